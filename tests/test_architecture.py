@@ -232,7 +232,15 @@ def looked_up(source):
 def test_posteriors_read_no_key_of_an_optimizer():
     """Posteriors take numbers; `optim.readout` looks them up in groups, states and checkpoints."""
     keys = keys_of_optimizers()
-    assert {"prior_precision", "kl_weight", "noisy", "curvature", "joint_curvature", "input_factor", "scale"} <= keys
+    assert {
+        "prior_precision",
+        "kl_weight",
+        "noisy",
+        "curvature",
+        "joint_curvature",
+        "input_factor",
+        "initial_rms",
+    } <= keys
     found = {
         path.name: set(looked_up(path.read_text("utf-8"))) & keys
         for path in (ROOT / PACKAGE / "posteriors").rglob("*.py")

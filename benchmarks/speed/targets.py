@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib.util
+import itertools
 import json
 import statistics
 from collections.abc import Callable
@@ -86,17 +87,16 @@ def amortised(method: type[MeanFieldOptimizer], interval: int, grafts: bool = Fa
 
 def _at(optimizer: MeanFieldOptimizer, task: Task, ahead: int) -> Step:
     """A step of one kind: with `ahead` 0 always the fourth of a cycle, with `ahead` T the last of successive cycles."""
-    # Number of updates before the next step and the one after it. The very first update initialises the curvature.
-    counts = [0, 2 * CYCLE + (CYCLE - 1 if ahead else 3)]
 
-    def step() -> None:
+    def run(count: int) -> None:
         for holder in (*optimizer.param_groups, *optimizer.state.values()):
-            holder["step"] = counts[0]
+            holder["step"] = count
         update_once(optimizer, task)
-        counts[:] = counts[1], counts[1] + ahead
 
-    step()
-    return step
+    run(0)  # initialises the curvature
+    run(CYCLE - 1)  # stores the shape of the noise, as every tenth update does
+    counts = itertools.count(2 * CYCLE + (CYCLE - 1 if ahead else 3), ahead)
+    return lambda: run(next(counts))
 
 
 def floor(model: str, batch: int, setting: Setting) -> Kinds:

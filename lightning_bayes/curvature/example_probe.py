@@ -224,9 +224,7 @@ class ExampleProbe:
 
 def _sizes_of_loss(loss: Tensor, by_host: bool) -> list[int]:
     """Numbers of rows of the values between layers and loss, the largest first."""
-    root = graph.root_of(loss)
-    if by_host and root is not None:
-        root = graph.behind(root)
+    root = graph.root_of(loss, by_host)
     if root is None:
         return []
     nodes = (node for node in graph.in_order(root, enters_measured_layer(root)) if not graph.is_leaf(node))

@@ -90,9 +90,7 @@ def read_loss(
     loss: Tensor, batch_size: int, reduction: LossReduction, divided_by_host: bool, examples_second: bool = False
 ) -> LossReader | None:
     """Read a loss; None if it has no graph or a single example, for which mean and sum are equal."""
-    root = graph.root_of(loss)
-    if divided_by_host and root is not None:
-        root = graph.behind(root)
+    root = graph.root_of(loss, divided_by_host)
     if root is None or batch_size < 2:
         return None
     return LossReader(

@@ -25,9 +25,17 @@ RESHAPES = {
     *("View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze"),
     *("Alias", "Clone", "ToCopy", "BackwardHookFunction"),
 }
+STACKING = {"Stack", "Cat"}
+ADDING = {"Add", "Sub", *STACKING}
+REDUCING = {"Mean": "mean", "Sum": "sum", "Nansum": "sum"}
+LINEAR = {
+    *RESHAPES,
+    *REDUCING,
+    *("Neg", "Expand", "Select", "Slice", "Transpose", "Permute", "Mv", "Dot", "Mm"),
+}
+SELECTING = {"Index", "IndexSelect", "MaskedSelect", "Gather", "Topk", "Select", "Slice", "Unbind"}
 LAYERS = ("Addmm", "Mm", "Bmm", "Convolution", "Embedding", "NativeBatchNorm", "CudnnBatchNorm", "NativeLayerNorm")
-WITH_EXAMPLES, DECLARED = "LossWithExamples", "DeclaredExamples"  # see `per_example_loss`
-_SELECTING = {"Gather", "IndexSelect", "Topk", "Select", "Unbind"}
+WITH_EXAMPLES, DECLARED = "with_per_example_loss", "is_per_example_loss"  # keys in a node's metadata: losses, True
 
 
 def name_of(node: Any) -> str:
@@ -35,16 +43,18 @@ def name_of(node: Any) -> str:
     return str(node.name().rpartition("Backward")[0])
 
 
-def root_of(loss: Tensor) -> Any:
-    """The node of a loss; None if it has no graph."""
+def root_of(loss: Tensor, divided_by_host: bool = False) -> Any:
+    """The node of a loss, before the training loop's division if there is one; None if it has no graph."""
     edge = None if loss.grad_fn is None else _skip_identities((loss.grad_fn, loss.output_nr))
+    if divided_by_host and edge is not None:
+        edge = edges_of(edge[0])[0]
     return None if edge is None else edge[0]
 
 
-def behind(node: Any) -> Any:
-    """The node that computed the first argument of `node`; None for a constant."""
-    edge = edges_of(node)[0]
-    return None if edge is None else edge[0]
+def metadata_of(node: Any) -> dict[str, Any]:
+    """What `per_example_loss` stored on a node."""
+    metadata: dict[str, Any] = node.metadata
+    return metadata
 
 
 def is_layer(node: Any) -> bool:
@@ -76,11 +86,9 @@ def edges_of(node: Any) -> list[Edge | None]:
 def _skip_identities(edge: Edge) -> Edge | None:
     """Skip DDP's identity on all outputs of a step, and the identity that stores per-example losses."""
     node, output = edge
-    if name_of(node) == WITH_EXAMPLES:
-        return edges_of(node)[0] or edge
-    if name_of(node) == DDP_SINK:
-        return edges_of(node)[output - len(output_shapes(node))]
-    return edge
+    if WITH_EXAMPLES in metadata_of(node):
+        return edges_of(node)[0]
+    return edges_of(node)[output - len(output_shapes(node))] if name_of(node) == DDP_SINK else edge
 
 
 def in_order(root: Any, is_measured_graph: bool) -> Iterator[Any]:
@@ -93,7 +101,7 @@ def in_order(root: Any, is_measured_graph: bool) -> Iterator[Any]:
         elif node not in seen:
             seen.add(node)
             stack.append((node, True))
-            is_end = is_layer(node) or name_of(node) == DECLARED
+            is_end = is_layer(node) or DECLARED in metadata_of(node)
             if not is_end and (is_measured_graph or not name_of(node).startswith(LAYERS)):
                 stack += [(edge[0], False) for edge in edges_of(node) if edge is not None]
 
@@ -121,12 +129,26 @@ def saved_numbers(node: Any) -> list[Any]:
     return [value for value in saved_constants(node) if not isinstance(value, Tensor) or value.numel() == 1]
 
 
-def has_weights(node: Any) -> bool:
-    """Whether a node multiplies or masks values with constant tensors. Class probabilities as targets do not count."""
-    if name_of(node) != "Mul":
-        return name_of(node) in {"MaskedFill", "Where"}
+def factors_of(node: Any) -> Tensor | None:
+    """The constant factors or the mask of a node; None if it has none. Class probabilities as targets do not count."""
+    name = name_of(node)
+    if name in {"MaskedFill", "Where"}:
+        mask: Tensor = saved_by(node, "mask" if name == "MaskedFill" else "condition")
+        return mask
     is_cross_entropy = any(edge is not None and name_of(edge[0]) == "LogSoftmax" for edge in edges_of(node))
-    return len(saved_constants(node)) > len(saved_numbers(node)) and not is_cross_entropy
+    if name != "Mul" or is_cross_entropy:
+        return None
+    return next((value for value in saved_constants(node) if isinstance(value, Tensor) and value.numel() > 1), None)
+
+
+def is_linear(node: Any) -> bool:
+    """Whether `node` is a sum, or linear in its only argument that is no constant."""
+    edges = edges_of(node)
+    if name_of(node) in ADDING:
+        return True
+    if len(edges) - edges.count(None) != 1 or (name_of(node) == "Div" and edges[0] is None):
+        return False
+    return name_of(node) in LINEAR or bool(saved_numbers(node)) or factors_of(node) is not None
 
 
 def signed(dim: int) -> int:
@@ -165,7 +187,7 @@ def selects_rows(node: Any, shape: Shape, layout: int, batch_size: int) -> bool:
     after = shape_of((node, 0))
     new_dim = None if name in RESHAPES else _new_dim(node, dim, len(shape), len(after))
     is_cut = new_dim is not None and len(after) == len(shape) and after[new_dim] != shape[dim]
-    return is_cut or (name in _SELECTING and dim in saved_dims(node, len(shape)))
+    return is_cut or (name in SELECTING - {"Slice"} and dim in saved_dims(node, len(shape)))
 
 
 def _indexes_rows(indices: Any, shape: Shape, dim: int) -> bool:

@@ -3,9 +3,11 @@
 The reader visits the nodes from the layers to the loss and determines the content of each (`loss_values`):
 
 1. The output of a layer holds `Examples`. Elementwise operations, reshapes and reductions of other dimensions keep them;
-   `loss_graph` tracks where the examples are, `loss_selection` which ones are selected or masked.
+   `loss_graph` tracks where the examples are, `loss_selection` which ones are selected. What is computed from a single
+   example, such as ``loss(v[j])``, is a `Part`.
 2. Loss functions record their reduction, and ``mean`` and ``sum`` their dimensions. If they reduce the examples, the content
-   becomes `Reduced`. A loss of a single example, ``loss(v[j])``, is a `Part`.
+   becomes `Reduced`. The linear operations before the reduction give the weights and the factors of the values: a sum is a
+   mean if its weights add up to one.
 3. `loss_arithmetic` reads functions of reduced values. A sum becomes a mean if it is divided by the sum of its weights, or
    by an integer that counts the examples, their values or the targets that are not ignored. The sum of the parts of all
    examples is a sum. Terms of the same kind add up to that kind, and a factor keeps the kind. A function of a mean is a
@@ -20,6 +22,7 @@ never guesses.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,26 +35,24 @@ from lightning_bayes.curvature.loss_arithmetic import LossArithmetic
 from lightning_bayes.curvature.loss_graph import Shape, name_of
 from lightning_bayes.curvature.loss_values import (
     Content,
+    Counted,
     Examples,
     Part,
     Reduced,
-    Selection,
     Unclear,
-    Weights,
     is_same,
 )
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.private_torch import saved_by
 
 _REDUCTION_CODES = {1: "mean", 2: "sum"}  # at::Reduction
-_REDUCING = {"Mean": "mean", "Sum": "sum", "Nansum": "sum"}
-_SELECTING = {"Index", "IndexSelect", "MaskedSelect", "Gather", "Topk", "Select", "Slice", "Unbind"}
 _CONTRACTING = {"Mm", "Mv", "Addmm"}  # multiply and sum over a dimension
 _OF_WEIGHTS = graph.RESHAPES | {
     *("Add", "Sub", "Stack", "Cat", "Neg", "Pow", "Abs", "LinalgVectorNorm", "Sqrt", "Mul"),
-    *_REDUCING,
+    *graph.REDUCING,
 }
 _Inputs = list[tuple[Examples, Shape]]  # the arguments of a node, and their shapes
+_Paths = list[list[graph.Edge]]
 
 
 class LossReader:
@@ -107,21 +108,28 @@ class LossReader:
             return self._layer_output((node, 0))
         if graph.is_leaf(node):
             return None
-        if name_of(node) == graph.DECLARED:
+        if graph.DECLARED in graph.metadata_of(node):
             return Examples(layout=1)
-        edges = [edge for edge in graph.edges_of(node) if edge is not None]
-        inputs = [(content, graph.shape_of(edge)) for edge in edges if (content := self.content_of(edge)) is not None]
+        inputs = [(self.content_of(edge), graph.shape_of(edge)) for edge in self._arguments(node)]
         if not inputs:
             return None if self.shows_layers or _is_of_weights(node) else self._layer_output((node, 0))
         for content, _ in inputs:
             if isinstance(content, Unclear):
                 return content
         examples = [(content, shape) for content, shape in inputs if isinstance(content, Examples)]
-        if len(examples) == len(inputs):
+        others = [(content, shape) for content, shape in inputs if isinstance(content, (Part, Reduced))]
+        if not others:
             return self._from_examples(node, examples)
-        if examples:
-            return self._mixed(node)
-        return self._arithmetic.result(node, [content for content, _ in inputs if isinstance(content, (Part, Reduced))])
+        return self._mixed(node, others) if examples else self._from_others(node, others)
+
+    def _from_others(self, node: Any, inputs: list[tuple[Part | Reduced, Shape]]) -> Content:
+        content = self._arithmetic.result(node, inputs)
+        if not isinstance(inputs[0][0], Part):
+            return content
+        if isinstance(content, Part):
+            return self._rescaled(node, content, self._linear_paths(node))
+        is_hidden = isinstance(content, Unclear) and not self.shows_layers and not graph.is_number((node, 0))
+        return self._layer_output((node, 0)) if is_hidden else content
 
     def _layer_output(self, edge: graph.Edge) -> Examples | Unclear:
         node, shape = edge[0], graph.shape_of(edge)
@@ -143,24 +151,25 @@ class LossReader:
             return Examples(layout=math.prod(shape[: shape.index(self.batch_size)]))
         return Examples()
 
-    def _mixed(self, node: Any) -> Examples | Unclear:
+    def _mixed(self, node: Any, others: Sequence[tuple[Content, Shape]] = ()) -> Examples | Unclear:
         if not self.shows_layers:
             return self._layer_output((node, 0))
+        if others and all(isinstance(content, Part) and math.prod(shape) > 1 for content, shape in others):
+            return Unclear("combines losses of single examples with others")
         self.mixing = name_of(node)
         return Unclear(f"mixes its examples by {self.mixing}")
 
     def _from_examples(self, node: Any, inputs: _Inputs) -> Content | None:
         name, (values, shape) = name_of(node), inputs[0]
-        is_number = graph.is_number((node, 0))
-        if is_number and (part := self._part(node, inputs)) is not None:
-            return part
+        if len(inputs) == 1 and (one := self._one_example(node, 0, values, shape)) is not None:
+            return one
         if kind := _REDUCTION_CODES.get(saved_by(node, "reduction", 0)):
             return self._reduced(node, kind, values, shape)
-        if name in _REDUCING:
-            return self._summed(node, _REDUCING[name], values, shape)
+        if name in graph.REDUCING:
+            return self._summed(node, graph.REDUCING[name], values, shape)
         if name == "MaskedFill" and any(_is_complement(saved_by(node, "mask"), mask) for mask in self._target_masks):
             return None  # the second term of a cross entropy with label smoothing
-        return Unclear(_reduced_by(node)) if is_number else self._rearranged(node, inputs)
+        return Unclear(_reduced_by(node)) if graph.is_number((node, 0)) else self._rearranged(node, inputs)
 
     # -- values of single examples ------------------------------------------------------------------------------------
 
@@ -169,14 +178,10 @@ class LossReader:
         layouts = {
             self._layout_after(node, *one) for one in inputs if one[0].layout is not None or not self.shows_layers
         }
-        selected, weights = self._selection(node, inputs), self._weights(node, inputs)
-        is_single = selected is not None and selected.example is not None
         if not self.shows_layers:
-            known_weights = None if weights is None or weights.values is None else weights
-            if is_single:
-                return Examples(selection=selected, weights=known_weights)
-            return Examples(layout=max(layouts, key=bool), weights=known_weights)
-        is_contracted = name_of(node) in _CONTRACTING and len(inputs) > 1 and not is_single
+            return Examples(layout=max(layouts, key=bool))
+        selected = self._selection(node, inputs)
+        is_contracted = name_of(node) in _CONTRACTING and len(inputs) > 1
         if is_contracted or (len(layouts) > 1 and selected is None):
             return self._mixed(node)
         if layouts == {None} and selected is None and len(graph.shape_of((node, 0))) < len(inputs[0][1]):
@@ -184,25 +189,16 @@ class LossReader:
         return Examples(
             layout=layouts.pop() if layouts and selected is None else None,
             selection=selected,
-            weights=weights,
+            is_weighted=graph.factors_of(node) is not None or any(values.is_weighted for values, _ in inputs),
             num_added=max(values.num_added for values, _ in inputs),
             pieces=self._pieces(node, inputs),
         )
 
     def _layout_after(self, node: Any, values: Examples, shape: Shape) -> int | None:
-        layout = None
-        if values.layout is not None:
-            layout = graph.layout_after(node, shape, values.layout, self.batch_size)
+        layout = None if values.layout is None else graph.layout_after(node, shape, values.layout, self.batch_size)
         if layout is None and not self.shows_layers and graph.shape_of((node, 0))[:1] == (self.batch_size,):
             return 1
         return layout
-
-    def _weights(self, node: Any, inputs: _Inputs) -> Weights | None:
-        if len(inputs) == 1:
-            values, shape = inputs[0]
-            return selection.weights_after(node, values.weights, shape)
-        is_weighted = graph.has_weights(node) or any(values.weights is not None for values, _ in inputs)
-        return Weights() if is_weighted else None
 
     def _pieces(self, node: Any, inputs: _Inputs) -> frozenset[Any]:
         pieces = frozenset(piece for values, _ in inputs for piece in values.pieces)
@@ -211,47 +207,26 @@ class LossReader:
             return pieces
         return pieces | {(node, 0)}
 
-    def _selection(self, node: Any, inputs: _Inputs) -> Selection | None:
+    def _selection(self, node: Any, inputs: _Inputs) -> Counted | None:
         """The selection of a node's output: the same one for all inputs, or an unknown one."""
-        selections = [self._selection_of(node, *one) for one in inputs]
-        first, others = selections[0], selections[1:]
-        if all(first and other and is_same(first.examples, other.examples) for other in others):
+        first, *others = [self._selection_of(node, *one) for one in inputs]
+        if all(first and other and is_same(first, other) for other in others):
             return first
-        return Selection() if any(selections) else None
+        return Counted() if first or any(others) else None
 
-    def _selection_of(self, node: Any, values: Examples, shape: Shape) -> Selection | None:
+    def _selection_of(self, node: Any, values: Examples, shape: Shape) -> Counted | None:
         if values.selection is not None:
-            is_selected_again = name_of(node) in _SELECTING and values.selection.example is None
-            return Selection() if is_selected_again else values.selection
+            return Counted() if name_of(node) in graph.SELECTING else values.selection
         if values.layout is None or not graph.selects_rows(node, shape, values.layout, self.batch_size):
             return None
-        one = self._one_example(node, 0, values, shape)
-        if isinstance(one, Examples):
-            return one.selection
-        examples = selection.selected_examples(node, shape, values.layout, self.batch_size)
-        return Selection(examples, selection.num_selected(node))
+        return selection.selection_by(node, shape, values.layout, self.batch_size)
 
-    def _one_example(self, node: Any, output: int, values: Examples, shape: Shape) -> Part | Examples | None:
+    def _one_example(self, node: Any, output: int, values: Examples, shape: Shape) -> Part | None:
         """The content of ``v[j]`` or a similar node; None for any other node."""
         if values.layout is None:
             return None
         example = selection.single_example(node, output, shape, values.layout, self.batch_size)
-        if example is None:
-            return None
-        mask = torch.arange(self.batch_size) == example
-        if graph.is_number((node, output)):
-            return Part(mask, example)
-        return Examples(selection=Selection(mask, example=example))
-
-    def _part(self, node: Any, inputs: _Inputs) -> Part | None:
-        """The content of a number that is computed from one example alone; None for any other number."""
-        values, shape = inputs[0]
-        if values.selection is None or values.selection.example is None:
-            one = self._one_example(node, 0, values, shape) if len(inputs) == 1 else None
-            return one if isinstance(one, Part) else None
-        mask, example = values.selection.examples, values.selection.example
-        is_alone = all(other.selection is not None and other.selection.example == example for other, _ in inputs)
-        return Part(mask, example) if is_alone and mask is not None else None
+        return None if example is None else Part(torch.arange(self.batch_size) == example)
 
     # -- reductions ---------------------------------------------------------------------------------------------------
 
@@ -267,10 +242,9 @@ class LossReader:
             values,
             layout=self._layout_after(node, values, shape),
             num_added=values.num_added * (math.prod(shape[d] for d in dims) if kind == "sum" else 1),
-            weights=selection.weights_of_sums(values.weights, dims, kind, graph.shape_of((node, 0))),
         )
 
-    def _reduced(self, node: Any, kind: str, values: Examples, shape: Shape) -> Reduced:
+    def _reduced(self, node: Any, kind: str, values: Examples, shape: Shape) -> Part | Reduced | Unclear:
         """The mean or sum over the examples."""
         counted, sizes, selected = graph.counted_targets(node), _targets(node, shape), values.selection
         self._require_all(sizes, selected, counted)
@@ -279,40 +253,76 @@ class LossReader:
             self.terms.append(selected.examples if kind == "mean" else None)
         else:
             self.terms.append(None if counted is None else self._examples_first(counted, values.layout, shape))
-        examples, totals = self._counted_by_weights(kind, values, math.prod(sizes))
-        return Reduced(
+        reduced = Reduced(
             kind,
             is_selected=selected is not None,
-            is_weighted=values.weights is not None,
+            is_weighted=values.is_weighted,
             num_added=values.num_added * math.prod(shape),
             num_counted=int(counted.sum()) if counted is not None and kind == "sum" else 0,
-            examples=examples,
-            totals=() if examples is None else totals,
+            counted=self._counted(values, math.prod(sizes)),
             terms=(len(self.terms) - 1,),
         )
+        paths = self._linear_paths(node)
+        return self._rescaled(node, self._weighted(reduced, paths), paths)
 
-    def _counted_by_weights(self, kind: str, values: Examples, size: int) -> tuple[Tensor | None, tuple[float, ...]]:
-        """The examples that a selection or weights count, and the divisors that make a mean over them."""
-        examples = None if values.selection is None else values.selection.examples
-        num_selected = 0 if values.selection is None else values.selection.num_selected
-        if values.weights is None:
-            return examples, (float(size), float(num_selected))
-        weights = values.weights.values
-        if weights is None:
-            return examples, ()
+    def _counted(self, values: Examples, size: int) -> Counted:
+        """The examples that count in the reduction of values of this size, apart from `_weighted` ones."""
+        selected = values.selection or Counted()
+        is_known = selected.examples is not None and not values.is_weighted
+        return Counted(selected.examples, (float(size), *selected.totals) if is_known else ())
+
+    def _rescaled(self, node: Any, content: Part | Reduced, paths: _Paths) -> Part | Reduced | Unclear:
+        """The content of a node that reduces values, times the numbers that its values were multiplied by."""
+        if name_of(node) not in graph.REDUCING:
+            return content
+        for scale in {selection.scale_of(path) for path in paths} - {1}:
+            rescaled = self._arithmetic.multiplied(content, scale)
+            if isinstance(rescaled, Unclear):
+                return rescaled
+            content = rescaled
+        return content
+
+    def _weighted(self, reduced: Reduced, paths: _Paths) -> Reduced:
+        """The content of a node that reduces values, with the weights that its values were multiplied by."""
+        path = paths[0] if len(paths) == 1 else []
+        while path and (len(path) == 1 or graph.factors_of(path[-2][0]) is None):
+            path = path[:-1]
+        values = self.content_of(path[-1]) if path else None
+        if not isinstance(values, Examples) or values.is_weighted:
+            return reduced
+        weights, repeats, are_mask = selection.weights_of(path)
+        examples = reduced.counted.examples
         if values.layout is not None:
             examples = selection.marked_examples(weights != 0, values.layout, self.batch_size)
-        if kind == "mean":
-            return examples, (float(weights.mean()),)
-        total = float(weights.sum())
-        return examples, (total, total / values.weights.repeats)
+        total = abs(float(weights.sum())) / (math.prod(graph.shape_of(path[0])) if reduced.kind == "mean" else 1)
+        totals = () if examples is None else (total, total / repeats)
+        reduced = replace(reduced, is_weighted=True, counted=Counted(examples, totals))
+        is_normalised = reduced.kind == "sum" and not are_mask and self._arithmetic.is_total(reduced, 1.0)
+        return self._arithmetic.mean_over_counted(reduced) if is_normalised else reduced
 
-    def _require_all(self, sizes: Shape, selected: Selection | None, counted: Tensor | None) -> None:
+    def _linear_paths(self, node: Any) -> _Paths:
+        """Paths from a node that reduces values back to these values, through linear operations."""
+        paths: _Paths = []
+        stack = [[edge] for edge in self._arguments(node)]
+        while stack:
+            path = stack.pop()
+            before = path[-1][0]
+            if graph.is_number(path[-1]) or graph.is_layer(before) or not graph.is_linear(before):
+                paths.append(path)
+            else:
+                stack += [[*path, edge] for edge in self._arguments(before)]
+        return paths
+
+    def _arguments(self, node: Any) -> list[graph.Edge]:
+        """The edges to the arguments of a node that depend on examples."""
+        return [edge for edge in graph.edges_of(node) if edge is not None and self.content_of(edge) is not None]
+
+    def _require_all(self, sizes: Shape, selected: Counted | None, counted: Tensor | None) -> None:
         """Require values of all examples, or of a known selection of them."""
         if not self.shows_layers:
             return
         is_any_ignored = counted is not None and not bool(counted.all())
-        is_known = selected is not None and selected.examples is not None and selected.example is None
+        is_known = selected is not None and selected.examples is not None
         if is_known and not is_any_ignored:
             return
         is_declared = self.is_declared and sizes[:1] >= (self.batch_size,)

@@ -1,79 +1,63 @@
-"""Constants that weigh, mask or select the values of single examples.
+"""Constants that weigh, mask or select the values of the examples.
 
     masked mean       Σ w v / Σ w          counts the examples with a nonzero weight
     selected rows     v[mask].mean()       counts the examples of the selected rows
     single examples   f(v[j])              counts example j
 
-The weights are tracked while the loss is linear in the values, to recognise the sum of the weights as a divisor.
+The weights w are the derivative of the sum with respect to the values v: the linear operations between them run backward.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lightning_bayes.curvature import loss_graph as graph
-from lightning_bayes.curvature.loss_graph import Shape, name_of, signed
-from lightning_bayes.curvature.loss_values import Weights
+from lightning_bayes.curvature.loss_graph import Edge, Shape, name_of, signed
+from lightning_bayes.curvature.loss_values import Counted
 from lightning_bayes.private_torch import saved_by
 
-_UNKNOWN = Weights()
+
+class Weights(NamedTuple):
+    """Constant factors of values, including masks."""
+
+    values: Tensor  # w, one per value, without the `scale_of` all values
+    repeats: int  # number of values that share each of the user's factors by broadcasting
+    are_mask: bool  # whether the user's factors are all 0 or 1
 
 
-def weights_after(node: Any, weights: Weights | None, shape: Shape) -> Weights | None:
-    """The weights of the output of a node that reduces nothing, given its only input's weights and shape."""
-    after, name = graph.shape_of((node, 0)), name_of(node)
-    if graph.has_weights(node):
-        return _weighted(weights, _factors(node), after)
-    if weights is None or weights.values is None:
-        return weights
-    if name in graph.RESHAPES:
-        return Weights(weights.values.reshape(after), weights.repeats)
-    if name == "Permute":
-        return Weights(weights.values.permute([signed(dim) for dim in saved_by(node, "dims")]), weights.repeats)
-    if name == "Transpose":
-        dims = signed(saved_by(node, "dim0")), signed(saved_by(node, "dim1"))
-        return Weights(weights.values.transpose(*dims), weights.repeats)
-    is_rescaled = name == "Neg" or (name in {"Mul", "Div"} and bool(graph.saved_numbers(node)))
-    return weights if is_rescaled and after == shape else _UNKNOWN
+def weights_of(path: Sequence[Edge]) -> Weights:
+    """The weights of the values at the end of a path through linear nodes, of which the first values are the sum."""
+    nodes = [node for node, _ in path[:-1]]
+    factors = [graph.factors_of(node) for node in nodes]
+    device = next(factor.device for factor in factors if factor is not None)
+    weights, repeats = torch.ones(graph.shape_of(path[0]), dtype=torch.float64, device=device), 1
+    for node, factor, edge in zip(nodes, factors, path[1:], strict=True):
+        if factor is not None:
+            repeats = max(repeats, weights.numel() // max(factor.numel(), 1))
+        grads = weights if name_of(node) == "ToCopy" else node(weights)  # a copy in half precision would round them
+        grad: Tensor = grads[graph.edges_of(node).index(edge)] if isinstance(grads, tuple) else grads
+        weights = grad.sum_to_size(graph.shape_of(edge))
+    are_mask = all(map(_is_mask, factors))
+    return Weights(weights.double() / (scale_of(path) or 1), repeats, are_mask)
 
 
-def _weighted(weights: Weights | None, factors: Tensor | None, shape: Shape) -> Weights:
-    """The product of weights and constant factors, for values of this shape."""
-    if factors is None or factors.numel() > math.prod(shape):
-        return _UNKNOWN
-    repeats = math.prod(shape) // max(factors.numel(), 1)
-    if weights is None:
-        return Weights(factors.expand(shape), repeats)
-    if weights.values is None:
-        return _UNKNOWN
-    return Weights(weights.values.expand(shape) * factors, max(weights.repeats, repeats))
+def _is_mask(factors: Tensor | None) -> bool:
+    return factors is None or factors.dtype == torch.bool or bool(((factors == 0) | (factors == 1)).all())
 
 
-def _factors(node: Any) -> Tensor | None:
-    """The constant factors of a node that `graph.has_weights`; None if unknown."""
-    name = name_of(node)
-    if name == "MaskedFill":
-        is_masked: Tensor = saved_by(node, "mask")
-        return (~is_masked).double()
-    if name == "Where":
-        condition: Tensor = saved_by(node, "condition")
-        if None not in graph.edges_of(node):
-            return None
-        return (condition if node.next_functions[0][0] is not None else ~condition).double()
-    tensors = [value for value in graph.saved_constants(node) if isinstance(value, Tensor)]
-    return tensors[0].double() if len(tensors) == 1 else None
-
-
-def weights_of_sums(weights: Weights | None, dims: set[int], kind: str, after: Shape) -> Weights | None:
-    """The weights of sums or means over some dimensions of weighted values."""
-    if weights is None or weights.values is None:
-        return weights
-    total = weights.values.sum(sorted(dims)) if kind == "sum" else weights.values.mean(sorted(dims))
-    return Weights(total.reshape(after), weights.repeats)
+def scale_of(path: Sequence[Edge]) -> float:
+    """The product of the numbers by which the linear nodes of a path multiply all values."""
+    scale: float = 1
+    for node, _ in path[:-1]:
+        for saved in graph.saved_numbers(node):
+            number = saved.item() if isinstance(saved, Tensor) else saved
+            scale *= 1 / (number or math.inf) if name_of(node) == "Div" else number
+    return scale
 
 
 def marked_examples(marks: Tensor, layout: int, batch_size: int) -> Tensor:
@@ -81,34 +65,27 @@ def marked_examples(marks: Tensor, layout: int, batch_size: int) -> Tensor:
     return marks.reshape(layout, batch_size, -1).any(2).any(0).cpu()
 
 
-def selected_examples(node: Any, shape: Shape, layout: int, batch_size: int) -> Tensor | None:
-    """Mask of the examples from which a node selects values, ``[B]``; None if unknown. See `graph.selects_rows`."""
-    name = name_of(node)
-    if name == "MaskedSelect":
-        marks = saved_by(node, "mask").expand(shape)
-    elif name == "Index":
-        indices = [slice(None) if index is None else index for index in saved_by(node, "indices")]
-        covered = sum(i.dim() if isinstance(i, Tensor) and i.dtype == torch.bool else 1 for i in indices)
-        num_dims = max(covered, (graph.example_dim(shape, layout, batch_size) or 0) + 1)
-        device = next(i.device for i in indices if isinstance(i, Tensor))
-        marks = torch.zeros(shape[:num_dims], dtype=torch.bool, device=device)
-        marks[tuple(indices)] = True
-    elif name == "IndexSelect":
-        dim, index = signed(saved_by(node, "dim")) % len(shape), saved_by(node, "index")
-        marks = torch.zeros(shape[: dim + 1], dtype=torch.bool, device=index.device).index_fill(dim, index, True)
-    else:
-        return None
-    return marked_examples(marks, layout, batch_size) if marks.numel() % (layout * batch_size) == 0 else None
-
-
-def num_selected(node: Any) -> int:
-    """Number of rows, or of values of a mask, that a node selects."""
+def selection_by(node: Any, shape: Shape, layout: int, batch_size: int) -> Counted:
+    """The examples from which a node selects values. See `graph.selects_rows`."""
     name, after = name_of(node), graph.shape_of((node, 0))
     if name == "MaskedSelect":
-        return int(saved_by(node, "mask").sum())
-    if name == "IndexSelect":
-        return after[signed(saved_by(node, "dim")) % len(after)]
-    return after[0] if after else 1
+        mask = saved_by(node, "mask")
+        indices, num_selected = [mask.expand(shape)], int(mask.sum())
+    elif name == "Index":
+        indices = [slice(None) if index is None else index for index in saved_by(node, "indices")]
+        num_selected = after[0] if after else 1
+    elif name == "IndexSelect":
+        dim = signed(saved_by(node, "dim")) % len(shape)
+        indices, num_selected = [*(slice(None) for _ in range(dim)), saved_by(node, "index")], after[dim]
+    else:
+        return Counted()
+    covered = sum(i.dim() if isinstance(i, Tensor) and i.dtype == torch.bool else 1 for i in indices)
+    num_dims = max(covered, (graph.example_dim(shape, layout, batch_size) or 0) + 1)
+    device = next(i.device for i in indices if isinstance(i, Tensor))
+    marks = torch.zeros(shape[:num_dims], dtype=torch.bool, device=device)
+    marks[tuple(indices)] = True
+    is_known = marks.numel() % (layout * batch_size) == 0
+    return Counted(marked_examples(marks, layout, batch_size) if is_known else None, (float(num_selected),))
 
 
 def single_example(node: Any, output: int, shape: Shape, layout: int, batch_size: int) -> int | None:

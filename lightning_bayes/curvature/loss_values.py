@@ -1,7 +1,7 @@
 """What a node of a loss's graph can hold, for a batch of B examples.
 
-`Examples`   values of single examples, not reduced over the batch yet
-`Part`       one number computed from some of the examples, as in a loop over examples
+`Examples`   values of the examples, not reduced over the batch yet
+`Part`       values computed from one example, or the sum over some examples, as in a loop over examples
 `Reduced`    the mean or the sum over the examples
 `Unclear`    anything else
 """
@@ -16,40 +16,34 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, eq=False)
-class Weights:
-    """Constant factors of values, including masks."""
+class Counted:
+    """The examples that a mask, indices, a slice or weights count."""
 
-    values: Tensor | None = None  # one factor per value, in the values' shape; None if unknown
-    repeats: int = 1  # number of values that share each of the user's factors by broadcasting
-
-
-@dataclass(frozen=True, eq=False)
-class Selection:
-    """The rows or values that a mask, indices or a slice selected."""
-
-    examples: Tensor | None = None  # mask of the examples with selected values, [B]; None if unknown
-    num_selected: int = 0  # number of selected rows or values
-    example: int | None = None  # index of the example, if all values belong to one
+    examples: Tensor | None = None  # mask of the examples with a selected or weighted value, [B]; None if unknown
+    totals: tuple[float, ...] = ()  # divisors that turn a sum into the mean over these examples
 
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Values of single examples."""
+    """Values of the examples."""
 
     layout: int | None = None  # see `loss_graph`; None if unknown
-    selection: Selection | None = None  # None if no examples were left out
-    weights: Weights | None = None  # None if unweighted
+    selection: Counted | None = None  # None if no examples were left out
+    is_weighted: bool = False  # whether they depend on values with constant factors or masks
     num_added: int = 1  # number of values that were added up to each value
     pieces: frozenset[Any] = frozenset()  # edges of the pieces (`loss_graph.layout_of_piece`) that the values depend on
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """One number computed from some of the examples, without others."""
+    """Values computed from one example, or the sum of such values over several examples."""
 
     examples: Tensor  # mask of these examples, [B]
-    example: int | None = None  # index of the example, if there is only one
-    divisor: float = 1.0  # integer that the number was divided by
+    divisor: float = 1.0  # integer that the values were divided by
+
+    def has_only(self, examples: Tensor) -> bool:
+        """Whether it is computed from a single example, the one in this mask."""
+        return int(examples.sum()) == 1 and torch.equal(self.examples, examples)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,8 +56,7 @@ class Reduced:
     num_added: int = 1  # number of values in a sum
     num_counted: int = 0  # number of targets in a sum that are not `ignore_index`; 0 if none can be
     divisor: float = 1.0  # of a sum, if it is not the number of values or examples
-    examples: Tensor | None = None  # mask of the examples with a selected value or nonzero weight, [B]
-    totals: tuple[float, ...] = ()  # divisors that turn a sum into the mean over `examples`
+    counted: Counted = Counted()
     terms: tuple[int, ...] = ()  # indices into `LossReader.terms`
 
 
@@ -77,6 +70,8 @@ class Unclear:
 Content: TypeAlias = Examples | Part | Reduced | Unclear
 
 
-def is_same(one: Tensor | None, other: Tensor | None) -> bool:
-    """Whether two masks of examples are equal."""
-    return one is other or (one is not None and other is not None and torch.equal(one, other))
+def is_same(one: Counted, other: Counted) -> bool:
+    """Whether the same examples count. Unknown examples are the same ones."""
+    if one.examples is None or other.examples is None:
+        return one.examples is other.examples
+    return torch.equal(one.examples, other.examples)

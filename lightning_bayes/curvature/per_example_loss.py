@@ -20,35 +20,6 @@ from lightning_bayes.errors import ShapeError, UnsupportedTrainingError
 KEY: Final = "per_example_loss"  # key in the dictionary that training_step returns
 
 
-class LossWithExamples(torch.autograd.Function):
-    """The identity on a loss. Its graph node stores the per-example losses."""
-
-    @staticmethod
-    def forward(ctx: Any, loss: Tensor, losses: Tensor) -> Tensor:
-        """The loss."""
-        ctx.losses = losses
-        return loss.view_as(loss)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        """The gradient of the loss alone."""
-        return grad, None
-
-
-class DeclaredExamples(torch.autograd.Function):
-    """The identity on per-example losses. `LossReader` does not read beyond it."""
-
-    @staticmethod
-    def forward(ctx: Any, losses: Tensor) -> Tensor:
-        """The losses."""
-        return losses.view_as(losses)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        """Their gradient."""
-        return grad
-
-
 def with_per_example_loss(loss: Tensor, per_example_loss: Tensor) -> Tensor:
     """Attach per-example losses to a training loss.
 
@@ -82,21 +53,24 @@ def with_per_example_loss(loss: Tensor, per_example_loss: Tensor) -> Tensor:
         )
     if torch.is_grad_enabled() and not per_example_loss.requires_grad:
         raise UnsupportedTrainingError(f"{KEY} has no graph, so it has no gradients. Remove .detach() and no_grad().")
-    result: Tensor = LossWithExamples.apply(loss, per_example_loss)
+    result = loss.view_as(loss)
+    if result.requires_grad:
+        graph.metadata_of(result.grad_fn)[graph.WITH_EXAMPLES] = per_example_loss
     return result
 
 
 def attached_losses(loss: Tensor, divided_by_host: bool) -> Tensor | None:
     """The per-example losses ``[n]`` attached to a loss, which the training loop may have divided; None if absent."""
     node: Any = loss.grad_fn
-    if node is not None and divided_by_host and graph.name_of(node) == "Div":
-        node = graph.behind(node) or node
-    return node.losses if node is not None and graph.name_of(node) == graph.WITH_EXAMPLES else None
+    if node is not None and divided_by_host and graph.WITH_EXAMPLES not in graph.metadata_of(node):
+        node = node.next_functions[0][0]
+    return None if node is None else graph.metadata_of(node).get(graph.WITH_EXAMPLES)
 
 
 def reduced_losses(losses: Tensor, reduction: str) -> Tensor:
     """The mean or the sum of per-example losses, as a loss that `LossReader` can read."""
-    declared: Tensor = DeclaredExamples.apply(losses)
+    declared = losses.view_as(losses)
+    graph.metadata_of(declared.grad_fn)[graph.DECLARED] = True
     return declared.mean() if reduction == "mean" else declared.sum()
 
 

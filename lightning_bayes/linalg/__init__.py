@@ -8,7 +8,8 @@ from lightning_bayes.linalg.cholesky import JITTER_LADDER, cholesky, inverse_roo
 from lightning_bayes.linalg.damping import pi_damped, pi_ratio
 from lightning_bayes.linalg.difference import DifferenceInverse
 from lightning_bayes.linalg.eigen import symmetric_eigen
-from lightning_bayes.linalg.kronecker import KroneckerProduct, upper_matmul
+from lightning_bayes.linalg.kronecker import KroneckerProduct
+from lightning_bayes.linalg.triangular import upper_matmul
 
 __all__ = [
     "JITTER_LADDER",

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from lightning_bayes.errors import NonFiniteError, NotPositiveDefiniteError, ShapeError
+from lightning_bayes.linalg.triangular import upper_inverse
 
 JITTER_LADDER = (0.0, 1e-7, 1e-6, 1e-5, 1e-4)  # times the mean of the diagonal
-MAX_SOLVE_SIDE = 128  # larger triangular matrices are inverted by halves
 
 
 def cholesky(matrix: Tensor, name: str = "matrix") -> Tensor:
@@ -65,22 +65,7 @@ def inverse_root(matrix: Tensor, name: str = "matrix") -> Tensor:
     Returns:
         R, upper triangular, ``[..., n, n]``.
     """
-    return _upper_inverse(cholesky(matrix, name).mT)
-
-
-def _upper_inverse(upper: Tensor) -> Tensor:
-    """U⁻¹ by halves: the inverse of [[A, B], [0, D]] is [[A⁻¹, -A⁻¹ B D⁻¹], [0, D⁻¹]]."""
-    # A triangular solve does not exploit the zeros of the identity and needs 50 % more multiplications.
-    size = upper.shape[-1]
-    if size <= MAX_SOLVE_SIDE:
-        identity = torch.eye(size, dtype=upper.dtype, device=upper.device).expand_as(upper)
-        solution: Tensor = torch.linalg.solve_triangular(upper, identity, upper=True)
-        return solution
-    half, result = size // 2, torch.zeros_like(upper, memory_format=torch.contiguous_format)
-    first, second = _upper_inverse(upper[..., :half, :half]), _upper_inverse(upper[..., half:, half:])
-    result[..., :half, :half], result[..., half:, half:] = first, second
-    result[..., :half, half:] = first @ (upper[..., :half, half:] @ second).neg_()
-    return result
+    return upper_inverse(cholesky(matrix, name).mT)
 
 
 def inverse(matrix: Tensor, name: str = "matrix") -> Tensor:
@@ -96,8 +81,9 @@ def _attempt(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 def add_to_diagonal(matrix: Tensor, amount: Tensor) -> Tensor:
     """Matrix + amount · I, for ``[..., n, n]`` and ``[...]``."""
-    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-    return matrix + amount[..., None, None] * identity
+    result = matrix.clone()
+    result.diagonal(dim1=-2, dim2=-1).add_(amount[..., None])
+    return result
 
 
 def require_finite(matrix: Tensor, name: str, suspect: str) -> None:

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from lightning_bayes.linalg.cholesky import cholesky, inverse, inverse_root
-
-BLOCK = 256  # rows of a triangular factor per product
+from lightning_bayes.linalg.triangular import upper_matmul
 
 
 class KroneckerProduct(NamedTuple):
@@ -91,12 +90,6 @@ class KroneckerProduct(NamedTuple):
         """The product as a dense matrix ``[..., p·q, m·n]``; for small factors."""
         blocks = self.left[..., :, None, :, None] * self.right[..., None, :, None, :]
         return blocks.flatten(-4, -3).flatten(-2)
-
-
-def upper_matmul(upper: Tensor, x: Tensor) -> Tensor:
-    """U X for an upper-triangular U ``[..., m, m]`` and X ``[..., m, n]``; skips most zeros."""
-    starts = range(0, upper.shape[-1], BLOCK)
-    return torch.cat([upper[..., i : i + BLOCK, i:] @ x[..., i:, :] for i in starts], -2)
 
 
 def _diagonal(matrix: Tensor) -> Tensor:

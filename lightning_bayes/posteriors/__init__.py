@@ -22,7 +22,7 @@ from lightning_bayes.posteriors.merging import merge
 from lightning_bayes.posteriors.precision import initial_curvature, precision
 from lightning_bayes.posteriors.scaled import FAMILIES, ScaledPosterior
 from lightning_bayes.posteriors.shaped_noise import (
-    Shape,
+    NoiseShape,
     noise_damping,
     noise_moments,
     noise_scale,
@@ -43,8 +43,8 @@ __all__ = [
     "LowRankGaussian",
     "MatrixGaussian",
     "MeanField",
+    "NoiseShape",
     "ScaledPosterior",
-    "Shape",
     "atomic_save",
     "atomic_write",
     "check_full_size",

@@ -33,7 +33,7 @@ FLATNESS = 0.03  # ε
 _MIN_DAMPING = 1e-20  # for tensors without curvature, whose noise is flat
 
 
-class Shape(NamedTuple):
+class NoiseShape(NamedTuple):
     """The map from curvature to precision in each of several tensors: 1/Σ = scale · (max(s, 0) + damping)."""
 
     scale: Tensor  # Ñ/τ_t, [tensors]
@@ -52,7 +52,7 @@ def noise_shape(
     scale: float,
     stated: float = 0.0,
     flatness: float = FLATNESS,
-) -> Shape:
+) -> NoiseShape:
     """Compute the shape of the noise in tensors of one device and dtype.
 
     Args:
@@ -73,18 +73,16 @@ def noise_shape(
         >>> 1 / shaped_precision(s, *shape)  # the mean is nearly 0.3² = 0.09
         tensor([0.1769, 0.0026])
     """
-    inverse_means, dampings = noise_moments(curvatures, stated, flatness)
-    return Shape(noise_scale(inverse_means, sizes, relative_noise, scale), dampings)
+    moments = torch.stack([noise_moments(curvature, stated, flatness) for curvature in curvatures])
+    inverse_means, dampings = moments.unbind(1)
+    return NoiseShape(noise_scale(inverse_means, sizes, relative_noise, scale), dampings)
 
 
-def noise_moments(curvatures: Sequence[Tensor], stated: float, flatness: float) -> tuple[Tensor, Tensor]:
-    """mean_j [1 / (s_j + γ_t)] and γ_t, ``[tensors]`` each; arguments as in `noise_shape`."""
-    inverse_means, dampings = [], []
-    for curvature in curvatures:  # one by one, so that the copies of a large model do not add up
-        positive = curvature.clamp_min(0)
-        dampings.append(noise_damping(positive.mean(), stated, flatness))
-        inverse_means.append(positive.add_(dampings[-1]).reciprocal_().mean())
-    return torch.stack(inverse_means), torch.stack(dampings)
+def noise_moments(curvature: Tensor, stated: float, flatness: float) -> Tensor:
+    """mean_j [1 / (s_j + γ_t)] and γ_t of one tensor, ``[2]``; arguments as in `noise_shape`."""
+    positive = curvature.clamp_min(0)
+    damping = noise_damping(positive.mean(), stated, flatness)
+    return torch.stack([positive.add_(damping).reciprocal_().mean(), damping])
 
 
 def noise_damping(curvature_means: Tensor, stated: float, flatness: float) -> Tensor:
@@ -98,7 +96,7 @@ def noise_scale(inverse_means: Tensor, sizes: Tensor, relative_noise: float, sca
 
 
 def shaped_precision(curvature: Tensor, scale: Tensor, damping: Tensor) -> Tensor:
-    """1/Σ = (Ñ/τ_t)(max(s, 0) + γ_t); `scale` and `damping` as in `Shape`, broadcast to `curvature`."""
+    """1/Σ = (Ñ/τ_t)(max(s, 0) + γ_t); `scale` and `damping` as in `NoiseShape`, broadcast to `curvature`."""
     return curvature.clamp_min(0).add_(damping).mul_(scale)
 
 

@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from timm.optim import Adan, Lamb, Lookahead
 from tiny_training import Classifier, assert_same_bits, flat_state, loader, mlp, quiet_trainer, weights
 
-from lightning_bayes import OGNCallback, VOGNCallback
+from lightning_bayes import OGNCallback, VOGNCallback, load_posterior
 from lightning_bayes.callbacks.resumable import require_resumable
 from lightning_bayes.errors import UnsupportedTrainingError
 
@@ -75,14 +75,18 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(name, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
-def test_a_checkpoint_with_the_base_state_of_each_parameter_is_resumed(tmp_path):
-    """The format of version 0.1.0.dev0."""
+def test_a_checkpoint_of_the_first_version_is_resumed(tmp_path):
+    """Version 0.1.0.dev0 stored the base state with each parameter, and the initial size as ``scale``."""
     whole = run("SGD", tmp_path)
     checkpoint = torch.load(tmp_path / "epoch=0.ckpt", weights_only=True)
     (state,) = checkpoint["optimizer_states"]
     for index, values in state.pop("base")["state"].items():
         state["state"][index]["base"] = values
+    for values in state["state"].values():
+        values["scale"] = values.pop("initial_rms")
     torch.save(checkpoint, tmp_path / "old.ckpt")
+    old, new = (load_posterior(tmp_path / name) for name in ("old.ckpt", "epoch=0.ckpt"))
+    assert_same_bits(old.precision, new.precision)
     assert_same_bits(run("SGD", tmp_path, resume=tmp_path / "old.ckpt", seed=5), whole)
 
 

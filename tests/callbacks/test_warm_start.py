@@ -53,8 +53,8 @@ def test_sizes_for_the_noise_floor_are_those_of_the_loaded_weights(trained):
     torch.save(checkpoint, path)
     callback = VOGNCallback()
     fit(Classifier(net=network()), WarmStart(path), callback, max_epochs=None, max_steps=1)
-    scale = callback.optimizer.state[callback.optimizer.model.net[0].weight]["scale"]
-    torch.testing.assert_close(scale, source.net[0].weight.detach().square().mean().sqrt())
+    size = callback.optimizer.state[callback.optimizer.model.net[0].weight]["initial_rms"]
+    torch.testing.assert_close(size, source.net[0].weight.detach().square().mean().sqrt())
 
 
 def test_a_resumed_fit_keeps_its_own_weights(trained, tmp_path):

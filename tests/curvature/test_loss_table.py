@@ -49,6 +49,7 @@ MASKED = {
     "with an epsilon": (lambda p: (p.ce() * p.mask.double()).sum() / (p.mask.double().sum() + 1e-9), "mask"),
     "flattened": (lambda p: (p.ce().flatten() * p.mask.flatten()).sum() / p.mask.sum(), "mask"),
     "by example first": (lambda p: (p.ce() * p.mask).sum(1).sum() / p.mask.sum(), "mask"),
+    "negated": (lambda p: (-(-p.ce() * p.mask)).sum() / p.mask.sum(), "mask"),
     "positions first": (lambda p: (p.ce().t() * p.mask.t()).sum() / p.mask.sum(), "mask"),
     "times the inverse": (lambda p: (p.ce() * p.mask).sum() * (1 / p.mask.double().sum()), "mask"),
     "mean of masked by mean of mask": (lambda p: (p.ce() * p.mask).mean() / p.mask.double().mean(), "mask"),
@@ -69,6 +70,14 @@ MASKED = {
     "masked rows": (lambda p: (p.ce() * p.rows[:, None]).sum() / p.rows.sum() / p.tokens, "rows"),
     "ignored": (lambda p: F.cross_entropy(p.out().transpose(1, 2), p.y.masked_fill(~p.mask, -100)), "mask"),
     "weighted mean": (lambda p: (p.ce() * p.weight).sum() / p.weight.sum(), "weight"),
+    "normalised mask": (lambda p: (p.ce() * (p.mask.double() / p.mask.sum())).sum(), "mask"),
+    "normalised rows": (lambda p: (p.ce().mean(1) * (p.rows.double() / p.rows.sum())).sum(), "rows"),
+    "normalised weight": (lambda p: (p.ce() * (p.weight / p.weight.sum())).sum(), "weight"),
+    "divided weighted values": (lambda p: (p.ce() * p.weight / p.weight.sum()).sum(), "weight"),
+    "mean of sums by mean of mask": (
+        lambda p: (p.ce() * p.rows[:, None]).sum(1).mean() / p.rows.double().mean() / p.tokens,
+        "rows",
+    ),
     "two terms, one mask": (
         lambda p: ((p.ce() * p.mask).sum() + (0.3 * p.ce() * p.mask).sum()) / p.mask.sum() / 1.3,
         "mask",
@@ -102,6 +111,17 @@ def test_a_mask_that_keeps_everything_or_nothing_is_no_special_case(name, sizes,
     assert relative_error(measured.curvature, square) < 1e-8
     p.mask[:] = False
     assert measure(p.model, lambda: MASKED["clamped"][0](p)).num_examples == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_masked_means_are_read_in_half_precision(dtype, generator):
+    model, x = nn.Linear(4, 3).to(dtype), torch.randn(5, 4, generator=generator).to(dtype)
+    mask = torch.tensor([True, True, False, True, True])
+
+    def loss():
+        return model(x).square().masked_fill(~mask[:, None], 0).mean(1).float().sum() / mask.sum()
+
+    assert measure(model, loss).num_examples == 4
 
 
 def focal(out, y):
@@ -156,6 +176,7 @@ OWN = {
     "list of means": lambda p, r: sum(F.cross_entropy(o, t) / len(p.y[r]) for o, t in listed(p, r)),
     "list of vectors": lambda p, r: torch.cat([F.cross_entropy(o, t).reshape(1) for o, t in listed(p, r)]).mean(),
     "dot products of a list": lambda p, r: sum(o.flatten() @ o.flatten() for o in p.out(r)),
+    "sum of listed vectors": lambda p, r: sum(o.square() for o in p.out(r)).sum(),
     "losses in a list": lambda p, r: sum(p.ce(r).mean(1)),
     "Gaussian": lambda p, r: F.gaussian_nll_loss(p.out(r), p.values[r], torch.ones_like(p.values[r])),
     "weighted Huber": lambda p, r: (

@@ -166,10 +166,19 @@ class Returns(Classifier):
         assert not outputs["per_example_loss"].requires_grad
 
 
+class Attaches(Classifier):
+    """Returns a loss with attached losses, whose graph shows no mean."""
+
+    def training_step(self, batch, batch_idx):
+        losses = F.cross_entropy(self(batch[0]), batch[1], reduction="none")
+        return with_per_example_loss(losses.sort().values.mean(), losses)
+
+
+@pytest.mark.parametrize("step", [Returns, Attaches])
 @pytest.mark.parametrize("callback", [VOGNCallback, IVONCallback])
 @pytest.mark.parametrize("batches", [1, 2])
-def test_a_training_step_that_returns_them_trains_as_one_that_returns_the_loss(callback, batches):
-    plain, module = Classifier(), Returns()
+def test_a_training_step_that_returns_them_trains_as_one_that_returns_the_loss(callback, batches, step):
+    plain, module = Classifier(), step()
     for fitted in (plain, module):
         fit(fitted, callback(num_data=48), data=loader(), accumulate_grad_batches=batches)
     for a, b in zip(plain.parameters(), module.parameters(), strict=True):

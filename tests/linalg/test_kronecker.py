@@ -16,8 +16,7 @@ from lightning_bayes.linalg import (
     pi_damped,
     pi_ratio,
 )
-from lightning_bayes.linalg.cholesky import MAX_SOLVE_SIDE
-from lightning_bayes.linalg.kronecker import BLOCK
+from lightning_bayes.linalg.triangular import BLOCK, MAX_SOLVE_SIDE
 
 SEEDS = range(4)
 BATCHES = [(), (2,), (2, 3)]
@@ -108,7 +107,7 @@ def test_the_ladder_adds_the_first_rung_that_suffices_for_each_matrix_alone(dtyp
     torch.testing.assert_close(factors[1], torch.linalg.cholesky(jittered))
 
 
-@pytest.mark.parametrize("side", [1, 5, MAX_SOLVE_SIDE, 2 * MAX_SOLVE_SIDE + 45])
+@pytest.mark.parametrize("side", [1, 5, MAX_SOLVE_SIDE, 2 * MAX_SOLVE_SIDE + 45, 2 * BLOCK + 75])
 def test_the_inverse_root_is_that_of_the_inverse(side):
     matrix = spd(side, 2, generator=seeded(0))
     root = inverse_root(matrix)

@@ -82,7 +82,7 @@ def test_the_step_does_not_see_it(problem):
 def test_beside_relative_noise_the_smaller_of_the_two_decides(problem):
     """If the bounds are far below the data's noise, the noise is flat and the bounds' precisions add up."""
     model, opt = train(VOGN, problem, relative_noise=1e-4)
-    size = torch.maximum(model.weight.square().mean().sqrt(), opt.state[model.weight]["scale"]).item()
+    size = torch.maximum(model.weight.square().mean().sqrt(), opt.state[model.weight]["initial_rms"]).item()
     opt.param_groups[0]["max_noise"] = 1e-4
     precision = opt.posterior().precision["weight"]
     torch.testing.assert_close(precision, torch.full_like(precision, 1e8 + (1e-4 * size) ** -2), rtol=1e-4, atol=0)

@@ -28,7 +28,7 @@ from lightning_bayes.optim.runtime.blocks import blocks
 from lightning_bayes.optim.runtime.noise import CounterNoise, Pool
 from lightning_bayes.optim.runtime.shards import slices_of
 from lightning_bayes.optim.weight_prior import noise_terms, without_prior
-from lightning_bayes.posteriors import Shape, precision, shaped_precision
+from lightning_bayes.posteriors import NoiseShape, precision, shaped_precision
 from lightning_bayes.private_torch import version_of
 
 SMALL = 2**16  # elements; smaller tensors share the flat buffer
@@ -85,8 +85,8 @@ class CohortNoise:
         self._unit_std_parts = self._flat_parts
         # Of the last sample:
         self._hyperparameters: Effective
-        self._noise_shape: Shape | None = None  # [params]; None: noise of the bound
-        self._small_shape: Shape  # the same for each element of the small parameters
+        self._noise_shape: NoiseShape | None = None  # [params]; None: noise of the bound
+        self._small_shape: NoiseShape  # the same for each element of the small parameters
         self._curvatures: list[Tensor] = []  # s, or s + δ̃ if every weight has its own prior
 
     def matches(self, params: Sequence[nn.Parameter]) -> bool:
@@ -209,12 +209,12 @@ class CohortNoise:
             self._curvatures = noise_terms(group, states)[1]
             self._update_unit_std()
 
-    def _current_shape(self, states: Sequence[State], group: Mapping[str, Any]) -> Shape | None:
+    def _current_shape(self, states: Sequence[State], group: Mapping[str, Any]) -> NoiseShape | None:
         relative_noise = self._hyperparameters.relative_noise
         if relative_noise is None:
             return None
         key = None  # before the optimizer has stored the shape, it is that of the current curvature
-        if has_shape(group, states):
+        if all(has_shape(group, state) for state in states):
             stored = [state[name] for state in states for name in ("size", "noise_moments")]
             key = _CacheKey((relative_noise, self._hyperparameters.scale), stored)
             if self._noise_shape is not None and self._shape_key is not None and self._shape_key.is_same(key):
@@ -223,7 +223,7 @@ class CohortNoise:
         shape = shape_of(group, states, self._params)
         assert shape is not None
         self._factors = [number**-0.5 for number in shape.scale.tolist()] if shape.scale.is_cpu else []
-        self._small_shape = Shape(*map(self._repeat, shape))
+        self._small_shape = NoiseShape(*map(self._repeat, shape))
         return shape
 
     def _update_unit_std(self) -> None:

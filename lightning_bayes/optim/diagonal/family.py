@@ -107,7 +107,7 @@ class DiagonalFamily(PosteriorFamily):
                 sample.update(zip(params, values, strict=True))
         if measures_curvature is False:
             self._optimizer.engine.workspace.release()  # to make room for the pool of draws
-        elif self._optimizer.estimator.quantity != "gradient":
+        elif self._optimizer.estimator.needs_engine:
             self.forget_draws()  # to make room for the engine's workspace
         return sample
 
@@ -150,7 +150,7 @@ class DiagonalFamily(PosteriorFamily):
         """Whether passes share a pool of draws: not if other draws come in between, or the engine needs the memory."""
         optimizer = self._optimizer
         is_amortised = group["curvature_interval"] > 1 and optimizer.num_updates >= FIRST_UPDATES
-        return optimizer.mc_samples == 1 and (is_amortised or optimizer.estimator.quantity == "gradient")
+        return optimizer.mc_samples == 1 and (is_amortised or not optimizer.estimator.needs_engine)
 
     def _noisy_cohorts(self, group: Group) -> list[list[nn.Parameter]]:
         """Cohorts of the parameters to sample: all with a posterior, once a curvature is known."""
@@ -214,7 +214,8 @@ class DiagonalFamily(PosteriorFamily):
         """Store the shape of the noise of every cohort; see `PosteriorFamily`."""
         for group in self._optimizer.param_groups:
             for params in self._noisy_cohorts(group) if group["relative_noise"] else ():
-                store_shape(group, [self._optimizer.state[param] for param in params], params)
+                for param in params:
+                    store_shape(group, self._optimizer.state[param], param)
 
     def _update_cohort(self, params: list[nn.Parameter], group: Group, measurement: Measurement) -> None:
         states = [self._optimizer.state[param] for param in params]

@@ -29,7 +29,7 @@ from lightning_bayes.optim.diagonal.state import MeanFieldState, start_state
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.hyperparameters import Hyperparameters, OptimizerFields, StepRule
 from lightning_bayes.optim.readout.live import posterior_of_model
-from lightning_bayes.optim.readout.state import WeightPosterior
+from lightning_bayes.optim.readout.state import WeightPosterior, upgraded
 from lightning_bayes.optim.runtime.base import NoisyOptimizer
 from lightning_bayes.optim.runtime.family import PosteriorFamily
 from lightning_bayes.optim.runtime.measuring import SHAPE_INTERVAL, require_interval
@@ -182,6 +182,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
                 optimizer raises a `HyperparameterError` if there is none.
         """
         super().load_state_dict(state_dict)
+        self.state.update({param: upgraded(state) for param, state in self.state.items()})
         for group in self.param_groups:
             # Missing in files of version 0.1.0.dev0.
             group.update({"curvature_interval": 1, "antithetic": False, **group})
@@ -222,8 +223,9 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
                 f"{type(self).__name__} measures {self.estimator.quantity} through BackPACK, which supports no scaled loss, "
                 "such as that of a torch.amp.GradScaler or of precision='16-mixed'. Train with precision='32-true'."
             )
-        needs_engine = self._measures_curvature() and self.estimator.quantity != "gradient"
-        return self.family.capture(sample, loss_scale) if needs_engine else self._gradient_capture()
+        if self._measures_curvature() and self.estimator.needs_engine:
+            return self.family.capture(sample, loss_scale)
+        return self._gradient_capture()
 
     def _sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
         return self.family.sample(noise, measures_curvature=self._open_update.measures_curvature)

@@ -33,7 +33,11 @@ def start_state(param: nn.Parameter, fields: Sequence[str], reference: Tensor, *
         The state by name.
     """
     size = root_mean_squares([whole(reference.detach())])[0]
-    state: dict[str, Any] = {"step": 0, "noisy": noisy, "scale": torch.where(size > 0, size, torch.ones_like(size))}
+    state: dict[str, Any] = {
+        "step": 0,
+        "noisy": noisy,
+        "initial_rms": torch.where(size > 0, size, torch.ones_like(size)),
+    }
     state |= {name: torch.zeros_like(param, memory_format=torch.preserve_format) for name in fields}
     return state
 

@@ -30,7 +30,7 @@ from lightning_bayes.optim.kronecker.layer_noise import KroneckerNoise
 from lightning_bayes.optim.kronecker.layers import KroneckerLayers
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
 from lightning_bayes.optim.kronecker.moves import Move
-from lightning_bayes.optim.readout.shape import store_sizes
+from lightning_bayes.optim.readout.shape import store_size
 from lightning_bayes.optim.runtime.family import PosteriorFamily
 from lightning_bayes.optim.runtime.noise import CounterNoise
 from lightning_bayes.optim.runtime.passes import Measurement
@@ -162,7 +162,7 @@ class KroneckerFamily(PosteriorFamily):
         self._diagonal.store_shapes()
         for layer in self.layers.with_factors():
             if layer.group["relative_noise"]:
-                store_sizes([self._optimizer.state[layer.weight]], [layer.weight])
+                store_size(self._optimizer.state[layer.weight], layer.weight)
 
     def _count_update(self, params: Sequence[nn.Parameter]) -> list[dict[str, Any]]:
         """Count this update in the states of parameters, and return the states."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lightning_bayes.errors import PosteriorError
 from lightning_bayes.optim.readout.distributed_checkpoint import is_distributed_checkpoint, read_distributed_checkpoint
-from lightning_bayes.optim.readout.state import Entry, posterior_of
+from lightning_bayes.optim.readout.state import Entry, posterior_of, upgraded
 from lightning_bayes.posteriors import FAMILIES, AbstractPosterior, ScaledPosterior, named_if_unreadable, verified_load
 
 # Keys of callback states in a checkpoint.
@@ -125,4 +125,4 @@ def _entries(checkpoint: dict[str, Any], names: list[list[str]], optimizer: dict
         for index, name in zip(group["params"], group_names, strict=True):
             state = optimizer["state"].get(index, {})
             if state.get("step"):
-                yield Entry(name, checkpoint["state_dict"][name], group, state)
+                yield Entry(name, checkpoint["state_dict"][name], group, upgraded(state))

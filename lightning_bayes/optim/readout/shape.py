@@ -11,12 +11,14 @@ from torch import Tensor
 from lightning_bayes.linalg import KroneckerProduct, pi_damped
 from lightning_bayes.optim.effective import Effective, effective
 from lightning_bayes.optim.weight_prior import noise_terms, prior_of, without_prior
-from lightning_bayes.posteriors import Shape, noise_damping, noise_moments, noise_scale, tensor_sizes
+from lightning_bayes.posteriors import NoiseShape, noise_damping, noise_moments, noise_scale, tensor_sizes
 
 _MIN_DAMPING = 1e-8  # γ_t of a matrix without any curvature: large enough for π-damping to make it flat
 
 
-def shape_of(group: Mapping[str, Any], states: Sequence[Mapping[str, Any]], means: Sequence[Tensor]) -> Shape | None:
+def shape_of(
+    group: Mapping[str, Any], states: Sequence[Mapping[str, Any]], means: Sequence[Tensor]
+) -> NoiseShape | None:
     """The shape of the noise of parameters with a diagonal posterior, of one device and dtype.
 
     Args:
@@ -30,57 +32,63 @@ def shape_of(group: Mapping[str, Any], states: Sequence[Mapping[str, Any]], mean
     hyperparameters = effective(group)
     if hyperparameters.relative_noise is None:
         return None
-    if has_shape(group, states):
-        inverse_means, dampings = torch.stack([state["noise_moments"] for state in states]).unbind(1)
-    else:
-        inverse_means, dampings = _computed_moments(group, states)
-    sizes = _sizes_of(states, means)
-    return Shape(noise_scale(inverse_means, sizes, hyperparameters.relative_noise, hyperparameters.scale), dampings)
+    inverse_means, dampings = torch.stack([_moments_of(group, state) for state in states]).unbind(1)
+    sizes = torch.stack([_size_of(*pair) for pair in zip(states, means, strict=True)])
+    scale = noise_scale(inverse_means, sizes, hyperparameters.relative_noise, hyperparameters.scale)
+    return NoiseShape(scale, dampings)
 
 
-def store_sizes(states: Sequence[dict[str, Any]], means: Sequence[Tensor]) -> None:
-    """Store r_t of each parameter in its state, as `size`."""
-    sizes = tensor_sizes(means, [state["scale"] for state in states])
-    for state, size in zip(states, sizes.unbind(), strict=True):
-        state["size"] = size
-
-
-def store_shape(group: Mapping[str, Any], states: Sequence[dict[str, Any]], means: Sequence[Tensor]) -> None:
-    """Store r_t, mean_j [1 / (s_j + γ_t)] and γ_t of each parameter in its state; arguments as in `shape_of`.
+def store_shape(group: Mapping[str, Any], state: dict[str, Any], mean: Tensor) -> None:
+    """Store r_t, mean_j [1 / (s_j + γ_t)] and γ_t in the state of a parameter with a diagonal posterior.
 
     Together with κ and Ñ/τ they determine the shape of the noise, which changes much more slowly than the curvature of
     methods that measure it in every update.
+
+    Args:
+        group: The parameter group.
+        state: The optimizer state.
+        mean: μ.
     """
-    store_sizes(states, means)
-    for state, inverse_mean, damping in zip(states, *_computed_moments(group, states), strict=True):
-        state["noise_moments"] = torch.stack([inverse_mean, damping])
-        state["noise_arguments"] = _moment_arguments(group, states)
+    store_size(state, mean)
+    state["noise_moments"] = _computed_moments(group, state)
+    state["noise_arguments"] = _moment_arguments(group, state)
 
 
-def has_shape(group: Mapping[str, Any], states: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the states store a shape, computed with the group's current hyperparameters; arguments as in `shape_of`."""
-    arguments = _moment_arguments(group, states)
-    return all(state.get("noise_arguments") == arguments for state in states)
+def store_size(state: dict[str, Any], mean: Tensor) -> None:
+    """Store r_t in the state of a parameter with the given μ."""
+    state["size"] = _computed_size(state, mean)
 
 
-def _moment_arguments(group: Mapping[str, Any], states: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
+def has_shape(group: Mapping[str, Any], state: Mapping[str, Any]) -> bool:
+    """Whether the state stores a shape that was computed with the current hyperparameters of the group."""
+    return bool(state.get("noise_arguments") == _moment_arguments(group, state))
+
+
+def _moment_arguments(group: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[float, ...]:
     """The hyperparameters that the moments of the noise depend on: p, ε and, with per-weight priors, Ñ/τ."""
     hyperparameters = effective(group)
-    if "prior_precision" in states[0]:
+    if "prior_precision" in state:
         return without_prior(hyperparameters).stated_damping, hyperparameters.noise_flatness, hyperparameters.scale
     return hyperparameters.stated_damping, hyperparameters.noise_flatness
 
 
-def _computed_moments(group: Mapping[str, Any], states: Sequence[Mapping[str, Any]]) -> tuple[Tensor, Tensor]:
-    hyperparameters, curvatures = noise_terms(group, states)
-    return noise_moments(curvatures, hyperparameters.stated_damping, hyperparameters.noise_flatness)
+def _moments_of(group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor:
+    """mean_j [1 / (s_j + γ_t)] and γ_t, ``[2]``: as stored last, or of the current curvature if none are valid."""
+    return state["noise_moments"] if has_shape(group, state) else _computed_moments(group, state)
 
 
-def _sizes_of(states: Sequence[Mapping[str, Any]], means: Sequence[Tensor]) -> Tensor:
-    """r_t, ``[params]``: as stored last, or of `means` before that."""
-    if all("size" in state for state in states):
-        return torch.stack([state["size"] for state in states])
-    return tensor_sizes(means, [state["scale"] for state in states])
+def _computed_moments(group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor:
+    hyperparameters, (curvature,) = noise_terms(group, [state])
+    return noise_moments(curvature, hyperparameters.stated_damping, hyperparameters.noise_flatness)
+
+
+def _size_of(state: Mapping[str, Any], mean: Tensor) -> Tensor:
+    """r_t, a scalar: as stored last, or of `mean` before that."""
+    return state["size"] if "size" in state else _computed_size(state, mean)
+
+
+def _computed_size(state: Mapping[str, Any], mean: Tensor) -> Tensor:
+    return tensor_sizes([mean], [state["initial_rms"]])[0]
 
 
 def damping_of(group: Mapping[str, Any], state: Mapping[str, Any], mean: Tensor) -> Tensor | float:
@@ -145,11 +153,11 @@ def layer_scale(
     """
     if hyperparameters.relative_noise is None:
         return hyperparameters.scale
-    size = _sizes_of([state], [weight])[0]
+    size = _size_of(state, weight)
     return noise_scale(variance, size, hyperparameters.relative_noise, hyperparameters.scale)
 
 
-def layer_shape(group: Mapping[str, Any], state: Mapping[str, Any], weight: Tensor) -> Shape:
+def layer_shape(group: Mapping[str, Any], state: Mapping[str, Any], weight: Tensor) -> NoiseShape:
     """The shape of the noise of a layer's matrix, computed from its current factors rather than their last inversion.
 
     The precision is Ñ/τ_t times the π-damped S ⊗ A. The mean variance is the mean diagonal of its inverse.
@@ -169,4 +177,6 @@ def layer_shape(group: Mapping[str, Any], state: Mapping[str, Any], weight: Tens
     if hyperparameters.relative_noise is not None:
         root = pi_damped(curvature, damping).inverse_root("a layer")
         scale = layer_scale(mean_variance(root), state, weight, hyperparameters)
-    return Shape(*(torch.as_tensor(number, dtype=weight.dtype, device=weight.device) for number in (scale, damping)))
+    return NoiseShape(
+        *(torch.as_tensor(number, dtype=weight.dtype, device=weight.device) for number in (scale, damping))
+    )

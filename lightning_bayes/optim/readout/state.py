@@ -11,7 +11,7 @@ from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.readout.layer import layer_precision
 from lightning_bayes.optim.readout.shape import layer_shape, shape_of
 from lightning_bayes.optim.weight_prior import noise_terms, stated_prior_of
-from lightning_bayes.posteriors import MatrixGaussian, MeanField, Shape, precision, prior_centre, shaped_precision
+from lightning_bayes.posteriors import MatrixGaussian, MeanField, NoiseShape, precision, prior_centre, shaped_precision
 
 WeightPosterior: TypeAlias = MeanField | MatrixGaussian
 
@@ -23,6 +23,12 @@ class Entry(NamedTuple):
     weights: Tensor  # μ
     group: Mapping[str, Any]
     state: Mapping[str, Any]
+
+
+def upgraded(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A parameter's state under the names of this version; files of version 0.1.0.dev0 call the initial size ``scale``."""
+    names = {"scale": "initial_rms"}
+    return {names.get(name, name): value for name, value in state.items()}
 
 
 def state_precision(group: Mapping[str, Any], state: Mapping[str, Any], mean: Tensor) -> Tensor | None:
@@ -90,7 +96,7 @@ def posterior_of(entries: Iterable[Entry]) -> WeightPosterior:
     return MatrixGaussian(mean, factors, biases, diagonal, scalars, num_data, prior_mean=prior_mean)
 
 
-def _shape(entry: Entry) -> Shape | None:
+def _shape(entry: Entry) -> NoiseShape | None:
     """The shape of a parameter's noise; None for the noise of the bound, whose prior is the stated one."""
     if entry.group.get("relative_noise") is None:
         return None
@@ -99,7 +105,7 @@ def _shape(entry: Entry) -> Shape | None:
     return shape_of(entry.group, [entry.state], [entry.weights])
 
 
-def _prior_precision(entry: Entry, shape: Shape | None) -> float | Tensor:
+def _prior_precision(entry: Entry, shape: NoiseShape | None) -> float | Tensor:
     """δ of a parameter, or of each weight if the parameter has per-weight priors."""
     per_weight: Tensor | None = entry.state.get("prior_precision")
     if per_weight is None:
@@ -109,7 +115,7 @@ def _prior_precision(entry: Entry, shape: Shape | None) -> float | Tensor:
     return (effective(entry.group).prior_of(per_weight) + shape.damping) * shape.scale
 
 
-def _prior_mean(entry: Entry, shape: Shape | None) -> Tensor | None:
+def _prior_mean(entry: Entry, shape: NoiseShape | None) -> Tensor | None:
     """The prior's centre for a parameter; None for zero."""
     stated = entry.state.get("prior_mean")
     if shape is None:

@@ -142,7 +142,7 @@ def bound_steps_(
 
     Args:
         starts: Values before the step, by parameter; overwritten.
-        states: States of the noisy optimizer, with each tensor's initial size in ``scale``.
+        states: States of the noisy optimizer, with each tensor's initial size in ``initial_rms``.
         base_states: States of the base optimizer, with the ``momentum_buffer`` if it uses momentum.
     """
     params_by_kind: dict[Any, list[Tensor]] = {}
@@ -150,7 +150,7 @@ def bound_steps_(
         params_by_kind.setdefault((param.device, param.dtype), []).append(param)
     for params in params_by_kind.values():
         before, after = [starts[param] for param in params], [param.detach() for param in params]
-        bounds = LONGEST_MOVE * tensor_sizes(before, [states[param]["scale"] for param in params])
+        bounds = LONGEST_MOVE * tensor_sizes(before, [states[param]["initial_rms"] for param in params])
         steps = torch._foreach_sub(after, before)
         factors = (bounds / torch.maximum(root_mean_squares(steps), bounds)).unbind()  # at most 1
         for param, end, start, step, factor in zip(params, after, before, steps, factors, strict=True):

@@ -172,7 +172,7 @@ def test_the_scale_of_the_noise_is_that_of_every_tenth_update(done, generator):
     stored = done // 10 * 10 or done
     updates(opt, model, batch, stored)
     s = opt.state[weight]["curvature"].clamp_min(0)
-    size = weight.detach().square().mean().sqrt().clamp_min(opt.state[weight]["scale"])
+    size = weight.detach().square().mean().sqrt().clamp_min(opt.state[weight]["initial_rms"])
     damping = 0.1 * s.mean()
     scale = 50 + (1 / (s + damping)).mean() / (0.3 * size) ** 2
     updates(opt, model, batch, done - stored)
@@ -185,7 +185,7 @@ def test_sizes_are_those_after_every_tenth_update(generator):
     weight, opt, batch = model[0].weight, optimizer(model, lr=0.1, curvature_interval=10), data(generator)
     for count in (10, 7):
         updates(opt, model, batch, count)
-        size = weight.detach().square().mean().sqrt().clamp_min(opt.state[weight]["scale"])
+        size = weight.detach().square().mean().sqrt().clamp_min(opt.state[weight]["initial_rms"])
         updates(opt, model, batch, 3)
         torch.testing.assert_close(opt.state[weight]["size"], size)
         assert abs(weight.detach().square().mean().sqrt() - size) > 1e-4

@@ -463,7 +463,7 @@ def test_resume_is_bit_equal(generator):
     resumed.load_state_dict(saved)
     train(resumed_model, resumed, 5)
     assert torch.equal(model.weight, resumed_model.weight)
-    for key in ("curvature", "momentum", "step", "scale"):
+    for key in ("curvature", "momentum", "step", "initial_rms"):
         assert torch.equal(
             torch.as_tensor(opt.state[model.weight][key]), torch.as_tensor(resumed.state[resumed_model.weight][key])
         )
@@ -491,7 +491,7 @@ def test_relative_noise_sets_the_scale_and_the_curvature_the_places(generator):
         half_squared_error(model, x, y).backward()
     opt.step()
     s = opt.state[model.weight]["curvature"]
-    size = torch.maximum(model.weight.square().mean().sqrt(), opt.state[model.weight]["scale"])
+    size = torch.maximum(model.weight.square().mean().sqrt(), opt.state[model.weight]["initial_rms"])
     strength = s + 1.0 / 40 + 0.03 * s.mean()
     q = opt.posterior()
     precision = strength * (40 + (1 / strength).mean() / (0.01 * size) ** 2)

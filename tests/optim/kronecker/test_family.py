@@ -355,7 +355,7 @@ def test_relative_noise_is_the_root_mean_square_of_a_layers_noise(generator):
     q = opt.posterior()
     for name, biased in q.biases.items():
         weight, state = model.get_parameter(name), opt.state[model.get_parameter(name)]
-        size = max(weight.square().mean().sqrt(), state["scale"])
+        size = max(weight.square().mean().sqrt(), state["initial_rms"])
         variance = torch.cat([q.variance()[part].flatten() for part in (name, biased)])
         assert variance.mean().sqrt() == pytest.approx(0.01 * size.item(), rel=1e-2)
         product = KroneckerProduct(state["output_factor"], state["input_factor"])
@@ -375,7 +375,7 @@ def test_a_layer_without_curvature_has_flat_noise(generator):
     with opt.sampled_params():
         F.mse_loss(0 * model(x), torch.zeros(8, 2, dtype=torch.float64)).backward()
     opt.step()
-    size = opt.state[model.weight]["scale"]
+    size = opt.state[model.weight]["initial_rms"]
     for variance in opt.posterior().variance().values():
         torch.testing.assert_close(variance, torch.full_like(variance, float(0.1 * size) ** 2), rtol=0.05, atol=0)
 

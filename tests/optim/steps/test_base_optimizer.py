@@ -170,7 +170,7 @@ def test_the_priors_gradient_is_that_of_its_negative_log_density(centre, prior_o
 def test_it_updates_the_curvature_and_leaves_the_means_to_the_base_optimizer():
     update = RecordedUpdate([torch.tensor([3.0])], [torch.ones(1)], grads=[torch.tensor([2.0])], index=4)
     update.group |= {"prior_on_mean": False}
-    update.states = [{"scale": torch.tensor(1e6)}]
+    update.states = [{"initial_rms": torch.tensor(1e6)}]
     step = BaseOptimizerStep(SGD(update.params, lr=0.5))
     step.apply(update)
     assert update.calls == [("average_", 0.75)]

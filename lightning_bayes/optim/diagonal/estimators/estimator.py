@@ -31,6 +31,11 @@ class CurvatureEstimator(ABC):
     allows_loss_scale: ClassVar[bool] = True
     depends_on_batch_size: ClassVar[bool] = False
 
+    @property
+    def needs_engine(self) -> bool:
+        """Whether a measuring pass needs the curvature engine, instead of the gradient alone."""
+        return self.quantity != "gradient"
+
     @abstractmethod
     def read(self, finished: FinishedPass, params: Sequence[nn.Parameter], scores: Scores) -> Curvature:
         """Read one pass.
