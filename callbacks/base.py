@@ -2,13 +2,13 @@
 
 A fit takes these steps:
 
-1. `setup` patches the trainer through `LightningSeam`.
+1. `setup` patches the trainer (`seam`).
 2. `_swap` replaces the user's optimizer, after Lightning has set it up and before Lightning restores a checkpoint into it.
 3. `_wrap_closure` replaces Lightning's closure by a `MonteCarloClosure`, which runs each batch under weight samples.
 4. `on_train_batch_end` sets the default noise scale once the first loss is known.
 5. Evaluation averages predictions over posterior samples (`find_samples`).
 6. Checkpoints hold the posterior mean as weights, and the optimizer's state as the posterior.
-7. `undo` removes the patches of the fit, also after an exception. `teardown` removes all patches.
+7. `undo` removes the patches, also after an exception; the plugin for checkpoint files stays until Lightning tears it down.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing_extensions import Unpack
 from lightning_bayes.callbacks import checks, ranks, summary
 from lightning_bayes.callbacks.checkpoint_io import store_mean, use_plain_numbers
 from lightning_bayes.callbacks.closure import MonteCarloClosure
-from lightning_bayes.callbacks.default_policy import DefaultPrior, choose_defaults
+from lightning_bayes.callbacks.default_policy import choose_defaults
 from lightning_bayes.callbacks.evaluated_posterior import EvaluatedPosterior
 from lightning_bayes.callbacks.evaluation import EvaluationCallback
 from lightning_bayes.callbacks.fields import CallbackFields, complete_arguments
@@ -39,9 +39,10 @@ from lightning_bayes.callbacks.model_parallel import (
 from lightning_bayes.callbacks.num_data import example_count_check, set_num_data
 from lightning_bayes.callbacks.presets import Preset, find_preset, presets_of
 from lightning_bayes.callbacks.private_lightning import step_follows
-from lightning_bayes.callbacks.resume import ResumeGuard
-from lightning_bayes.callbacks.seam import LightningSeam
-from lightning_bayes.callbacks.swap import SwapSettings, swap_optimizer
+from lightning_bayes.callbacks.resume import require_same_order, resumable_state, warn_of_changes
+from lightning_bayes.callbacks.rollback import RollbackOnFailedResume
+from lightning_bayes.callbacks.seam import patch_fit, use_atomic_files
+from lightning_bayes.callbacks.swap import swap_optimizer
 from lightning_bayes.callbacks.validation_samples import sample_count
 from lightning_bayes.optim import MeanFieldOptimizer
 from lightning_bayes.optim.readout import CALLBACK_KEY, callback_state
@@ -76,12 +77,12 @@ class VariationalCallback(EvaluationCallback, ABC):
         self.group_defaults, self.optimizer_kwargs = arguments.group_defaults, arguments.optimizer_kwargs
         self.mc_samples: int = self.optimizer_kwargs["mc_samples"]
         self.seed: int = self.optimizer_kwargs["seed"]
-        self.prior = DefaultPrior(arguments.prior_precision, self.group_defaults["prior_mean"])
-        self._defaults = choose_defaults(self.name, self.optimizer_class, arguments)
-        self.group_defaults |= self._defaults.hyperparameters
+        self._arguments, self._chosen = arguments, choose_defaults(self.name, arguments)
+        self.group_defaults |= self._chosen.hyperparameters
         self.optimizer: MeanFieldOptimizer | None = None
-        self._settings: SwapSettings | None = None
-        self._seam, self._resume, self._posterior = LightningSeam(), ResumeGuard(), EvaluatedPosterior()
+        self._rollback: RollbackOnFailedResume | None = None  # None outside of a fit
+        self._resumed: dict[str, Any] = {}  # the callback's state in the checkpoint that the fit resumes from
+        self._posterior = EvaluatedPosterior()
         self._names: dict[nn.Parameter, str] = {}
         self._ranks_agree = self._is_announced = False
 
@@ -126,47 +127,37 @@ class VariationalCallback(EvaluationCallback, ABC):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Patch the trainer."""
         super().setup(trainer, pl_module, stage)
-        self.undo()
-        self._seam.undo()
-        self._resume, self.evaluation.has_seen_loss = ResumeGuard(), False
-        self._seam.use_atomic_files(trainer)
+        use_atomic_files(trainer)
         if stage == "fit":
             checks.check_training(trainer, pl_module)
-            self._seam.patch_fit(
+            self._resumed, rollback = {}, RollbackOnFailedResume(trainer.strategy, pl_module)
+            self._patches.set(self, "_rollback", rollback)
+            self._patches.on_undo(rollback.roll_back)
+            patch_fit(
                 trainer,
+                self._patches,
                 after_setup=lambda: self._swap(trainer, pl_module),
                 wrap_closure=lambda closure: self._wrap_closure(trainer, closure),
-                load_checkpoint=self._resume.start(trainer.strategy, pl_module).load_checkpoint,
+                load_checkpoint=rollback.load_checkpoint,
             )
 
     def _swap(self, trainer: Trainer, pl_module: LightningModule) -> None:
         checks.check_training(trainer, pl_module)  # again: configure_model and other callbacks ran since
         check_model_parallel(trainer, pl_module, self.linearized)
-        self._settings = SwapSettings(
-            self.optimizer_class,
-            self.lr,
-            self.num_data,
-            self.prior,
-            self.group_defaults,
-            self.optimizer_kwargs,
-            self._defaults,
-        )
-        self.optimizer = swap_optimizer(trainer, pl_module, self._settings)
+        self.optimizer = swap_optimizer(trainer, pl_module, self._arguments, self._chosen)
         self._posterior.forget()
         self._ranks_agree = self._is_announced = False
         self._names = {param: name for name, param in pl_module.named_parameters()}
-        self._resume.check_order(self._param_names(self.optimizer))
-        self.after_swap(trainer, self.optimizer)
-
-    def after_swap(self, trainer: Trainer, optimizer: MeanFieldOptimizer) -> None:
-        """Prepare the new optimizer further; does nothing unless overridden."""
+        if "param_names" in self._resumed:
+            require_same_order(self._resumed["param_names"], self._param_names(self.optimizer))
+        ranks.share_inversions(trainer, self.optimizer)
 
     def _wrap_closure(self, trainer: Trainer, closure: Closure) -> Closure:
         optimizer = trainer.strategy.optimizers[0]
         if not isinstance(optimizer, MeanFieldOptimizer):
             return closure
-        set_num_data(trainer, optimizer, self.num_data, self.prior)
-        self._resume.commit()  # also here: Lightning's tuner does not call on_train_start
+        set_num_data(trainer, optimizer, self.num_data, self._chosen.prior)
+        self._commit()  # also here: Lightning's tuner does not call on_train_start
         # The tuner removes callbacks. A batch size that it accepts must leave memory for updates that measure curvature.
         optimizer.always_measures_curvature = self not in trainer.callbacks  # type: ignore[attr-defined]
         if not self._ranks_agree:
@@ -186,12 +177,17 @@ class VariationalCallback(EvaluationCallback, ABC):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Warn about arguments that the checkpoint of a resumed run overrides."""
-        self._resume.commit()
-        if self.optimizer is None or self._settings is None or not self.optimizer.num_updates:
+        self._commit()
+        if self.optimizer is None or not self.optimizer.num_updates:
             return
         # Groups added later inherit N from the defaults.
         self.optimizer.defaults["num_data"] = self.optimizer.param_groups[0]["num_data"]
-        self._resume.warn_of_changes(trainer, self.optimizer, self._settings)
+        warn_of_changes(trainer, self.optimizer, self._arguments, self._chosen, self._resumed)
+
+    def _commit(self) -> None:
+        """Keep the loaded weights: the run has started."""
+        if self._rollback is not None:
+            self._rollback.commit()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -202,9 +198,9 @@ class VariationalCallback(EvaluationCallback, ABC):
         """
         if self.optimizer is None or not self.optimizer.num_updates:
             return
-        link = self.evaluation.link_of(pl_module)
-        if self._defaults.noise is not None:
-            self._defaults.noise.apply(self.optimizer, link)
+        link = self.link_of(pl_module)
+        if self._chosen.noise is not None:
+            self._chosen.noise.apply(self.optimizer, link)
         if not self._is_announced:
             self._is_announced = True
             rank_zero_info(summary.at_the_start(self.optimizer, self.name, link, self.eval_samples))
@@ -259,7 +255,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         return {
             "format": 1,
             "param_names": self._param_names(self.optimizer),
-            "link": self.evaluation.loss_link,
+            "link": self.loss_link,
             "lr": None if callable(self.lr) else self.lr,
         }
 
@@ -282,21 +278,8 @@ class VariationalCallback(EvaluationCallback, ABC):
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Check that a fit can resume from the checkpoint, or load its posterior for evaluation."""
         if trainer.state.fn == "fit":
-            self._resume.read(checkpoint, self.name)
+            self._resumed = resumable_state(checkpoint, self.name)
             return
         checkpoint = complete_checkpoint(trainer, checkpoint)
-        self.evaluation.loss_link = callback_state(checkpoint).get("link")
+        self.loss_link = callback_state(checkpoint).get("link")
         self._posterior.load(checkpoint)
-
-    # -- the end ------------------------------------------------------------------------------------------------------
-
-    def undo(self) -> None:
-        """Undo the patches of the fit, and restore the module's weights if a resumed run has not started."""
-        super().undo()
-        self._seam.undo_fit()
-        self._resume.end()
-
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Undo all patches."""
-        super().teardown(trainer, pl_module, stage)
-        self._seam.undo()

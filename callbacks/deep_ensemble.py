@@ -82,7 +82,7 @@ class DeepEnsembleCallback(EvaluationCallback):
                 f"The member {path} is not a {type(module).__name__} of this architecture ({mismatch}). Build the module "
                 "with the arguments that the member was trained with."
             )
-        self.evaluation.loss_link = self.evaluation.loss_link or callback_state(checkpoint).get("link")
+        self.loss_link = self.loss_link or callback_state(checkpoint).get("link")
         return checkpoint
 
 

@@ -126,6 +126,7 @@ _DEFAULTS = {**dict.fromkeys(_UNDECIDED), "linearized": False}
 class CallbackArguments(NamedTuple):
     """The arguments of a callback, with defaults filled in."""
 
+    optimizer_class: type[MeanFieldOptimizer]
     lr: float | Schedule | None
     step: StepName | None
     num_data: int | None
@@ -153,24 +154,26 @@ def complete_arguments(
         All arguments.
     """
     record = optimizer_class.hyperparameters
-    names = [*CallbackFields.__optional_keys__, *record.own_names()]
+    names = {*CallbackFields.__optional_keys__, *record.own_names(), *defaults}
     _require_known(callback, fields, names)
     passed = {name: value for name, value in fields.items() if name != "step"}  # the record's "step" is a counter
     values = {**record.defaults(), **optimizer_class.own_defaults, **_DEFAULTS, **defaults, **plain(passed)}
     record.check(values)
     check_names(values["engine"], values["loss_reduction"])
-    optimizer_names = [name for name in names if name in values and name not in {*_CALLBACK_NAMES, "step"}]
-    group_defaults = {name: values[name] for name in optimizer_names if record.settings()[name].in_group}
+    optimizer_names = names - {*_CALLBACK_NAMES, "step"}
+    for_optimizer = {name: value for name, value in values.items() if name in optimizer_names}
+    group_defaults = record.group_values(for_optimizer)
     return CallbackArguments(
+        optimizer_class,
         **{name: values[name] for name in _CALLBACK_NAMES},
         step=fields.get("step"),
         group_defaults=group_defaults,
-        optimizer_kwargs={name: values[name] for name in optimizer_names if name not in group_defaults},
+        optimizer_kwargs={name: value for name, value in for_optimizer.items() if name not in group_defaults},
     )
 
 
-def _require_known(callback: str, fields: Iterable[str], names: list[str]) -> None:
-    unknown = sorted(set(fields) - set(names))
+def _require_known(callback: str, fields: Iterable[str], names: set[str]) -> None:
+    unknown = sorted(set(fields) - names)
     if unknown:
         close = difflib.get_close_matches(unknown[0], names, 1)
         hint = f" Did you mean {close[0]}?" if close else ""

@@ -164,7 +164,7 @@ class LaplaceCallback(PosthocCallback):
 
     def _likelihood_of(self, module: LightningModule) -> Likelihood | LikelihoodName:
         likelihood = self.likelihood or getattr(module, "likelihood", None)
-        return likelihood or _NAMES[self.evaluation.link_of(module) or "softmax"]
+        return likelihood or _NAMES[self.link_of(module) or "softmax"]
 
     def _approximate(self, trainer: Trainer, module: LightningModule, loader: Any, validation: Any) -> Laplace:
         prior = self.prior_precision

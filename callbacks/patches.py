@@ -1,7 +1,8 @@
-"""Temporary replacement of attributes of foreign objects."""
+"""Temporary changes of foreign objects."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, final
 
@@ -10,7 +11,7 @@ _MISSING: Any = object()
 
 @final
 class Patches:
-    """Replaces attributes of objects, and restores all of them on `undo`.
+    """Changes objects, and reverts all changes on `undo`.
 
     Example:
         >>> class Loop: pass
@@ -38,8 +39,12 @@ class Patches:
             self._undo.callback(_restore, target, name, vars(target).get(name, _MISSING))
         setattr(target, name, value)
 
+    def on_undo(self, revert: Callable[[], object]) -> None:
+        """Call `revert` on `undo`."""
+        self._undo.callback(revert)
+
     def undo(self) -> None:
-        """Restore the original attributes, in reverse order."""
+        """Revert the changes, in reverse order."""
         self._undo.close()
 
 

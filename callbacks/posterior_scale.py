@@ -120,7 +120,7 @@ class PosteriorScale(Callback):
             samples = callback.find_samples(trainer, pl_module)
             if samples is None:
                 return
-            link = callback.evaluation.link_of(pl_module) or "softmax"
+            link = callback.link_of(pl_module) or "softmax"
             limit = int(min(trainer.num_val_batches[0], 2**62))
             self._choose(trainer, pl_module, self._scalable(samples), link, self._validation.loader(None), limit)
         pl_module.log("val/posterior_scale", float(self.scale or 0.0), sync_dist=True)

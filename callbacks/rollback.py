@@ -26,7 +26,7 @@ class RollbackOnFailedResume:
 
     def __init__(self, strategy: Strategy, module: LightningModule) -> None:
         self._load, self._module = strategy.load_checkpoint, module
-        # This strategy loads weights and optimizer together, before `ResumeGuard` can check the optimizer state.
+        # This strategy loads weights and optimizer together, before `require_same_order` can check the optimizer state.
         self._loads_optimizer = isinstance(strategy, ModelParallelStrategy)
         self._old_weights: dict[str, Tensor] = {}
         self._has_started = False
