@@ -2,8 +2,8 @@
 
 A fit takes these steps:
 
-1. `setup` patches the trainer (`seam`).
-2. `_swap` replaces the user's optimizer, after Lightning has set it up and before Lightning restores a checkpoint into it.
+1. `setup` patches the trainer.
+2. `_set_up_and_swap` replaces the user's optimizer, after Lightning has set it up and before it restores a checkpoint.
 3. `_wrap_closure` replaces Lightning's closure by a `MonteCarloClosure`, which runs each batch under weight samples.
 4. `on_train_batch_end` sets the default noise scale once the first loss is known.
 5. Evaluation averages predictions over posterior samples (`find_samples`).
@@ -14,7 +14,8 @@ A fit takes these steps:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 from lightning.pytorch import LightningModule, Trainer
@@ -24,7 +25,7 @@ from torch import nn
 from typing_extensions import Unpack
 
 from lightning_bayes.callbacks import checks, ranks, summary
-from lightning_bayes.callbacks.checkpoint_io import store_mean, use_plain_numbers
+from lightning_bayes.callbacks.checkpoint_io import store_mean, use_atomic_files, use_plain_numbers
 from lightning_bayes.callbacks.closure import MonteCarloClosure
 from lightning_bayes.callbacks.default_policy import choose_defaults
 from lightning_bayes.callbacks.evaluated_posterior import EvaluatedPosterior
@@ -33,15 +34,17 @@ from lightning_bayes.callbacks.fields import CallbackFields, complete_arguments
 from lightning_bayes.callbacks.model_parallel import (
     check_model_parallel,
     complete_checkpoint,
-    is_model_parallel,
     require_outside_of_pass,
 )
 from lightning_bayes.callbacks.num_data import example_count_check, set_num_data
 from lightning_bayes.callbacks.presets import Preset, find_preset, presets_of
-from lightning_bayes.callbacks.private_lightning import step_follows
-from lightning_bayes.callbacks.resume import require_same_order, resumable_state, warn_of_changes
-from lightning_bayes.callbacks.rollback import RollbackOnFailedResume
-from lightning_bayes.callbacks.seam import patch_fit, use_atomic_files
+from lightning_bayes.callbacks.private_lightning import wrap_closures
+from lightning_bayes.callbacks.resume import (
+    RollbackOnFailedResume,
+    require_same_order,
+    resumable_state,
+    warn_of_changes,
+)
 from lightning_bayes.callbacks.swap import swap_optimizer
 from lightning_bayes.callbacks.validation_samples import sample_count
 from lightning_bayes.optim import MeanFieldOptimizer
@@ -131,17 +134,16 @@ class VariationalCallback(EvaluationCallback, ABC):
         if stage == "fit":
             checks.check_training(trainer, pl_module)
             self._resumed, rollback = {}, RollbackOnFailedResume(trainer.strategy, pl_module)
-            self._patches.set(self, "_rollback", rollback)
             self._patches.on_undo(rollback.roll_back)
-            patch_fit(
-                trainer,
-                self._patches,
-                after_setup=lambda: self._swap(trainer, pl_module),
-                wrap_closure=lambda closure: self._wrap_closure(trainer, closure),
-                load_checkpoint=rollback.load_checkpoint,
-            )
+            self._patches.set(self, "_rollback", rollback)
+            self._patches.set(trainer.strategy, "load_checkpoint", rollback.load_checkpoint)
+            swap = partial(self._set_up_and_swap, trainer.strategy.setup_optimizers, pl_module)
+            self._patches.set(trainer.strategy, "setup_optimizers", swap)
+            wrap_closures(trainer, partial(self._wrap_closure, trainer), self._patches)
 
-    def _swap(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def _set_up_and_swap(self, set_up: Callable[[Trainer], None], pl_module: LightningModule, trainer: Trainer) -> None:
+        """Replacement of the strategy's `setup_optimizers`: runs it and replaces the user's optimizer."""
+        set_up(trainer)
         checks.check_training(trainer, pl_module)  # again: configure_model and other callbacks ran since
         check_model_parallel(trainer, pl_module, self.linearized)
         self.optimizer = swap_optimizer(trainer, pl_module, self._arguments, self._chosen)
@@ -163,14 +165,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         if not self._ranks_agree:
             ranks.require_agreement(trainer, optimizer, self.mc_samples)
             self._ranks_agree = True
-        wrapped = MonteCarloClosure(
-            closure,
-            trainer,
-            optimizer,
-            ranks.noise_samples(trainer, self.mc_samples),
-            step_follows=step_follows(trainer),  # Lightning, too, decides this before it runs the closure
-            is_model_parallel=is_model_parallel(trainer),
-        )
+        wrapped = MonteCarloClosure(closure, trainer, optimizer, ranks.noise_samples(trainer, self.mc_samples))
         if self.num_data is None:
             wrapped.on_first_capture = example_count_check(trainer, optimizer)
         return wrapped

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any, final
 
 from lightning.fabric.plugins import TorchCheckpointIO
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningModule, Trainer
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
+from lightning_bayes.callbacks.patches import Patches
 from lightning_bayes.optim.readout import require_checkpoint
 from lightning_bayes.posteriors import atomic_save, named_if_unreadable, verify_checksums
 
@@ -72,6 +73,17 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         super().teardown()
         if self._on_teardown is not None:
             self._on_teardown()
+
+
+def use_atomic_files(trainer: Trainer) -> None:
+    """Write and read checkpoints with `AtomicCheckpointIO`, unless the user passed a plugin.
+
+    Lightning tears the plugin down at the very end of a run, after the `on_exception` of callbacks that save a last
+    checkpoint. The teardown undoes the patch.
+    """
+    if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
+        patches = Patches()
+        patches.set(trainer.strategy, "checkpoint_io", AtomicCheckpointIO(on_teardown=patches.undo))
 
 
 def store_mean(checkpoint: dict[str, Any], module: LightningModule, mean: dict[nn.Parameter, Tensor]) -> None:

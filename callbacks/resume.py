@@ -1,19 +1,23 @@
-"""Resuming from a checkpoint: what must agree, and which arguments the checkpoint overrides."""
+"""Resuming from a checkpoint: what must agree, which arguments the checkpoint overrides, and the way back if it fails."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import chain
-from typing import Any
+from typing import Any, final
 
-from lightning.pytorch import Trainer
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
 from lightning_utilities.core.rank_zero import rank_zero_warn
+from torch import Tensor
 
 from lightning_bayes.callbacks.default_policy import ChosenDefaults
 from lightning_bayes.callbacks.fields import CallbackArguments
 from lightning_bayes.callbacks.num_data import infer_num_data, with_augmentation_factor
 from lightning_bayes.callbacks.schedulers import cycles_momentum
-from lightning_bayes.errors import PosteriorError
+from lightning_bayes.curvature.sharding import local
+from lightning_bayes.errors import BayesError, PosteriorError
 from lightning_bayes.optim import MeanFieldOptimizer, value_at
 from lightning_bayes.optim.readout import callback_state
 from lightning_bayes.optim.settings import plain
@@ -117,3 +121,63 @@ def _requested_hyperparameters(
     if chosen.noise is not None:
         del requested["relative_noise"], requested["noise_flatness"]  # set once the loss is known
     return requested
+
+
+@final
+class RollbackOnFailedResume:
+    """Loads a checkpoint, and restores the module's old weights if the run does not start.
+
+    Lightning copies the matching weights before it raises an error about the others, and before it restores the optimizer.
+
+    Args:
+        strategy: The strategy that loads the checkpoint.
+        module: The user's module.
+    """
+
+    def __init__(self, strategy: Strategy, module: LightningModule) -> None:
+        self._load, self._module = strategy.load_checkpoint, module
+        # This strategy loads weights and optimizer together, before `require_same_order` can check the optimizer state.
+        self._loads_optimizer = isinstance(strategy, ModelParallelStrategy)
+        self._old_weights: dict[str, Tensor] = {}
+        self._has_started = False
+
+    def load_checkpoint(self, path: Any, *arguments: Any, **options: Any) -> dict[str, Any]:
+        """Replacement of the strategy's method of this name.
+
+        Args:
+            path: The checkpoint.
+            *arguments: As Lightning passes them.
+            **options: As Lightning passes them.
+
+        Returns:
+            Contents of the checkpoint.
+
+        Raises:
+            PosteriorError: If `ModelParallelStrategy` cannot load it into the module and the optimizer.
+        """
+        if not self._has_started:  # Lightning's tuner also restores in the middle of a run
+            self._old_weights = {name: value.clone() for name, value in self._tensors().items()}
+        try:
+            return self._load(path, *arguments, **options)
+        except Exception as error:
+            if not self._loads_optimizer or isinstance(error, BayesError):
+                raise
+            raise PosteriorError(
+                f"{path} cannot be loaded into this model and optimizer ({type(error).__name__}: {error}). Resume with the "
+                "model and the callback that wrote it. To start from its weights alone, load them in configure_model."
+            ) from error
+
+    def commit(self) -> None:
+        """Forget the old weights: the run has started."""
+        self._old_weights, self._has_started = {}, True
+
+    @torch.no_grad()
+    def roll_back(self) -> None:
+        """Restore the old weights unless the run has started."""
+        current = self._tensors()
+        for name, value in self._old_weights.items():
+            current[name].copy_(value)
+        self._old_weights = {}
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {name: local(value) for name, value in self._module.state_dict().items() if isinstance(value, Tensor)}
