@@ -87,17 +87,9 @@ class EvaluationCallback(Callback, ABC):
         if not trainer.sanity_checking:
             self._start(trainer, pl_module)
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop averaging."""
-        self._stop()
-
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start averaging."""
         self._start(trainer, pl_module)
-
-    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop averaging."""
-        self._stop()
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start averaging."""
@@ -106,6 +98,8 @@ class EvaluationCallback(Callback, ABC):
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop averaging."""
         self._stop()
+
+    on_validation_end = on_test_end = on_predict_end
 
     def _start(self, trainer: Trainer, module: LightningModule, predict: bool = False) -> None:
         samples = self.find_samples(trainer, module)

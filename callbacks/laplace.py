@@ -10,9 +10,8 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 
 from lightning_bayes.callbacks.evaluation import require_single_evaluation
 from lightning_bayes.callbacks.last_epoch import is_last_epoch
+from lightning_bayes.callbacks.loaders import OnDevice, ValidationSet, training_loader
 from lightning_bayes.callbacks.posthoc import PosthocCallback
-from lightning_bayes.callbacks.training_data import OnDevice, training_loader
-from lightning_bayes.callbacks.validation_set import ValidationSet
 from lightning_bayes.curvature import Likelihood
 from lightning_bayes.curvature.output_roots import CurvatureName
 from lightning_bayes.curvature.parameters import require_full_precision

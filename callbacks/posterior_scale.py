@@ -14,9 +14,9 @@ from torch import Tensor
 
 from lightning_bayes.callbacks.evaluation import EvaluationCallback
 from lightning_bayes.callbacks.last_epoch import is_last_epoch
+from lightning_bayes.callbacks.loaders import ValidationSet, on_device, sum_over_processes
 from lightning_bayes.callbacks.recalibration import recalibrated
 from lightning_bayes.callbacks.spread import spread
-from lightning_bayes.callbacks.validation_set import ValidationSet, on_device, sum_over_processes
 from lightning_bayes.curvature import Gaussian
 from lightning_bayes.errors import PosteriorError, UnsupportedTrainingError
 from lightning_bayes.optim.readout import SCALE_KEY

@@ -12,8 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
-from lightning_bayes.callbacks.training_data import training_loader
-from lightning_bayes.callbacks.validation_set import on_device
+from lightning_bayes.callbacks.loaders import on_device, training_loader
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.predictive import Samples, recalibrate
 from lightning_bayes.predictive.recalibration import running_statistics

@@ -9,8 +9,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
+from lightning_bayes.callbacks.loaders import ValidationSet, evaluate_batches
 from lightning_bayes.callbacks.step_outputs import StepOutputs, step_outputs
-from lightning_bayes.callbacks.validation_set import ValidationSet, evaluate_batches
 from lightning_bayes.errors import DataError, HyperparameterError, UnsupportedTrainingError
 from lightning_bayes.predictive import Rejector, ScaledModule
 

@@ -8,10 +8,10 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
+from lightning_bayes.callbacks.loaders import ValidationSet, evaluate_batches, sum_over_processes
 from lightning_bayes.callbacks.patches import Patches
 from lightning_bayes.callbacks.posterior_scale import PosteriorScale
 from lightning_bayes.callbacks.step_outputs import StepOutputs, step_outputs
-from lightning_bayes.callbacks.validation_set import ValidationSet, evaluate_batches, sum_over_processes
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.predictive import ScaledModule, fit_temperature
 from lightning_bayes.predictive.temperature import LARGEST, SMALLEST
@@ -88,25 +88,6 @@ class TemperatureScaling(Callback):
 
     def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Scale the module's logits; fit the temperature first if there is none."""
-        self._start(trainer, pl_module)
-
-    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop scaling."""
-        self._patches.undo()
-
-    def on_predict_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Scale the module's logits; fit the temperature first if there is none."""
-        self._start(trainer, pl_module)
-
-    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop scaling."""
-        self._patches.undo()
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Stop scaling."""
-        self._patches.undo()
-
-    def _start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not isinstance(pl_module, ScaledModule):
             raise UnsupportedTrainingError(
                 "TemperatureScaling sets a module's attribute temperature and calls its sampled_forward, but "
@@ -121,6 +102,18 @@ class TemperatureScaling(Callback):
                 f"The temperature {self.temperature:.4f} was fitted on the validation set before this evaluation."
             )
         self._patches.set(pl_module, "temperature", self.temperature)
+
+    on_predict_epoch_start = on_test_epoch_start
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stop scaling."""
+        self._patches.undo()
+
+    on_predict_end = on_test_end
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Stop scaling."""
+        self._patches.undo()
 
     def _fit(self, trainer: Trainer, pl_module: LightningModule) -> None:
         outputs = torch.cat([step.outputs for step in self._steps], dim=1)

@@ -1,4 +1,4 @@
-"""The validation set on which a callback fits a number, during a fit and after it."""
+"""Training and validation sets for callbacks that need them outside of a fit as well."""
 
 from __future__ import annotations
 
@@ -67,6 +67,35 @@ def _first(loaders: Any) -> Any:
     return next(iter(loaders), None) if isinstance(loaders, (list, tuple)) else loaders
 
 
+def training_loader(trainer: Trainer, module: LightningModule, fitted_on: Any, callback: str) -> Any:
+    """The training loader of the data module, else of the module, else of the last fit.
+
+    Args:
+        trainer: The trainer.
+        module: The module.
+        fitted_on: The loader of the last fit with this callback; None before a fit.
+        callback: Name of the callback's class, for the message.
+
+    Returns:
+        The loader.
+
+    Raises:
+        UnsupportedTrainingError: If there is none.
+    """
+    datamodule = getattr(trainer, "datamodule", None)
+    if datamodule is not None:
+        datamodule.setup("fit")
+        return datamodule.train_dataloader()
+    if is_overridden("train_dataloader", module):
+        return module.train_dataloader()
+    if fitted_on is None:
+        raise UnsupportedTrainingError(
+            f"{callback} needs training batches, but there was no fit with it, and there is no data module. Pass "
+            "datamodule=..., define train_dataloader in the module, or add the callback to the fit."
+        )
+    return fitted_on
+
+
 def sum_over_processes(trainer: Trainer, module: LightningModule) -> Callable[[Tensor], Tensor]:
     """A function that sums a tensor over processes."""
 
@@ -82,6 +111,22 @@ def sum_over_processes(trainer: Trainer, module: LightningModule) -> Callable[[T
 def on_device(trainer: Trainer, batch: Any) -> Any:
     """A batch in the trainer's precision and on its device, as a step receives it."""
     return trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch))
+
+
+@final
+class OnDevice:
+    """A loader whose batches are converted and moved to the device, as for a training step.
+
+    Args:
+        trainer: The trainer.
+        loader: The loader.
+    """
+
+    def __init__(self, trainer: Trainer, loader: Any) -> None:
+        self.trainer, self.loader = trainer, loader
+
+    def __iter__(self) -> Iterator[Any]:
+        return (on_device(self.trainer, batch) for batch in self.loader)
 
 
 def evaluate_batches(trainer: Trainer, module: Any, batches: Iterable[Any]) -> Iterator[StepOutputs]:
