@@ -147,7 +147,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         checks.check_training(trainer, pl_module)  # again: configure_model and other callbacks ran since
         check_model_parallel(trainer, pl_module, self.linearized)
         self.optimizer = swap_optimizer(trainer, pl_module, self._arguments, self._chosen)
-        self._posterior.forget()
+        self._posterior = EvaluatedPosterior()  # of the last fit no longer
         self._ranks_agree = self._is_announced = False
         self._names = {param: name for name, param in pl_module.named_parameters()}
         if "param_names" in self._resumed:

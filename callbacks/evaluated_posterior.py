@@ -34,10 +34,6 @@ class EvaluatedPosterior:
         """Copy the posterior of an optimizer at the end of its fit."""
         self._posterior = optimizer.posterior().to("cpu")
 
-    def forget(self) -> None:
-        """Forget the posterior, because another fit starts."""
-        self._posterior = None
-
     def find(
         self, trainer: Trainer, module: LightningModule, optimizer: MeanFieldOptimizer | None, callback: str
     ) -> AbstractPosterior | None:

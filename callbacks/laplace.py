@@ -127,7 +127,7 @@ class LaplaceCallback(PosthocCallback):
         is_online = self.online_every is not None and (trainer.current_epoch + 1) % self.online_every == 0
         if not is_last and not is_online:
             return
-        result = self._approximate(trainer, pl_module, self._fitted_on, self._validation_loader(pl_module, None))
+        result = self._approximate(trainer, pl_module)
         if is_last:
             self.keep(result.posterior)
         else:
@@ -147,12 +147,10 @@ class LaplaceCallback(PosthocCallback):
             The posterior.
         """
         _require_one_process(trainer)
-        loader = training_loader(trainer, pl_module, self._fitted_on, type(self).__name__)
-        validation = self._validation_loader(pl_module, trainer)
-        return self._approximate(trainer, pl_module, loader, validation).posterior
+        return self._approximate(trainer, pl_module).posterior
 
-    def _validation_loader(self, module: LightningModule, trainer: Trainer | None) -> Any:
-        """The validation loader that chooses δ; None if δ is chosen otherwise. `trainer` is None in a fit."""
+    def _validation_loader(self, trainer: Trainer, module: LightningModule) -> Any:
+        """The validation loader that chooses δ; None if δ is chosen otherwise."""
         if self.prior_precision == "validation":
             return self._validation.loader(trainer)
         by_validation = self.prior_precision is None and self.online_every is None and self._has_classes(module)
@@ -165,7 +163,9 @@ class LaplaceCallback(PosthocCallback):
         likelihood = self.likelihood or getattr(module, "likelihood", None)
         return likelihood or _NAMES[self.link_of(module) or "softmax"]
 
-    def _approximate(self, trainer: Trainer, module: LightningModule, loader: Any, validation: Any) -> Laplace:
+    def _approximate(self, trainer: Trainer, module: LightningModule) -> Laplace:
+        loader = training_loader(trainer, module, self._fitted_on, type(self).__name__)
+        validation = self._validation_loader(trainer, module)
         prior = self.prior_precision
         if prior is None:
             prior = "marglik" if validation is None else "validation"

@@ -36,25 +36,24 @@ class ValidationSet:
         """Keep the loaders of the current validation."""
         self._loaders = trainer.val_dataloaders
 
-    def find(self, trainer: Trainer | None) -> Any:
-        """The first validation loader of the data module, else of the loaders that were kept; `trainer` is None in a fit."""
+    def find(self, trainer: Trainer) -> Any:
+        """The first loader of the data module outside of a fit, else of the loaders that were kept; None without one."""
         datamodule = getattr(trainer, "datamodule", None)
-        if datamodule is None:
+        if datamodule is None or trainer.state.fn == "fit":
             return _first(self._loaders)
         if not is_overridden("val_dataloader", datamodule, LightningDataModule):
             return None
         datamodule.setup("validate")
         return _first(datamodule.val_dataloader())
 
-    def loader(self, trainer: Trainer | None) -> Any:
+    def loader(self, trainer: Trainer) -> Any:
         """The result of `find`; raises `UnsupportedTrainingError` instead of returning None."""
         loader = self.find(trainer)
-        if loader is not None:
-            return loader
-        datamodule = getattr(trainer, "datamodule", None)
-        if datamodule is not None:
-            raise self._missing(f"{type(datamodule).__name__}.val_dataloader() returns none")
-        raise self._missing("this fit has none" if trainer is None else "this callback has seen none")
+        if loader is None:
+            data = getattr(trainer, "datamodule", None)
+            nowhere = "this callback has seen none"
+            raise self._missing(nowhere if data is None else f"{type(data).__name__}.val_dataloader() returns none")
+        return loader
 
     def _missing(self, reason: str) -> UnsupportedTrainingError:
         return UnsupportedTrainingError(
@@ -68,12 +67,12 @@ def _first(loaders: Any) -> Any:
 
 
 def training_loader(trainer: Trainer, module: LightningModule, fitted_on: Any, callback: str) -> Any:
-    """The training loader of the data module, else of the module, else of the last fit.
+    """The training loader of the current fit; outside of a fit of the data module, else of the module, else of the last fit.
 
     Args:
         trainer: The trainer.
         module: The module.
-        fitted_on: The loader of the last fit with this callback; None before a fit.
+        fitted_on: The loader of the current or last fit with this callback; None before a fit.
         callback: Name of the callback's class, for the message.
 
     Returns:
@@ -82,6 +81,8 @@ def training_loader(trainer: Trainer, module: LightningModule, fitted_on: Any, c
     Raises:
         UnsupportedTrainingError: If there is none.
     """
+    if trainer.state.fn == "fit":
+        return fitted_on
     datamodule = getattr(trainer, "datamodule", None)
     if datamodule is not None:
         datamodule.setup("fit")

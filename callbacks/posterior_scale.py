@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple, TypeAlias, final
+from typing import Any, TypeAlias, final
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -17,6 +17,7 @@ from lightning_bayes.callbacks.last_epoch import is_last_epoch
 from lightning_bayes.callbacks.loaders import ValidationSet, on_device, sum_over_processes
 from lightning_bayes.callbacks.recalibration import recalibrated
 from lightning_bayes.callbacks.spread import spread
+from lightning_bayes.callbacks.step_outputs import StepOutputs, concatenated, stored
 from lightning_bayes.curvature import Gaussian
 from lightning_bayes.errors import PosteriorError, UnsupportedTrainingError
 from lightning_bayes.optim.readout import SCALE_KEY
@@ -122,7 +123,7 @@ class PosteriorScale(Callback):
                 return
             link = callback.link_of(pl_module) or "softmax"
             limit = int(min(trainer.num_val_batches[0], 2**62))
-            self._choose(trainer, pl_module, self._scalable(samples), link, self._validation.loader(None), limit)
+            self._choose(trainer, pl_module, self._scalable(samples), link, self._validation.loader(trainer), limit)
         pl_module.log("val/posterior_scale", float(self.scale or 0.0), sync_dist=True)
 
     # -- afterwards ---------------------------------------------------------------------------------------------------
@@ -167,7 +168,7 @@ class PosteriorScale(Callback):
         loader: Any,
         limit: int | None,
     ) -> None:
-        def evaluate(scaled: Samples) -> _Outputs:
+        def evaluate(scaled: Samples) -> StepOutputs:
             prepared = spread(trainer, recalibrated(trainer, module, scaled))
             return _evaluate(trainer, module, prepared, islice(loader, limit))
 
@@ -185,22 +186,19 @@ class PosteriorScale(Callback):
         _report(fitted)
 
 
-class _Outputs(NamedTuple):
-    outputs: Tensor  # [samples, examples, …], on the CPU
-    targets: Tensor  # [examples, …]
-
-
 def _linear_in_scale(
-    samples: LinearizedSamples, evaluate: Callable[[Samples], _Outputs]
-) -> Callable[[float], _Outputs]:
+    samples: LinearizedSamples, evaluate: Callable[[Samples], StepOutputs]
+) -> Callable[[float], StepOutputs]:
     """Outputs as a function of the width: they are linear in it, f + c J (θ - μ), so two evaluations suffice."""
     mean, drawn = evaluate(samples.scaled(0.0)), evaluate(samples)
-    return lambda scale: _Outputs(torch.lerp(mean.outputs.expand_as(drawn.outputs), drawn.outputs, scale), mean.targets)
+    return lambda scale: StepOutputs(
+        torch.lerp(mean.outputs.expand_as(drawn.outputs), drawn.outputs, scale), mean.targets
+    )
 
 
-def _evaluate(trainer: Trainer, module: LightningModule, samples: Samples, batches: Iterator[Any]) -> _Outputs:
+def _evaluate(trainer: Trainer, module: LightningModule, samples: Samples, batches: Iterator[Any]) -> StepOutputs:
     """Outputs under every sample for a whole validation set."""
-    outputs, targets = [], []
+    steps = []
     for batch in batches:
         if not isinstance(batch, (tuple, list)) or len(batch) != 2 or not isinstance(batch[1], Tensor):
             raise UnsupportedTrainingError(
@@ -208,14 +206,12 @@ def _evaluate(trainer: Trainer, module: LightningModule, samples: Samples, batch
                 f"validation set yields a {type(batch).__name__}. Yield such batches, or choose the width yourself with "
                 "lightning_bayes.predictive.fit_scale."
             )
-        inputs, batch_targets = on_device(trainer, batch)
+        inputs, targets = on_device(trainer, batch)
         with trainer.precision_plugin.forward_context():
-            batch_outputs = samples.outputs(module, partial(module, inputs)).detach().cpu()
-        outputs.append(batch_outputs.to(torch.promote_types(batch_outputs.dtype, torch.float32)))
-        targets.append(batch_targets.detach().cpu())
-    if not outputs:
+            steps.append(stored(samples.outputs(module, partial(module, inputs)), targets))
+    if not steps:
         raise UnsupportedTrainingError("PosteriorScale: the validation set is empty. Hold out some training examples.")
-    return _Outputs(torch.cat(outputs, 1), torch.cat(targets))
+    return concatenated(steps)
 
 
 def _evaluation_of(trainer: Trainer) -> EvaluationCallback:

@@ -10,7 +10,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_bayes.callbacks.loaders import ValidationSet, evaluate_batches
-from lightning_bayes.callbacks.step_outputs import StepOutputs, step_outputs
+from lightning_bayes.callbacks.step_outputs import StepOutputs, concatenated, step_outputs
 from lightning_bayes.errors import DataError, HyperparameterError, UnsupportedTrainingError
 from lightning_bayes.predictive import Rejector, ScaledModule
 
@@ -70,10 +70,10 @@ class RejectorCallback(Callback):
                 "lightning_bayes.predictive.Rejector.fit yourself."
             )
         self._counts.zero_()
-        steps = list(evaluate_batches(trainer, pl_module, self._validation.loader(trainer)))
-        probs, labels = torch.cat([_probs(step) for step in steps]), torch.cat([step.targets for step in steps])
+        batches = evaluate_batches(trainer, pl_module, self._validation.loader(trainer))
+        validation = concatenated(list(batches))
         try:
-            self.rejector = Rejector.fit(probs, labels, self.risk, self.confidence)
+            self.rejector = Rejector.fit(_probs(validation), validation.targets, self.risk, self.confidence)
         except DataError as error:
             self.rejector = None
             rank_zero_warn(f"The test continues without rejection. {error}")

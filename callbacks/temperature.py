@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any, final
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
 from lightning_bayes.callbacks.loaders import ValidationSet, evaluate_batches, sum_over_processes
 from lightning_bayes.callbacks.patches import Patches
 from lightning_bayes.callbacks.posterior_scale import PosteriorScale
-from lightning_bayes.callbacks.step_outputs import StepOutputs, step_outputs
+from lightning_bayes.callbacks.step_outputs import StepOutputs, concatenated, step_outputs
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.predictive import ScaledModule, fit_temperature
 from lightning_bayes.predictive.temperature import LARGEST, SMALLEST
@@ -116,10 +115,8 @@ class TemperatureScaling(Callback):
         self._patches.undo()
 
     def _fit(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        outputs = torch.cat([step.outputs for step in self._steps], dim=1)
-        targets = torch.cat([step.targets for step in self._steps])
-        self._steps = []
-        self.temperature = fit_temperature(outputs, targets, sum_over_processes(trainer, pl_module))
+        validation, self._steps = concatenated(self._steps), []
+        self.temperature = fit_temperature(*validation, sum_over_processes(trainer, pl_module))
         if not SMALLEST * 1.01 < self.temperature < LARGEST / 1.01:
             rank_zero_warn(
                 f"The temperature {self.temperature:.3g} is at the end of the search range from {SMALLEST} to {LARGEST}: "
