@@ -98,7 +98,7 @@ class LaplaceCallback(PosthocCallback):
         self.prior_precision, self.prior_structure = prior_precision, prior_structure
         self.mc_samples, self.online_every, self.likelihood = mc_samples, online_every, likelihood
         self.result: Laplace | None = None
-        self._validation = ValidationSet(type(self).__name__, "prior precision")
+        self._validation = ValidationSet(type(self).__name__, "prior precision", "lightning_bayes.laplace")
         self._fitted_on: Any = None
 
     # -- the fit ------------------------------------------------------------------------------------------------------

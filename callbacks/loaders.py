@@ -9,7 +9,7 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
-from lightning_bayes.callbacks.step_outputs import StepOutputs, step_outputs
+from lightning_bayes.callbacks.step_outputs import StepOutputs, concatenated, stored
 from lightning_bayes.errors import UnsupportedTrainingError
 
 
@@ -20,10 +20,11 @@ class ValidationSet:
     Args:
         callback: Name of the callback's class, for messages.
         number: The quantity that the callback fits, for messages.
+        function: Name of the function that fits it without a callback, for messages.
     """
 
-    def __init__(self, callback: str, number: str) -> None:
-        self.callback, self.number = callback, number
+    def __init__(self, callback: str, number: str, function: str) -> None:
+        self.callback, self.number, self.function = callback, number, function
         self._loaders: Any = None  # loaders of the last fit or validation; the trainer forgets them in a test
 
     def require(self, trainer: Trainer) -> None:
@@ -54,6 +55,40 @@ class ValidationSet:
             nowhere = "this callback has seen none"
             raise self._missing(nowhere if data is None else f"{type(data).__name__}.val_dataloader() returns none")
         return loader
+
+    def outputs(
+        self, trainer: Trainer, module: LightningModule, forward: Callable[[Any], Tensor], batches: Iterable[Any]
+    ) -> StepOutputs:
+        """Evaluate a validation set inside another stage.
+
+        Args:
+            trainer: The trainer.
+            module: The module, in evaluation mode.
+            forward: Computes outputs under every sample, ``[samples, batch, …]``, from the inputs of a batch.
+            batches: Inputs and targets.
+
+        Returns:
+            Outputs and targets of all batches.
+
+        Raises:
+            UnsupportedTrainingError: If a batch has another form, or there is none.
+        """
+        steps = []
+        for batch in batches:
+            if not isinstance(batch, (tuple, list)) or len(batch) != 2 or not isinstance(batch[1], Tensor):
+                raise UnsupportedTrainingError(
+                    f"{self.callback} calls {type(module).__name__} on the inputs of batches (inputs, targets), but the "
+                    f"validation set yields a {type(batch).__name__}. Yield such batches, or choose the {self.number} "
+                    f"yourself with {self.function}."
+                )
+            inputs, targets = on_device(trainer, batch)
+            with trainer.precision_plugin.forward_context():
+                steps.append(stored(forward(inputs), targets))
+        if not steps:
+            raise UnsupportedTrainingError(
+                f"{self.callback}: the validation set is empty. Hold out some training examples."
+            )
+        return concatenated(steps)
 
     def _missing(self, reason: str) -> UnsupportedTrainingError:
         return UnsupportedTrainingError(
@@ -128,21 +163,3 @@ class OnDevice:
 
     def __iter__(self) -> Iterator[Any]:
         return (on_device(self.trainer, batch) for batch in self.loader)
-
-
-def evaluate_batches(trainer: Trainer, module: Any, batches: Iterable[Any]) -> Iterator[StepOutputs]:
-    """Evaluate the validation set inside another evaluation, in the same mode and under the same samples.
-
-    Args:
-        trainer: The trainer.
-        module: A `ScaledModule`.
-        batches: Inputs and targets.
-
-    Yields:
-        Logits and targets of each batch.
-    """
-    for batch in batches:
-        inputs, targets = on_device(trainer, batch)
-        with trainer.precision_plugin.forward_context():
-            outputs = module.sampled_forward(inputs)
-        yield step_outputs(module, "sampled_forward", {"outputs": outputs, "targets": targets})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from typing import Any, TypeAlias, final
@@ -14,10 +14,10 @@ from torch import Tensor
 
 from lightning_bayes.callbacks.evaluation import EvaluationCallback
 from lightning_bayes.callbacks.last_epoch import is_last_epoch
-from lightning_bayes.callbacks.loaders import ValidationSet, on_device, sum_over_processes
+from lightning_bayes.callbacks.loaders import ValidationSet, sum_over_processes
 from lightning_bayes.callbacks.recalibration import recalibrated
 from lightning_bayes.callbacks.spread import spread
-from lightning_bayes.callbacks.step_outputs import StepOutputs, concatenated, stored
+from lightning_bayes.callbacks.step_outputs import StepOutputs
 from lightning_bayes.curvature import Gaussian
 from lightning_bayes.errors import PosteriorError, UnsupportedTrainingError
 from lightning_bayes.optim.readout import SCALE_KEY
@@ -66,7 +66,7 @@ class PosteriorScale(Callback):
         self.linearized, self.refit = linearized, refit
         self.scale: float | None = None  # for the current posterior
         self._is_linearized = False  # whether the scale was chosen for linearised predictions
-        self._validation = ValidationSet(type(self).__name__, "width")
+        self._validation = ValidationSet(type(self).__name__, "width", "lightning_bayes.predictive.fit_scale")
 
     @property
     def state_key(self) -> str:
@@ -122,8 +122,7 @@ class PosteriorScale(Callback):
             if samples is None:
                 return
             link = callback.link_of(pl_module) or "softmax"
-            limit = int(min(trainer.num_val_batches[0], 2**62))
-            self._choose(trainer, pl_module, self._scalable(samples), link, self._validation.loader(trainer), limit)
+            self._choose(trainer, pl_module, self._scalable(samples), link)
         pl_module.log("val/posterior_scale", float(self.scale or 0.0), sync_dist=True)
 
     # -- afterwards ---------------------------------------------------------------------------------------------------
@@ -144,7 +143,7 @@ class PosteriorScale(Callback):
         predictive_changed = self._is_linearized != isinstance(scalable, _EXPANSIONS)
         if self.scale is None or self.refit or predictive_changed:
             with torch.random.fork_rng([]):
-                self._choose(trainer, module, scalable, link, self._validation.loader(trainer), None)
+                self._choose(trainer, module, scalable, link)
         return scalable.scaled(float(self.scale or 0.0))
 
     def _scalable(self, samples: Samples) -> _Scalable:
@@ -159,18 +158,17 @@ class PosteriorScale(Callback):
         linearized = isinstance(samples, _EXPANSIONS) if self.linearized is None else self.linearized
         return LinearizedSamples(weight_samples) if linearized else weight_samples
 
-    def _choose(
-        self,
-        trainer: Trainer,
-        module: LightningModule,
-        samples: _Scalable,
-        link: Link,
-        loader: Any,
-        limit: int | None,
-    ) -> None:
+    def _choose(self, trainer: Trainer, module: LightningModule, samples: _Scalable, link: Link) -> None:
+        loader = self._validation.loader(trainer)
+        limit = int(min(trainer.num_val_batches[0], 2**62)) if trainer.state.fn == "fit" else None
+
         def evaluate(scaled: Samples) -> StepOutputs:
             prepared = spread(trainer, recalibrated(trainer, module, scaled))
-            return _evaluate(trainer, module, prepared, islice(loader, limit))
+
+            def forward(inputs: Any) -> Tensor:
+                return prepared.outputs(module, partial(module, inputs))
+
+            return self._validation.outputs(trainer, module, forward, islice(loader, limit))
 
         linear_outputs = _linear_in_scale(samples, evaluate) if isinstance(samples, LinearizedSamples) else None
         likelihood = getattr(module, "likelihood", None)
@@ -194,24 +192,6 @@ def _linear_in_scale(
     return lambda scale: StepOutputs(
         torch.lerp(mean.outputs.expand_as(drawn.outputs), drawn.outputs, scale), mean.targets
     )
-
-
-def _evaluate(trainer: Trainer, module: LightningModule, samples: Samples, batches: Iterator[Any]) -> StepOutputs:
-    """Outputs under every sample for a whole validation set."""
-    steps = []
-    for batch in batches:
-        if not isinstance(batch, (tuple, list)) or len(batch) != 2 or not isinstance(batch[1], Tensor):
-            raise UnsupportedTrainingError(
-                f"PosteriorScale calls {type(module).__name__} on the inputs of batches (inputs, targets), but the "
-                f"validation set yields a {type(batch).__name__}. Yield such batches, or choose the width yourself with "
-                "lightning_bayes.predictive.fit_scale."
-            )
-        inputs, targets = on_device(trainer, batch)
-        with trainer.precision_plugin.forward_context():
-            steps.append(stored(samples.outputs(module, partial(module, inputs)), targets))
-    if not steps:
-        raise UnsupportedTrainingError("PosteriorScale: the validation set is empty. Hold out some training examples.")
-    return concatenated(steps)
 
 
 def _evaluation_of(trainer: Trainer) -> EvaluationCallback:

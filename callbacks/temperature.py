@@ -7,7 +7,7 @@ from typing import Any, final
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
-from lightning_bayes.callbacks.loaders import ValidationSet, evaluate_batches, sum_over_processes
+from lightning_bayes.callbacks.loaders import ValidationSet, sum_over_processes
 from lightning_bayes.callbacks.patches import Patches
 from lightning_bayes.callbacks.posterior_scale import PosteriorScale
 from lightning_bayes.callbacks.step_outputs import StepOutputs, concatenated, step_outputs
@@ -39,7 +39,9 @@ class TemperatureScaling(Callback):
         self.temperature: float | None = None  # for the current weights
         self._patches = Patches()
         self._steps: list[StepOutputs] = []
-        self._validation = ValidationSet(type(self).__name__, "temperature")
+        self._validation = ValidationSet(
+            type(self).__name__, "temperature", "lightning_bayes.predictive.fit_temperature"
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """The temperature of the weights in the checkpoint."""
@@ -80,7 +82,8 @@ class TemperatureScaling(Callback):
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Fit and log the temperature."""
         if self._steps and not trainer.sanity_checking:
-            self._fit(trainer, pl_module)
+            self._fit(trainer, pl_module, concatenated(self._steps))
+            self._steps = []
             pl_module.log("val/temperature", float(self.temperature or 1.0), sync_dist=True)
 
     # -- afterwards ---------------------------------------------------------------------------------------------------
@@ -95,8 +98,10 @@ class TemperatureScaling(Callback):
             )
         # Validation during the fit did not use the width that a PosteriorScale has chosen.
         if self.temperature is None or self.refit or _has_width(trainer):
-            self._steps = list(evaluate_batches(trainer, pl_module, self._validation.loader(trainer)))
-            self._fit(trainer, pl_module)
+            loader = self._validation.loader(trainer)
+            self._fit(
+                trainer, pl_module, self._validation.outputs(trainer, pl_module, pl_module.sampled_forward, loader)
+            )
             rank_zero_info(
                 f"The temperature {self.temperature:.4f} was fitted on the validation set before this evaluation."
             )
@@ -114,8 +119,7 @@ class TemperatureScaling(Callback):
         """Stop scaling."""
         self._patches.undo()
 
-    def _fit(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        validation, self._steps = concatenated(self._steps), []
+    def _fit(self, trainer: Trainer, pl_module: LightningModule, validation: StepOutputs) -> None:
         self.temperature = fit_temperature(*validation, sum_over_processes(trainer, pl_module))
         if not SMALLEST * 1.01 < self.temperature < LARGEST / 1.01:
             rank_zero_warn(
