@@ -222,11 +222,7 @@ class VariationalCallback(EvaluationCallback, ABC):
     # -- evaluation ---------------------------------------------------------------------------------------------------
 
     def find_samples(self, trainer: Trainer, pl_module: LightningModule) -> Samples | None:
-        """Find the posterior to evaluate under.
-
-        Returns:
-            Weight samples; None without a posterior, and if the number of samples is 0.
-        """
+        """Samples of the posterior; None without a posterior, and if the number of samples is 0."""
         count = sample_count(trainer, self.eval_samples, self.val_samples)
         if not count or not self.optimizer_class.noisy:
             return None

@@ -40,10 +40,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
         """Write a checkpoint; an existing file stays intact until the new one is complete.
 
-        Args:
-            checkpoint: Its contents.
-            path: The file. Raises `CheckpointError` if it cannot be written, such as on a full disk.
-            storage_options: Not supported, as in Lightning's own plugin.
+        Raises `CheckpointError` if the file cannot be written, such as on a full disk.
         """
         if storage_options is not None or _is_remote(path):
             super().save_checkpoint(checkpoint, path, storage_options)
@@ -52,16 +49,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         atomic_save(path, checkpoint, "checkpoint", advice)
 
     def load_checkpoint(self, path: str | Path, *arguments: Any, **options: Any) -> dict[str, Any]:
-        """Read a checkpoint.
-
-        Args:
-            path: The file. Raises an error that names it if it is damaged or not a Lightning checkpoint.
-            *arguments: As Lightning passes them.
-            **options: As Lightning passes them.
-
-        Returns:
-            Its contents.
-        """
+        """Read a checkpoint; an error names the file if it is damaged or not a Lightning checkpoint."""
         if not _is_remote(path):
             verify_checksums(path)
         with named_if_unreadable(path):

@@ -58,11 +58,7 @@ class DeepEnsembleCallback(EvaluationCallback):
         self.members = [os.fspath(path) for path in members]
 
     def find_samples(self, trainer: Trainer, pl_module: LightningModule) -> NetworkSamples | None:
-        """Load the members, outside of a fit.
-
-        Returns:
-            The members, or samples of their posteriors; None in a fit.
-        """
+        """The members, or samples of their posteriors; None in a fit."""
         if trainer.state.fn == "fit":
             return None
         # Load one at a time, because a checkpoint also holds the optimizer's state.

@@ -51,18 +51,10 @@ class EvaluationCallback(Callback, ABC):
 
     @abstractmethod
     def find_samples(self, trainer: Trainer, pl_module: LightningModule) -> Samples | None:
-        """Find the samples to average over.
-
-        Returns:
-            The samples; None to leave the module alone.
-        """
+        """The samples to average over; None to leave the module alone."""
 
     def link_of(self, module: LightningModule) -> Link | None:
-        """The link of a module: the argument, else the module's attribute ``link``, else the link of the loss.
-
-        Returns:
-            The link; None if unknown.
-        """
+        """The argument ``link``, else the module's attribute, else the link of the training loss; None if unknown."""
         link: Link | None = self.link or getattr(module, "link", None) or self.loss_link
         return link
 

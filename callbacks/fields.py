@@ -142,17 +142,7 @@ class CallbackArguments(NamedTuple):
 def complete_arguments(
     callback: str, optimizer_class: type[MeanFieldOptimizer], fields: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> CallbackArguments:
-    """Fill in the defaults of a callback's arguments, check them, and split them by consumer.
-
-    Args:
-        callback: Name of the callback's class, for messages.
-        optimizer_class: The optimizer, whose hyperparameter record defines the ranges.
-        fields: The arguments that the user passed.
-        defaults: Defaults of the callback that differ from the optimizer's.
-
-    Returns:
-        All arguments.
-    """
+    """Fill in the defaults of a callback's arguments, check their ranges, and split them by consumer."""
     record = optimizer_class.hyperparameters
     names = {*CallbackFields.__optional_keys__, *record.own_names(), *defaults}
     _require_known(callback, fields, names)

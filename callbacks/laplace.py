@@ -141,11 +141,7 @@ class LaplaceCallback(PosthocCallback):
     # -- afterwards ---------------------------------------------------------------------------------------------------
 
     def missing_posterior(self, trainer: Trainer, pl_module: LightningModule) -> AbstractPosterior:
-        """Approximate the posterior of weights that were loaded without one.
-
-        Returns:
-            The posterior.
-        """
+        """Approximate the posterior of weights that were loaded without one."""
         _require_one_process(trainer)
         return self._approximate(trainer, pl_module).posterior
 

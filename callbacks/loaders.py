@@ -102,20 +102,7 @@ def _first(loaders: Any) -> Any:
 
 
 def training_loader(trainer: Trainer, module: LightningModule, fitted_on: Any, callback: str) -> Any:
-    """The training loader of the current fit; outside of a fit of the data module, else of the module, else of the last fit.
-
-    Args:
-        trainer: The trainer.
-        module: The module.
-        fitted_on: The loader of the current or last fit with this callback; None before a fit.
-        callback: Name of the callback's class, for the message.
-
-    Returns:
-        The loader.
-
-    Raises:
-        UnsupportedTrainingError: If there is none.
-    """
+    """The loader of the current fit, else of the data module, else of the module, else of the last fit, `fitted_on`."""
     if trainer.state.fn == "fit":
         return fitted_on
     datamodule = getattr(trainer, "datamodule", None)
@@ -151,12 +138,7 @@ def on_device(trainer: Trainer, batch: Any) -> Any:
 
 @final
 class OnDevice:
-    """A loader whose batches are converted and moved to the device, as for a training step.
-
-    Args:
-        trainer: The trainer.
-        loader: The loader.
-    """
+    """A loader whose batches are converted and moved to the device, as for a training step."""
 
     def __init__(self, trainer: Trainer, loader: Any) -> None:
         self.trainer, self.loader = trainer, loader

@@ -79,11 +79,7 @@ class MCDropoutCallback(EvaluationCallback):
         self._layers_of(pl_module)
 
     def find_samples(self, trainer: Trainer, pl_module: LightningModule) -> DropoutSamples | None:
-        """Find the dropout layers.
-
-        Returns:
-            Passes with dropout; None if their number is 0.
-        """
+        """Passes with dropout; None if their number is 0."""
         layers = self._layers_of(pl_module)
         count = sample_count(trainer, self.eval_samples, self.val_samples)
         return DropoutSamples(layers, count, self.seed) if count else None

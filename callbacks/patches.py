@@ -26,13 +26,7 @@ class Patches:
         self._undo = ExitStack()
 
     def set(self, target: Any, name: str, value: Any) -> None:
-        """Set an attribute until `undo`.
-
-        Args:
-            target: Any object with a ``__dict__``.
-            name: Name of the attribute, or of a property with a setter.
-            value: The replacement.
-        """
+        """Set an attribute, or a property that has a setter, until `undo`."""
         if isinstance(getattr(type(target), name, None), property):
             self._undo.callback(setattr, target, name, getattr(target, name))
         else:

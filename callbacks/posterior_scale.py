@@ -128,17 +128,7 @@ class PosteriorScale(Callback):
     # -- afterwards ---------------------------------------------------------------------------------------------------
 
     def finished_samples(self, trainer: Trainer, module: LightningModule, samples: Samples, link: Link) -> Samples:
-        """Samples of an evaluation outside of a fit, at the chosen width. Chooses the width first if necessary.
-
-        Args:
-            trainer: The trainer.
-            module: The module, in evaluation mode.
-            samples: Samples of the posterior as it was trained.
-            link: How outputs become predictions.
-
-        Returns:
-            Samples of the scaled posterior, linearised if `linearized` is set.
-        """
+        """Samples of an evaluation outside of a fit, at the chosen width, which is chosen first if necessary."""
         scalable = self._scalable(samples)
         predictive_changed = self._is_linearized != isinstance(scalable, _EXPANSIONS)
         if self.scale is None or self.refit or predictive_changed:

@@ -63,11 +63,7 @@ class PosthocCallback(EvaluationCallback, ABC):
                 self._patches.set(loop, "inference_mode", False)
 
     def find_samples(self, trainer: Trainer, pl_module: LightningModule) -> Samples | None:
-        """Find the posterior of the module's weights.
-
-        Returns:
-            Its samples; None without a posterior.
-        """
+        """Samples of the posterior of the module's weights; None without one."""
         if not self.eval_samples:
             return None
         if self._posterior is None or not is_mean_of(self._posterior, pl_module.state_dict()):

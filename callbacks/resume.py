@@ -25,18 +25,7 @@ from lightning_bayes.optim.weight_prior import holds_priors
 
 
 def resumable_state(checkpoint: Mapping[str, Any], callback: str) -> dict[str, Any]:
-    """The callback's state in the checkpoint to resume from.
-
-    Args:
-        checkpoint: Contents of a Lightning checkpoint.
-        callback: Name of the callback's class, for the message.
-
-    Returns:
-        The state.
-
-    Raises:
-        PosteriorError: If the checkpoint holds no state of a noisy optimizer.
-    """
+    """The callback's state in a checkpoint to resume from; raises `PosteriorError` if no noisy optimizer wrote it."""
     groups = [group for state in checkpoint.get("optimizer_states", []) for group in state["param_groups"]]
     state = callback_state(checkpoint)
     # A distributed checkpoint has no optimizer_states: the strategy loads them from separate files.
@@ -50,15 +39,7 @@ def resumable_state(checkpoint: Mapping[str, Any], callback: str) -> dict[str, A
 
 
 def require_same_order(saved: list[list[str]], names: list[list[str]]) -> None:
-    """Require the order of parameters in the checkpoint, because optimizer state is saved by position.
-
-    Args:
-        saved: Names of the saved optimizer's parameters, by group.
-        names: Names of the new optimizer's parameters, by group.
-
-    Raises:
-        PosteriorError: If they differ.
-    """
+    """Require the order of parameters in the checkpoint, because optimizer state is saved by position."""
     if saved == names:
         return
     saved_order, current_order = ", ".join(chain(*saved)), ", ".join(chain(*names))
@@ -77,12 +58,7 @@ def warn_of_changes(
 ) -> None:
     """Warn about arguments that the checkpoint overrides, after the optimizer's state was restored.
 
-    Args:
-        trainer: The trainer.
-        optimizer: The restored optimizer.
-        arguments: The callback's arguments.
-        chosen: Values for the arguments that the user did not pass.
-        saved: The callback's state in the checkpoint.
+    `saved` is the callback's state in the checkpoint.
     """
     restored = dict(optimizer.param_groups[0])
     requested = _requested_hyperparameters(trainer, arguments, chosen)
@@ -128,10 +104,6 @@ class RollbackOnFailedResume:
     """Loads a checkpoint, and restores the module's old weights if the run does not start.
 
     Lightning copies the matching weights before it raises an error about the others, and before it restores the optimizer.
-
-    Args:
-        strategy: The strategy that loads the checkpoint.
-        module: The user's module.
     """
 
     def __init__(self, strategy: Strategy, module: LightningModule) -> None:
@@ -142,19 +114,7 @@ class RollbackOnFailedResume:
         self._has_started = False
 
     def load_checkpoint(self, path: Any, *arguments: Any, **options: Any) -> dict[str, Any]:
-        """Replacement of the strategy's method of this name.
-
-        Args:
-            path: The checkpoint.
-            *arguments: As Lightning passes them.
-            **options: As Lightning passes them.
-
-        Returns:
-            Contents of the checkpoint.
-
-        Raises:
-            PosteriorError: If `ModelParallelStrategy` cannot load it into the module and the optimizer.
-        """
+        """Replacement of the strategy's method; raises `PosteriorError` if a sharded checkpoint does not fit."""
         if not self._has_started:  # Lightning's tuner also restores in the middle of a run
             self._old_weights = {name: value.clone() for name, value in self._tensors().items()}
         try:

@@ -27,17 +27,7 @@ _DECOUPLED = tuple(getattr(torch.optim, name) for name in _DECOUPLED_NAMES if ha
 def swap_optimizer(
     trainer: Trainer, module: LightningModule, arguments: CallbackArguments, chosen: ChosenDefaults
 ) -> MeanFieldOptimizer:
-    """Replace the optimizer that the strategy has set up.
-
-    Args:
-        trainer: A trainer whose strategy has set up the user's optimizer. Its optimizer and schedulers are changed.
-        module: The user's module.
-        arguments: The callback's arguments.
-        chosen: Values for the arguments that the user did not pass.
-
-    Returns:
-        The new optimizer.
-    """
+    """Replace the optimizer that the strategy has set up; changes the user's optimizer and schedulers."""
     strategy = trainer.strategy
     step_rule = arguments.group_defaults["step_rule"]
     has_base = step_rule == "user"
@@ -74,23 +64,7 @@ def swap_optimizer(
 def _converted_groups(
     old: Optimizer, betas: tuple[float, float] | BetaSchedule, cycles_momentum: bool
 ) -> list[dict[str, Any]]:
-    """Build parameter groups for the new optimizer.
-
-    The learning rate and all keys that schedulers or the user added (``initial_lr``, ``max_lr``, ``name``) are kept.
-    Decoupled weight decay, as in AdamW, is kept too. An L2 penalty becomes ``l2_penalty``, which sets the prior precision
-    once N is known.
-
-    Args:
-        old: The user's optimizer.
-        betas: The new optimizer's (β₁, β₂).
-        cycles_momentum: Whether a scheduler changes ``momentum`` or β₁, see `schedulers.cycles_momentum`.
-
-    Returns:
-        The groups.
-
-    Raises:
-        UnsupportedTrainingError: If `betas` is a schedule and a scheduler changes β₁ as well.
-    """
+    """The groups with their rates, added keys and decoupled decay; an L2 penalty becomes ``l2_penalty``, for the prior."""
     groups = []
     for group in old.param_groups:
         groups.append(_converted(old, group, cycles_momentum) | {"params": list(group["params"])})
@@ -126,16 +100,7 @@ def _converted(old: Optimizer, group: dict[str, Any], cycles_momentum: bool) -> 
 
 
 def _without_penalty(old: Optimizer, cycles_momentum: bool, grafts: bool) -> BaseOptimizerStep:
-    """Let the user's optimizer update the mean, without its L2 penalty, which the prior replaces.
-
-    Args:
-        old: The user's optimizer; changed in place.
-        cycles_momentum: Whether a scheduler changes the momentum.
-        grafts: Whether to step along the natural gradient, with the length of the user's step.
-
-    Returns:
-        The step.
-    """
+    """Let the user's optimizer update the mean, without its L2 penalty, which the prior replaces."""
     for group in (old.defaults, *old.param_groups):
         if not _is_decoupled(old, group) and "weight_decay" in group:
             group["weight_decay"] = 0.0
