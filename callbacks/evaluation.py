@@ -9,13 +9,23 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_bayes.callbacks.checks import refuse_other_package
-from lightning_bayes.callbacks.loss_link import link_of_loss
 from lightning_bayes.callbacks.patches import Patches
 from lightning_bayes.callbacks.recalibration import recalibrated
 from lightning_bayes.callbacks.sampled_forward import SampledForward
 from lightning_bayes.callbacks.spread import spread
+from lightning_bayes.curvature import loss_functions
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.predictive import Link, Samples, check_link
+
+_LINKS: dict[str, Link] = {
+    "NllLoss": "softmax",
+    "NllLoss2D": "softmax",
+    "BinaryCrossEntropyWithLogits": "sigmoid",
+    "BinaryCrossEntropy": "identity",  # outputs are probabilities, and so is their average
+    "MseLoss": "identity",
+    "SmoothL1Loss": "identity",
+    "HuberLoss": "identity",
+}
 
 
 @runtime_checkable
@@ -132,3 +142,21 @@ def require_single_evaluation(trainer: Trainer) -> None:
     names = [type(c).__name__ for c in trainer.callbacks if isinstance(c, EvaluationCallback)]  # type: ignore[attr-defined]
     if len(names) > 1:
         raise UnsupportedTrainingError(f"{' and '.join(names)} each average predictions. Keep one of them.")
+
+
+def link_of_loss(loss: torch.Tensor) -> Link | None:
+    """The link that matches a loss.
+
+    Args:
+        loss: Scalar with a graph.
+
+    Returns:
+        The link; None if the loss uses none of torch's loss functions, or functions with different links.
+
+    Example:
+        >>> import torch
+        >>> link_of_loss(torch.nn.functional.mse_loss(torch.zeros(2, requires_grad=True), torch.ones(2)))
+        'identity'
+    """
+    links = {_LINKS[name] for name in loss_functions(loss) if name in _LINKS}
+    return links.pop() if len(links) == 1 else None

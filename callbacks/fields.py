@@ -118,7 +118,6 @@ def _merge_docstrings(*records: Any) -> None:
 
 _merge_docstrings(HyperparameterFields, CallbackFields, KroneckerFields)
 
-_CALLBACK_NAMES = ("lr", "num_data", "prior_precision", "eval_samples", "val_samples", "linearized", "link")
 _UNDECIDED = ("lr", "prior_precision", "data_augmentation_factor", "link", "curvature_interval")  # None: chosen later
 _DEFAULTS = {**dict.fromkeys(_UNDECIDED), "linearized": False}
 
@@ -150,13 +149,12 @@ def complete_arguments(
     values = {**record.defaults(), **optimizer_class.own_defaults, **_DEFAULTS, **defaults, **plain(passed)}
     record.check(values)
     check_names(values["engine"], values["loss_reduction"])
-    optimizer_names = names - {*_CALLBACK_NAMES, "step"}
-    for_optimizer = {name: value for name, value in values.items() if name in optimizer_names}
+    values["step"] = fields.get("step")
+    for_optimizer = {n: value for n, value in values.items() if n in names.difference(CallbackArguments._fields)}
     group_defaults = record.group_values(for_optimizer)
     return CallbackArguments(
-        optimizer_class,
-        **{name: values[name] for name in _CALLBACK_NAMES},
-        step=fields.get("step"),
+        **{name: values[name] for name in CallbackArguments._fields if name in values},
+        optimizer_class=optimizer_class,
         group_defaults=group_defaults,
         optimizer_kwargs={name: value for name, value in for_optimizer.items() if name not in group_defaults},
     )
