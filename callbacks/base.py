@@ -21,7 +21,6 @@ from typing import Any, ClassVar
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loops.optimization.automatic import Closure
 from lightning_utilities.core.rank_zero import rank_zero_info
-from torch import nn
 from typing_extensions import Unpack
 
 from lightning_bayes.callbacks import checks, ranks, summary
@@ -86,7 +85,6 @@ class VariationalCallback(EvaluationCallback, ABC):
         self._rollback: RollbackOnFailedResume | None = None  # None outside of a fit
         self._resumed: dict[str, Any] = {}  # the callback's state in the checkpoint that the fit resumes from
         self._posterior = EvaluatedPosterior()
-        self._names: dict[nn.Parameter, str] = {}
         self._ranks_agree = self._is_announced = False
 
     @property
@@ -149,9 +147,8 @@ class VariationalCallback(EvaluationCallback, ABC):
         self.optimizer = swap_optimizer(trainer, pl_module, self._arguments, self._chosen)
         self._posterior = EvaluatedPosterior()  # of the last fit no longer
         self._ranks_agree = self._is_announced = False
-        self._names = {param: name for name, param in pl_module.named_parameters()}
         if "param_names" in self._resumed:
-            require_same_order(self._resumed["param_names"], self._param_names(self.optimizer))
+            require_same_order(self._resumed["param_names"], _param_names(self.optimizer))
         ranks.share_inversions(trainer, self.optimizer)
 
     def _wrap_closure(self, trainer: Trainer, closure: Closure) -> Closure:
@@ -245,13 +242,10 @@ class VariationalCallback(EvaluationCallback, ABC):
             return {}
         return {
             "format": 1,
-            "param_names": self._param_names(self.optimizer),
+            "param_names": _param_names(self.optimizer),
             "link": self.loss_link,
             "lr": None if callable(self.lr) else self.lr,
         }
-
-    def _param_names(self, optimizer: MeanFieldOptimizer) -> list[list[str]]:
-        return [[self._names[param] for param in group["params"]] for group in optimizer.param_groups]
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Store the posterior mean, even if the save comes from inside a pass, such as from a signal handler.
@@ -274,3 +268,8 @@ class VariationalCallback(EvaluationCallback, ABC):
         checkpoint = complete_checkpoint(trainer, checkpoint)
         self.loss_link = callback_state(checkpoint).get("link")
         self._posterior.load(checkpoint)
+
+
+def _param_names(optimizer: MeanFieldOptimizer) -> list[list[str]]:
+    names = {param: name for name, param in optimizer.model.named_parameters()}
+    return [[names[param] for param in group["params"]] for group in optimizer.param_groups]
