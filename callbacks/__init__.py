@@ -1,29 +1,33 @@
 """Lightning callbacks for variational inference, other posteriors, and evaluation under a posterior."""
 
 from lightning_bayes.callbacks.base import VariationalCallback
-from lightning_bayes.callbacks.bbb import BBBCallback
-from lightning_bayes.callbacks.cvi import CVICallback
 from lightning_bayes.callbacks.deep_ensemble import DeepEnsembleCallback
 from lightning_bayes.callbacks.diagnostics import PosteriorDiagnostics
+from lightning_bayes.callbacks.diagonal import (
+    BBBCallback,
+    CVICallback,
+    IVONCallback,
+    MomentumVONCallback,
+    NoisyAdamCallback,
+    NoisyAdamFisherCallback,
+    OGNCallback,
+    VadaGradCallback,
+    VadamCallback,
+    VOGNCallback,
+    VONCallback,
+    Vprop0Callback,
+    VpropCallback,
+)
 from lightning_bayes.callbacks.figures import EvaluationFigures
-from lightning_bayes.callbacks.ivon import IVONCallback
 from lightning_bayes.callbacks.kfac import KFACCallback, NoisyKFACCallback
 from lightning_bayes.callbacks.laplace import LaplaceCallback
 from lightning_bayes.callbacks.mc_dropout import MCDropoutCallback
-from lightning_bayes.callbacks.momentum_von import MomentumVONCallback
-from lightning_bayes.callbacks.noisy_adam import NoisyAdamCallback, NoisyAdamFisherCallback
-from lightning_bayes.callbacks.ogn import OGNCallback
 from lightning_bayes.callbacks.posterior_scale import PosteriorScale
 from lightning_bayes.callbacks.predictions import PredictionWriter
 from lightning_bayes.callbacks.recalibration import BatchNormRecalibration
 from lightning_bayes.callbacks.rejection import RejectorCallback
 from lightning_bayes.callbacks.swag import SWAGCallback
 from lightning_bayes.callbacks.temperature import TemperatureScaling
-from lightning_bayes.callbacks.vadagrad import VadaGradCallback
-from lightning_bayes.callbacks.vadam import VadamCallback
-from lightning_bayes.callbacks.vogn import VOGNCallback
-from lightning_bayes.callbacks.von import VONCallback
-from lightning_bayes.callbacks.vprop import Vprop0Callback, VpropCallback
 from lightning_bayes.callbacks.warm_start import WarmStart
 
 __all__ = [

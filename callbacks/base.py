@@ -2,46 +2,49 @@
 
 A fit takes these steps:
 
-1. `setup` patches the trainer through `LightningSeam`.
-2. `_swap` replaces the user's optimizer, after Lightning has set it up and before Lightning restores a checkpoint into it.
+1. `setup` patches the trainer.
+2. `_set_up_and_swap` replaces the user's optimizer, after Lightning has set it up and before it restores a checkpoint.
 3. `_wrap_closure` replaces Lightning's closure by a `MonteCarloClosure`, which runs each batch under weight samples.
 4. `on_train_batch_end` sets the default noise scale once the first loss is known.
 5. Evaluation averages predictions over posterior samples (`find_samples`).
 6. Checkpoints hold the posterior mean as weights, and the optimizer's state as the posterior.
-7. `undo` removes the patches of the fit, also after an exception. `teardown` removes all patches.
+7. `undo` removes the patches, also after an exception; the plugin for checkpoint files stays until Lightning tears it down.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loops.optimization.automatic import Closure
 from lightning_utilities.core.rank_zero import rank_zero_info
-from torch import nn
 from typing_extensions import Unpack
 
 from lightning_bayes.callbacks import checks, ranks, summary
-from lightning_bayes.callbacks.checkpoint_io import store_mean, use_plain_numbers
+from lightning_bayes.callbacks.checkpoint_io import store_mean, use_atomic_files, use_plain_numbers
 from lightning_bayes.callbacks.closure import MonteCarloClosure
-from lightning_bayes.callbacks.default_policy import DefaultPrior, choose_defaults
+from lightning_bayes.callbacks.default_policy import choose_defaults
 from lightning_bayes.callbacks.evaluated_posterior import EvaluatedPosterior
 from lightning_bayes.callbacks.evaluation import EvaluationCallback
 from lightning_bayes.callbacks.fields import CallbackFields, complete_arguments
 from lightning_bayes.callbacks.model_parallel import (
     check_model_parallel,
     complete_checkpoint,
-    is_model_parallel,
     require_outside_of_pass,
 )
 from lightning_bayes.callbacks.num_data import example_count_check, set_num_data
 from lightning_bayes.callbacks.presets import Preset, find_preset, presets_of
-from lightning_bayes.callbacks.private_lightning import step_follows
-from lightning_bayes.callbacks.resume import ResumeGuard
-from lightning_bayes.callbacks.seam import LightningSeam
-from lightning_bayes.callbacks.swap import SwapSettings, swap_optimizer
+from lightning_bayes.callbacks.private_lightning import wrap_closures
+from lightning_bayes.callbacks.resume import (
+    RollbackOnFailedResume,
+    require_same_order,
+    resumable_state,
+    warn_of_changes,
+)
+from lightning_bayes.callbacks.swap import swap_optimizer
 from lightning_bayes.callbacks.validation_samples import sample_count
 from lightning_bayes.optim import MeanFieldOptimizer
 from lightning_bayes.optim.readout import CALLBACK_KEY, callback_state
@@ -76,13 +79,12 @@ class VariationalCallback(EvaluationCallback, ABC):
         self.group_defaults, self.optimizer_kwargs = arguments.group_defaults, arguments.optimizer_kwargs
         self.mc_samples: int = self.optimizer_kwargs["mc_samples"]
         self.seed: int = self.optimizer_kwargs["seed"]
-        self.prior = DefaultPrior(arguments.prior_precision, self.group_defaults["prior_mean"])
-        self._defaults = choose_defaults(self.name, self.optimizer_class, arguments)
-        self.group_defaults |= self._defaults.hyperparameters
+        self._arguments, self._chosen = arguments, choose_defaults(self.name, arguments)
+        self.group_defaults |= self._chosen.hyperparameters
         self.optimizer: MeanFieldOptimizer | None = None
-        self._settings: SwapSettings | None = None
-        self._seam, self._resume, self._posterior = LightningSeam(), ResumeGuard(), EvaluatedPosterior()
-        self._names: dict[nn.Parameter, str] = {}
+        self._rollback: RollbackOnFailedResume | None = None  # None outside of a fit
+        self._resumed: dict[str, Any] = {}  # the callback's state in the checkpoint that the fit resumes from
+        self._posterior = EvaluatedPosterior()
         self._ranks_agree = self._is_announced = False
 
     @property
@@ -126,72 +128,58 @@ class VariationalCallback(EvaluationCallback, ABC):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Patch the trainer."""
         super().setup(trainer, pl_module, stage)
-        self.undo()
-        self._seam.undo()
-        self._resume, self.evaluation.has_seen_loss = ResumeGuard(), False
-        self._seam.use_atomic_files(trainer)
+        use_atomic_files(trainer)
         if stage == "fit":
             checks.check_training(trainer, pl_module)
-            self._seam.patch_fit(
-                trainer,
-                after_setup=lambda: self._swap(trainer, pl_module),
-                wrap_closure=lambda closure: self._wrap_closure(trainer, closure),
-                load_checkpoint=self._resume.start(trainer.strategy, pl_module).load_checkpoint,
-            )
+            self._resumed, rollback = {}, RollbackOnFailedResume(trainer.strategy, pl_module)
+            self._patches.on_undo(rollback.roll_back)
+            self._patches.set(self, "_rollback", rollback)
+            self._patches.set(trainer.strategy, "load_checkpoint", rollback.load_checkpoint)
+            swap = partial(self._set_up_and_swap, trainer.strategy.setup_optimizers, pl_module)
+            self._patches.set(trainer.strategy, "setup_optimizers", swap)
+            wrap_closures(trainer, partial(self._wrap_closure, trainer), self._patches)
 
-    def _swap(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def _set_up_and_swap(self, set_up: Callable[[Trainer], None], pl_module: LightningModule, trainer: Trainer) -> None:
+        """Replacement of the strategy's `setup_optimizers`: runs it and replaces the user's optimizer."""
+        set_up(trainer)
         checks.check_training(trainer, pl_module)  # again: configure_model and other callbacks ran since
         check_model_parallel(trainer, pl_module, self.linearized)
-        self._settings = SwapSettings(
-            self.optimizer_class,
-            self.lr,
-            self.num_data,
-            self.prior,
-            self.group_defaults,
-            self.optimizer_kwargs,
-            self._defaults,
-        )
-        self.optimizer = swap_optimizer(trainer, pl_module, self._settings)
-        self._posterior.forget()
+        self.optimizer = swap_optimizer(trainer, pl_module, self._arguments, self._chosen)
+        self._posterior = EvaluatedPosterior()  # of the last fit no longer
         self._ranks_agree = self._is_announced = False
-        self._names = {param: name for name, param in pl_module.named_parameters()}
-        self._resume.check_order(self._param_names(self.optimizer))
-        self.after_swap(trainer, self.optimizer)
-
-    def after_swap(self, trainer: Trainer, optimizer: MeanFieldOptimizer) -> None:
-        """Prepare the new optimizer further; does nothing unless overridden."""
+        if "param_names" in self._resumed:
+            require_same_order(self._resumed["param_names"], _param_names(self.optimizer))
+        ranks.share_inversions(trainer, self.optimizer)
 
     def _wrap_closure(self, trainer: Trainer, closure: Closure) -> Closure:
         optimizer = trainer.strategy.optimizers[0]
         if not isinstance(optimizer, MeanFieldOptimizer):
             return closure
-        set_num_data(trainer, optimizer, self.num_data, self.prior)
-        self._resume.commit()  # also here: Lightning's tuner does not call on_train_start
+        set_num_data(trainer, optimizer, self.num_data, self._chosen.prior)
+        self._commit()  # also here: Lightning's tuner does not call on_train_start
         # The tuner removes callbacks. A batch size that it accepts must leave memory for updates that measure curvature.
         optimizer.always_measures_curvature = self not in trainer.callbacks  # type: ignore[attr-defined]
         if not self._ranks_agree:
             ranks.require_agreement(trainer, optimizer, self.mc_samples)
             self._ranks_agree = True
-        wrapped = MonteCarloClosure(
-            closure,
-            trainer,
-            optimizer,
-            ranks.noise_samples(trainer, self.mc_samples),
-            step_follows=step_follows(trainer),  # Lightning, too, decides this before it runs the closure
-            is_model_parallel=is_model_parallel(trainer),
-        )
+        wrapped = MonteCarloClosure(closure, trainer, optimizer, ranks.noise_samples(trainer, self.mc_samples))
         if self.num_data is None:
             wrapped.on_first_capture = example_count_check(trainer, optimizer)
         return wrapped
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Warn about arguments that the checkpoint of a resumed run overrides."""
-        self._resume.commit()
-        if self.optimizer is None or self._settings is None or not self.optimizer.num_updates:
+        self._commit()
+        if self.optimizer is None or not self.optimizer.num_updates:
             return
         # Groups added later inherit N from the defaults.
         self.optimizer.defaults["num_data"] = self.optimizer.param_groups[0]["num_data"]
-        self._resume.warn_of_changes(trainer, self.optimizer, self._settings)
+        warn_of_changes(trainer, self.optimizer, self._arguments, self._chosen, self._resumed)
+
+    def _commit(self) -> None:
+        """Keep the loaded weights: the run has started."""
+        if self._rollback is not None:
+            self._rollback.commit()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -202,9 +190,9 @@ class VariationalCallback(EvaluationCallback, ABC):
         """
         if self.optimizer is None or not self.optimizer.num_updates:
             return
-        link = self.evaluation.link_of(pl_module)
-        if self._defaults.noise is not None:
-            self._defaults.noise.apply(self.optimizer, link)
+        link = self.link_of(pl_module)
+        if self._chosen.noise is not None:
+            self._chosen.noise.apply(self.optimizer, link)
         if not self._is_announced:
             self._is_announced = True
             rank_zero_info(summary.at_the_start(self.optimizer, self.name, link, self.eval_samples))
@@ -231,11 +219,7 @@ class VariationalCallback(EvaluationCallback, ABC):
     # -- evaluation ---------------------------------------------------------------------------------------------------
 
     def find_samples(self, trainer: Trainer, pl_module: LightningModule) -> Samples | None:
-        """Find the posterior to evaluate under.
-
-        Returns:
-            Weight samples; None without a posterior, and if the number of samples is 0.
-        """
+        """Samples of the posterior; None without a posterior, and if the number of samples is 0."""
         count = sample_count(trainer, self.eval_samples, self.val_samples)
         if not count or not self.optimizer_class.noisy:
             return None
@@ -258,13 +242,10 @@ class VariationalCallback(EvaluationCallback, ABC):
             return {}
         return {
             "format": 1,
-            "param_names": self._param_names(self.optimizer),
-            "link": self.evaluation.loss_link,
+            "param_names": _param_names(self.optimizer),
+            "link": self.loss_link,
             "lr": None if callable(self.lr) else self.lr,
         }
-
-    def _param_names(self, optimizer: MeanFieldOptimizer) -> list[list[str]]:
-        return [[self._names[param] for param in group["params"]] for group in optimizer.param_groups]
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Store the posterior mean, even if the save comes from inside a pass, such as from a signal handler.
@@ -282,21 +263,13 @@ class VariationalCallback(EvaluationCallback, ABC):
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Check that a fit can resume from the checkpoint, or load its posterior for evaluation."""
         if trainer.state.fn == "fit":
-            self._resume.read(checkpoint, self.name)
+            self._resumed = resumable_state(checkpoint, self.name)
             return
         checkpoint = complete_checkpoint(trainer, checkpoint)
-        self.evaluation.loss_link = callback_state(checkpoint).get("link")
+        self.loss_link = callback_state(checkpoint).get("link")
         self._posterior.load(checkpoint)
 
-    # -- the end ------------------------------------------------------------------------------------------------------
 
-    def undo(self) -> None:
-        """Undo the patches of the fit, and restore the module's weights if a resumed run has not started."""
-        super().undo()
-        self._seam.undo_fit()
-        self._resume.end()
-
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Undo all patches."""
-        super().teardown(trainer, pl_module, stage)
-        self._seam.undo()
+def _param_names(optimizer: MeanFieldOptimizer) -> list[list[str]]:
+    names = {param: name for name, param in optimizer.model.named_parameters()}
+    return [[names[param] for param in group["params"]] for group in optimizer.param_groups]

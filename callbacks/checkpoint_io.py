@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any, final
 
 from lightning.fabric.plugins import TorchCheckpointIO
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningModule, Trainer
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
+from lightning_bayes.callbacks.patches import Patches
 from lightning_bayes.optim.readout import require_checkpoint
 from lightning_bayes.posteriors import atomic_save, named_if_unreadable, verify_checksums
 
@@ -39,10 +40,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
         """Write a checkpoint; an existing file stays intact until the new one is complete.
 
-        Args:
-            checkpoint: Its contents.
-            path: The file. Raises `CheckpointError` if it cannot be written, such as on a full disk.
-            storage_options: Not supported, as in Lightning's own plugin.
+        Raises `CheckpointError` if the file cannot be written, such as on a full disk.
         """
         if storage_options is not None or _is_remote(path):
             super().save_checkpoint(checkpoint, path, storage_options)
@@ -51,16 +49,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         atomic_save(path, checkpoint, "checkpoint", advice)
 
     def load_checkpoint(self, path: str | Path, *arguments: Any, **options: Any) -> dict[str, Any]:
-        """Read a checkpoint.
-
-        Args:
-            path: The file. Raises an error that names it if it is damaged or not a Lightning checkpoint.
-            *arguments: As Lightning passes them.
-            **options: As Lightning passes them.
-
-        Returns:
-            Its contents.
-        """
+        """Read a checkpoint; an error names the file if it is damaged or not a Lightning checkpoint."""
         if not _is_remote(path):
             verify_checksums(path)
         with named_if_unreadable(path):
@@ -72,6 +61,17 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         super().teardown()
         if self._on_teardown is not None:
             self._on_teardown()
+
+
+def use_atomic_files(trainer: Trainer) -> None:
+    """Write and read checkpoints with `AtomicCheckpointIO`, unless the user passed a plugin.
+
+    Lightning tears the plugin down at the very end of a run, after the `on_exception` of callbacks that save a last
+    checkpoint. The teardown undoes the patch.
+    """
+    if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
+        patches = Patches()
+        patches.set(trainer.strategy, "checkpoint_io", AtomicCheckpointIO(on_teardown=patches.undo))
 
 
 def store_mean(checkpoint: dict[str, Any], module: LightningModule, mean: dict[nn.Parameter, Tensor]) -> None:

@@ -15,7 +15,8 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.loops.optimization.automatic import Closure, ClosureResult
 
-from lightning_bayes.callbacks.private_lightning import closure_parts
+from lightning_bayes.callbacks.model_parallel import is_model_parallel
+from lightning_bayes.callbacks.private_lightning import closure_parts, step_follows
 from lightning_bayes.curvature import Capture, with_per_example_loss
 from lightning_bayes.curvature.per_example_loss import KEY as PER_EXAMPLE_LOSSES
 from lightning_bayes.optim import NoisyOptimizer
@@ -31,27 +32,18 @@ class MonteCarloClosure(Closure):
         optimizer: The noisy optimizer, which has replaced the user's.
         sample_indices: Index of the weight sample of each pass, which seeds its noise. The micro-batches of an update share
             the indices, so that they draw the same noise as one large batch.
-        step_follows: Whether the optimizer steps after this batch, because accumulation is complete.
-        is_model_parallel: Whether FSDP2 shards the weights. It then averages the gradients over processes itself.
 
     Attributes:
         on_first_capture: Called with the capture of the first pass that has a loss; None does nothing.
     """
 
     def __init__(
-        self,
-        lightning_closure: Closure,
-        trainer: Trainer,
-        optimizer: NoisyOptimizer,
-        sample_indices: list[int],
-        *,
-        step_follows: bool,
-        is_model_parallel: bool,
+        self, lightning_closure: Closure, trainer: Trainer, optimizer: NoisyOptimizer, sample_indices: list[int]
     ) -> None:
         self._parts = closure_parts(lightning_closure)
         super().__init__(*self._parts)
         self._trainer, self._optimizer, self._sample_indices = trainer, optimizer, sample_indices
-        self._step_follows, self._is_model_parallel = step_follows, is_model_parallel
+        self._step_follows = step_follows(trainer)  # Lightning, too, decides this before it runs the closure
         self.on_first_capture: Callable[[Capture], None] | None = None
 
     @torch.enable_grad()
@@ -97,30 +89,20 @@ class MonteCarloClosure(Closure):
         return result
 
     def _average_over_processes(self) -> None:
-        if self._is_model_parallel:
-            self._average_buffers()
-            return
-        strategy = self._trainer.strategy
+        strategy, optimizer = self._trainer.strategy, self._optimizer
         reduce: Callable[[list[torch.Tensor], float], Any] = all_reduce_mean_
         add_noise_group = None
         if isinstance(strategy, BayesDDPStrategy):
             reduce = strategy.all_reduce_mean_
             add_noise_group = strategy.add_noise_group_ if strategy.shares_noise else None
-        tensors, examples = self._optimizer.measured(add_noise_group)
+        tensors: list[torch.Tensor] = []
+        examples = optimizer.num_examples
+        if not is_model_parallel(self._trainer):  # FSDP2 averages the gradients itself
+            tensors, examples = optimizer.measured(add_noise_group)
         if not examples:  # training_step returned None in every pass: no update, as in plain Lightning
-            self._optimizer.discard_passes()
+            optimizer.discard_passes()
             return
-        reduce([*tensors, *self._buffers()], examples)
-
-    def _average_buffers(self) -> None:
-        """Average the buffers alone, because FSDP2 has averaged the gradients."""
-        if not self._optimizer.num_examples:
-            self._optimizer.discard_passes()
-            return
-        all_reduce_mean_(self._buffers(), self._optimizer.num_examples)
-
-    def _buffers(self) -> list[torch.Tensor]:
-        return [b for b in self._optimizer.model.buffers() if b.is_floating_point()]
+        reduce([*tensors, *(b for b in optimizer.model.buffers() if b.is_floating_point())], examples)
 
 
 def _attach_per_example_losses(result: ClosureResult) -> torch.Tensor:

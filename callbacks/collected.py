@@ -59,11 +59,7 @@ class CollectedPredictions:
         return probs
 
     def gathered(self, gather: Gather) -> Predicted | None:
-        """Concatenate the batches of all processes.
-
-        Returns:
-            The predictions; None without a batch of the test set.
-        """
+        """The predictions of all processes; None without a batch of the test set."""
         if not self._targets:
             return None
         probs = {kind: gather(torch.cat(batches)) for kind, batches in self._probs.items()}
@@ -105,11 +101,7 @@ class ExtremeImages:
         self._extremes = (images[order], targets[order], probs[order])
 
     def gathered(self, gather: Gather) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Gather the images of all processes.
-
-        Returns:
-            Images, targets and probabilities; None if there are fewer than two images.
-        """
+        """Images, targets and probabilities of all processes; None if there are fewer than two images."""
         if self._extremes is None:
             return None
         images, targets, probs = (gather(column) for column in self._extremes)

@@ -58,11 +58,7 @@ class DeepEnsembleCallback(EvaluationCallback):
         self.members = [os.fspath(path) for path in members]
 
     def find_samples(self, trainer: Trainer, pl_module: LightningModule) -> NetworkSamples | None:
-        """Load the members, outside of a fit.
-
-        Returns:
-            The members, or samples of their posteriors; None in a fit.
-        """
+        """The members, or samples of their posteriors; None in a fit."""
         if trainer.state.fn == "fit":
             return None
         # Load one at a time, because a checkpoint also holds the optimizer's state.
@@ -82,7 +78,7 @@ class DeepEnsembleCallback(EvaluationCallback):
                 f"The member {path} is not a {type(module).__name__} of this architecture ({mismatch}). Build the module "
                 "with the arguments that the member was trained with."
             )
-        self.evaluation.loss_link = self.evaluation.loss_link or callback_state(checkpoint).get("link")
+        self.loss_link = self.loss_link or callback_state(checkpoint).get("link")
         return checkpoint
 
 

@@ -39,31 +39,30 @@ class ChosenDefaults(NamedTuple):
 
     hyperparameters: dict[str, Any]  # of every parameter group: step_rule, curvature_interval and relative_noise
     noise: DefaultNoise | None  # None if the user sets the noise
+    prior: DefaultPrior
     is_default_interval: bool
     grafts: bool  # whether the user's optimizer only sets the length of the step, see `optim.steps.graft`
 
 
-def choose_defaults(
-    callback: str, optimizer_class: type[MeanFieldOptimizer], arguments: CallbackArguments
-) -> ChosenDefaults:
-    """Choose the step, the curvature interval and the first noise scale.
+def choose_defaults(callback: str, arguments: CallbackArguments) -> ChosenDefaults:
+    """Choose the step, the curvature interval, the first noise scale and the prior.
 
     The default interval is 10 if the user's optimizer steps, and the curvature only shapes the noise (or, if `grafts`, the
     direction of the step). It is 1 if the curvature divides the gradient, or costs nothing.
 
     Args:
         callback: Name of the callback's class, for messages.
-        optimizer_class: The optimizer.
         arguments: The callback's arguments.
 
     Returns:
         The defaults.
     """
-    group = arguments.group_defaults
+    group, optimizer_class = arguments.group_defaults, arguments.optimizer_class
     noise = None
     if arguments.lr is None and group["relative_noise"] is None:
         noise = DefaultNoise(group["noise_flatness"])
-    grafts = _grafts(callback, optimizer_class, arguments.lr, arguments.step)
+    grafts = _grafts(callback, arguments)
+    prior = DefaultPrior(arguments.prior_precision, group["prior_mean"])
     step_rule = "natural" if arguments.lr is not None else optimizer_class.default_step
     interval = group["curvature_interval"]
     if interval is None:
@@ -74,21 +73,20 @@ def choose_defaults(
         "curvature_interval": interval,
         "relative_noise": group["relative_noise"] if noise is None else noise.first,
     }
-    return ChosenDefaults(hyperparameters, noise, group["curvature_interval"] is None, grafts)
+    return ChosenDefaults(hyperparameters, noise, prior, group["curvature_interval"] is None, grafts)
 
 
-def _grafts(
-    callback: str, optimizer_class: type[MeanFieldOptimizer], lr: float | Schedule | None, step: StepName | None
-) -> bool:
+def _grafts(callback: str, arguments: CallbackArguments) -> bool:
     """Whether to graft the natural direction onto the user's step; raises if `step` contradicts `lr` or the optimizer."""
+    lr, step = arguments.lr, arguments.step
     if step not in {None, *get_args(StepName)}:
         raise HyperparameterError(f"{callback} got step={step!r}. Pass 'user', 'natural' or nothing.")
-    default = optimizer_class.default_step
+    default = arguments.optimizer_class.default_step
     if step == "user" and (lr is not None or default != "user"):
         reason = "it would then be the user's optimizer alone" if lr is None else f"lr={lr!r} sets the natural step"
         raise HyperparameterError(f"{callback} got step='user', but {reason}. Omit step='user'.")
     grafts = lr is None and step == "natural" and default == "user"
-    if grafts and not optimizer_class.can_graft:
+    if grafts and not arguments.optimizer_class.can_graft:
         raise HyperparameterError(
             f"{callback} got step='natural' without lr, but its direction has no elementwise curvature. Pass lr=... for "
             "the paper's step, or omit step."

@@ -145,11 +145,7 @@ def diagnose(posterior: AbstractPosterior, shares: dict[str, Tensor], steps: dic
 
 
 def shares_of_data(optimizer: MeanFieldOptimizer, posterior: AbstractPosterior) -> dict[str, Tensor]:
-    """Fraction of each weight's precision that comes from the data, rather than from the prior and damping.
-
-    Returns:
-        Tensors by parameter name, for parameters with noise.
-    """
+    """Fraction of each weight's precision that comes from the data, not from prior and damping, by parameter name."""
     groups = {param: group for group in optimizer.param_groups for param in group["params"]}
     without_data = dict(posterior.prior_precision)
     for name, param in optimizer.model.named_parameters():

@@ -34,24 +34,10 @@ class EvaluatedPosterior:
         """Copy the posterior of an optimizer at the end of its fit."""
         self._posterior = optimizer.posterior().to("cpu")
 
-    def forget(self) -> None:
-        """Forget the posterior, because another fit starts."""
-        self._posterior = None
-
     def find(
         self, trainer: Trainer, module: LightningModule, optimizer: MeanFieldOptimizer | None, callback: str
     ) -> AbstractPosterior | None:
-        """Find the posterior whose mean equals the module's weights.
-
-        Args:
-            trainer: The trainer.
-            module: The module.
-            optimizer: The swapped optimizer of the current or last fit.
-            callback: Name of the callback's class, for the warning.
-
-        Returns:
-            The posterior; None without one, with a warning outside of a fit.
-        """
+        """The posterior whose mean equals the module's weights; None without one, with a warning outside of a fit."""
         if trainer.state.fn == "fit":
             return optimizer.posterior() if optimizer is not None and optimizer.num_updates > 0 else None
         if self._posterior is not None and is_mean_of(self._posterior, gathered_weights(module)):

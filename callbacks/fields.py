@@ -118,7 +118,6 @@ def _merge_docstrings(*records: Any) -> None:
 
 _merge_docstrings(HyperparameterFields, CallbackFields, KroneckerFields)
 
-_CALLBACK_NAMES = ("lr", "num_data", "prior_precision", "eval_samples", "val_samples", "linearized", "link")
 _UNDECIDED = ("lr", "prior_precision", "data_augmentation_factor", "link", "curvature_interval")  # None: chosen later
 _DEFAULTS = {**dict.fromkeys(_UNDECIDED), "linearized": False}
 
@@ -126,6 +125,7 @@ _DEFAULTS = {**dict.fromkeys(_UNDECIDED), "linearized": False}
 class CallbackArguments(NamedTuple):
     """The arguments of a callback, with defaults filled in."""
 
+    optimizer_class: type[MeanFieldOptimizer]
     lr: float | Schedule | None
     step: StepName | None
     num_data: int | None
@@ -141,36 +141,27 @@ class CallbackArguments(NamedTuple):
 def complete_arguments(
     callback: str, optimizer_class: type[MeanFieldOptimizer], fields: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> CallbackArguments:
-    """Fill in the defaults of a callback's arguments, check them, and split them by consumer.
-
-    Args:
-        callback: Name of the callback's class, for messages.
-        optimizer_class: The optimizer, whose hyperparameter record defines the ranges.
-        fields: The arguments that the user passed.
-        defaults: Defaults of the callback that differ from the optimizer's.
-
-    Returns:
-        All arguments.
-    """
+    """Fill in the defaults of a callback's arguments, check their ranges, and split them by consumer."""
     record = optimizer_class.hyperparameters
-    names = [*CallbackFields.__optional_keys__, *record.own_names()]
+    names = {*CallbackFields.__optional_keys__, *record.own_names(), *defaults}
     _require_known(callback, fields, names)
     passed = {name: value for name, value in fields.items() if name != "step"}  # the record's "step" is a counter
     values = {**record.defaults(), **optimizer_class.own_defaults, **_DEFAULTS, **defaults, **plain(passed)}
     record.check(values)
     check_names(values["engine"], values["loss_reduction"])
-    optimizer_names = [name for name in names if name in values and name not in {*_CALLBACK_NAMES, "step"}]
-    group_defaults = {name: values[name] for name in optimizer_names if record.settings()[name].in_group}
+    values["step"] = fields.get("step")
+    for_optimizer = {n: value for n, value in values.items() if n in names.difference(CallbackArguments._fields)}
+    group_defaults = record.group_values(for_optimizer)
     return CallbackArguments(
-        **{name: values[name] for name in _CALLBACK_NAMES},
-        step=fields.get("step"),
+        **{name: values[name] for name in CallbackArguments._fields if name in values},
+        optimizer_class=optimizer_class,
         group_defaults=group_defaults,
-        optimizer_kwargs={name: values[name] for name in optimizer_names if name not in group_defaults},
+        optimizer_kwargs={name: value for name, value in for_optimizer.items() if name not in group_defaults},
     )
 
 
-def _require_known(callback: str, fields: Iterable[str], names: list[str]) -> None:
-    unknown = sorted(set(fields) - set(names))
+def _require_known(callback: str, fields: Iterable[str], names: set[str]) -> None:
+    unknown = sorted(set(fields) - names)
     if unknown:
         close = difflib.get_close_matches(unknown[0], names, 1)
         hint = f" Did you mean {close[0]}?" if close else ""

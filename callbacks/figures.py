@@ -126,13 +126,7 @@ def draw(
 
 
 def publish(figures: Mapping[str, Figure], folder: Path, trainer: Trainer) -> None:
-    """Write figures and log them with the loggers that support figures.
-
-    Args:
-        figures: Figures by name.
-        folder: Folder to write to; created if absent.
-        trainer: The trainer with the loggers.
-    """
+    """Write figures into a folder, and log them with the loggers that support figures."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, figure in figures.items():
         figure.savefig(folder / f"{name}.png")

@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, cast, final
 
-from lightning.pytorch import Trainer
-from lightning_utilities.core.rank_zero import rank_zero_info
 from typing_extensions import Unpack
 
-from lightning_bayes.callbacks import ranks
 from lightning_bayes.callbacks.base import VariationalCallback
 from lightning_bayes.callbacks.fields import CallbackFields, KroneckerFields
-from lightning_bayes.optim import KFAC, MeanFieldOptimizer, NoisyKFAC, PriorAt
+from lightning_bayes.optim import KFAC, NoisyKFAC, PriorAt
 from lightning_bayes.optim.kronecker.arguments import KroneckerHyperparameters
-from lightning_bayes.optim.kronecker.family import KroneckerFamily
 from lightning_bayes.optim.kronecker.kfac import check_prior_at
 
-_DAMPING = 1e-3  # γ
-_KFAC_ONLY = KroneckerFields.__optional_keys__ - CallbackFields.__optional_keys__
+_OWN = KroneckerFields.__optional_keys__ - CallbackFields.__optional_keys__  # arguments that only K-FAC has
+_OWN_DEFAULTS = {name: value for name, value in KroneckerHyperparameters.defaults().items() if name in _OWN}
+_DEFAULTS = {"damping": 1e-3, **_OWN_DEFAULTS}
 # With the user's step, the curvature only shapes the noise: half the work, with the same averaging time in updates.
 _USER_STEP_DEFAULTS = {
     "stats_interval": 20,
@@ -39,16 +36,10 @@ class KFACCallback(VariationalCallback):
     """
 
     optimizer_class = KFAC
-    field_defaults: ClassVar[Mapping[str, Any]] = {"damping": _DAMPING}
+    field_defaults: ClassVar[Mapping[str, Any]] = _DEFAULTS
 
     def __init__(self, **fields: Unpack[KroneckerFields]) -> None:
-        shared, kfac_only = _split(fields)
-        super().__init__(**shared)
-        _set_own(self, kfac_only)
-
-    def after_swap(self, trainer: Trainer, optimizer: MeanFieldOptimizer) -> None:
-        """Share the inversions among ranks, and log how each layer is measured."""
-        _share_inversions(trainer, optimizer)
+        super().__init__(**cast(CallbackFields, fields))
 
 
 @final
@@ -66,37 +57,11 @@ class NoisyKFACCallback(VariationalCallback):
     """
 
     optimizer_class = NoisyKFAC
-    field_defaults: ClassVar[Mapping[str, Any]] = {"damping": _DAMPING}
+    field_defaults: ClassVar[Mapping[str, Any]] = _DEFAULTS
 
     def __init__(self, prior_at: PriorAt = "mean", **fields: Unpack[KroneckerFields]) -> None:
         check_prior_at(prior_at)
         if fields.get("lr") is None:
             fields = cast(KroneckerFields, {**_USER_STEP_DEFAULTS, **fields})
-        shared, kfac_only = _split(fields)
-        super().__init__(**shared)
-        _set_own(self, kfac_only)
+        super().__init__(**cast(CallbackFields, fields))
         self.optimizer_kwargs["prior_at"] = prior_at
-
-    def after_swap(self, trainer: Trainer, optimizer: MeanFieldOptimizer) -> None:
-        """Share the inversions among ranks, and log how each layer is measured."""
-        _share_inversions(trainer, optimizer)
-
-
-def _split(fields: KroneckerFields) -> tuple[CallbackFields, dict[str, Any]]:
-    """The shared arguments, and the arguments that only K-FAC has, with defaults filled in."""
-    shared = {name: value for name, value in fields.items() if name not in _KFAC_ONLY}
-    values = {**KroneckerHyperparameters.defaults(), **fields}
-    own = {name: values[name] for name in _KFAC_ONLY}
-    KroneckerHyperparameters.check({**own, "engine": values["engine"]})
-    return cast(CallbackFields, shared), own
-
-
-def _set_own(callback: VariationalCallback, kfac_only: dict[str, Any]) -> None:
-    callback.set_own(kl_clip=kfac_only["kl_clip"])
-    callback.optimizer_kwargs |= {name: value for name, value in kfac_only.items() if name != "kl_clip"}
-
-
-def _share_inversions(trainer: Trainer, optimizer: MeanFieldOptimizer) -> None:
-    assert isinstance(optimizer.family, KroneckerFamily)
-    optimizer.family.workers = ranks.workers(trainer)
-    rank_zero_info(optimizer.family.layers.describe())

@@ -10,9 +10,8 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 
 from lightning_bayes.callbacks.evaluation import require_single_evaluation
 from lightning_bayes.callbacks.last_epoch import is_last_epoch
+from lightning_bayes.callbacks.loaders import OnDevice, ValidationSet, training_loader
 from lightning_bayes.callbacks.posthoc import PosthocCallback
-from lightning_bayes.callbacks.training_data import OnDevice, training_loader
-from lightning_bayes.callbacks.validation_set import ValidationSet
 from lightning_bayes.curvature import Likelihood
 from lightning_bayes.curvature.output_roots import CurvatureName
 from lightning_bayes.curvature.parameters import require_full_precision
@@ -99,7 +98,7 @@ class LaplaceCallback(PosthocCallback):
         self.prior_precision, self.prior_structure = prior_precision, prior_structure
         self.mc_samples, self.online_every, self.likelihood = mc_samples, online_every, likelihood
         self.result: Laplace | None = None
-        self._validation = ValidationSet(type(self).__name__, "prior precision")
+        self._validation = ValidationSet(type(self).__name__, "prior precision", "lightning_bayes.laplace")
         self._fitted_on: Any = None
 
     # -- the fit ------------------------------------------------------------------------------------------------------
@@ -128,7 +127,7 @@ class LaplaceCallback(PosthocCallback):
         is_online = self.online_every is not None and (trainer.current_epoch + 1) % self.online_every == 0
         if not is_last and not is_online:
             return
-        result = self._approximate(trainer, pl_module, self._fitted_on, self._validation_loader(pl_module, None))
+        result = self._approximate(trainer, pl_module)
         if is_last:
             self.keep(result.posterior)
         else:
@@ -142,18 +141,12 @@ class LaplaceCallback(PosthocCallback):
     # -- afterwards ---------------------------------------------------------------------------------------------------
 
     def missing_posterior(self, trainer: Trainer, pl_module: LightningModule) -> AbstractPosterior:
-        """Approximate the posterior of weights that were loaded without one.
-
-        Returns:
-            The posterior.
-        """
+        """Approximate the posterior of weights that were loaded without one."""
         _require_one_process(trainer)
-        loader = training_loader(trainer, pl_module, self._fitted_on, type(self).__name__)
-        validation = self._validation_loader(pl_module, trainer)
-        return self._approximate(trainer, pl_module, loader, validation).posterior
+        return self._approximate(trainer, pl_module).posterior
 
-    def _validation_loader(self, module: LightningModule, trainer: Trainer | None) -> Any:
-        """The validation loader that chooses δ; None if δ is chosen otherwise. `trainer` is None in a fit."""
+    def _validation_loader(self, trainer: Trainer, module: LightningModule) -> Any:
+        """The validation loader that chooses δ; None if δ is chosen otherwise."""
         if self.prior_precision == "validation":
             return self._validation.loader(trainer)
         by_validation = self.prior_precision is None and self.online_every is None and self._has_classes(module)
@@ -164,9 +157,11 @@ class LaplaceCallback(PosthocCallback):
 
     def _likelihood_of(self, module: LightningModule) -> Likelihood | LikelihoodName:
         likelihood = self.likelihood or getattr(module, "likelihood", None)
-        return likelihood or _NAMES[self.evaluation.link_of(module) or "softmax"]
+        return likelihood or _NAMES[self.link_of(module) or "softmax"]
 
-    def _approximate(self, trainer: Trainer, module: LightningModule, loader: Any, validation: Any) -> Laplace:
+    def _approximate(self, trainer: Trainer, module: LightningModule) -> Laplace:
+        loader = training_loader(trainer, module, self._fitted_on, type(self).__name__)
+        validation = self._validation_loader(trainer, module)
         prior = self.prior_precision
         if prior is None:
             prior = "marglik" if validation is None else "validation"

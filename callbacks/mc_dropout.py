@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from contextlib import ExitStack
 from typing import Any, final
 
 import torch.nn.functional as F
@@ -68,34 +67,26 @@ class MCDropoutCallback(EvaluationCallback):
         self.eval_samples, self.p, self.layers, self.seed = eval_samples, p, layers, seed
         # One module represents all inserted dropout; sampled passes set it to training mode.
         self._inserted = nn.Dropout(0.0 if p is None else p).eval()
-        self._hooks = ExitStack()
-        self._hooked: nn.Module | None = None
+        self._has_inserted = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Remove dropout that an earlier run inserted, and require that no other callback averages predictions."""
+        """Require that no other callback averages predictions."""
         super().setup(trainer, pl_module, stage)
-        self.undo()
         require_single_evaluation(trainer)
-        if stage == "fit":
-            self.evaluation.has_seen_loss = False
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Insert dropout, and require at least one dropout layer."""
         self._layers_of(pl_module)
 
     def find_samples(self, trainer: Trainer, pl_module: LightningModule) -> DropoutSamples | None:
-        """Find the dropout layers.
-
-        Returns:
-            Passes with dropout; None if their number is 0.
-        """
+        """Passes with dropout; None if their number is 0."""
         layers = self._layers_of(pl_module)
         count = sample_count(trainer, self.eval_samples, self.val_samples)
         return DropoutSamples(layers, count, self.seed) if count else None
 
     def _layers_of(self, module: LightningModule) -> list[nn.Module]:
         if self.p is not None and self.layers is not None:
-            if self._hooked is not module:
+            if not self._has_inserted:
                 self._insert(module, self.layers)
             return [self._inserted, *dropout_layers(module)]
         layers = dropout_layers(module)
@@ -108,7 +99,6 @@ class MCDropoutCallback(EvaluationCallback):
         return layers
 
     def _insert(self, module: LightningModule, pattern: str) -> None:
-        self._hooks.close()
         matching = [(name, layer) for name, layer in module.named_modules() if re.fullmatch(pattern, name)]
         if not matching:
             names = [name for name, layer in module.named_modules() if name and not list(layer.children())]
@@ -117,8 +107,8 @@ class MCDropoutCallback(EvaluationCallback):
                 f"{', '.join(names)}."
             )
         for name, layer in matching:
-            self._hooks.callback(layer.register_forward_hook(self._hook(name)).remove)
-        self._hooked = module
+            self._patches.on_undo(layer.register_forward_hook(self._hook(name)).remove)
+        self._patches.set(self, "_has_inserted", True)
 
     def _hook(self, name: str) -> Any:
         def drop(layer: nn.Module, inputs: Any, output: Any) -> Tensor:
@@ -131,19 +121,13 @@ class MCDropoutCallback(EvaluationCallback):
 
         return drop
 
-    def undo(self) -> None:
-        """Remove the inserted dropout."""
-        super().undo()
-        self._hooks.close()
-        self._hooked = None
-
     def state_dict(self) -> dict[str, Any]:
         """The link of the training loss."""
-        return {"link": self.evaluation.loss_link}
+        return {"link": self.loss_link}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the link of the training loss."""
-        self.evaluation.loss_link = state_dict["link"]
+        self.loss_link = state_dict["link"]
 
 
 def _require_pattern(layers: str) -> None:

@@ -24,16 +24,7 @@ def is_model_parallel(trainer: Trainer) -> bool:
 
 
 def check_model_parallel(trainer: Trainer, module: LightningModule, linearized: bool) -> None:
-    """Require a module and an evaluation that support sharded weights; does nothing under other strategies.
-
-    Args:
-        trainer: The trainer; `configure_model` has run.
-        module: The user's module.
-        linearized: Whether predictions are linearised.
-
-    Raises:
-        UnsupportedTrainingError: If no weights or the module itself is sharded, or the evaluation needs whole weights.
-    """
+    """Require a module and an evaluation that support sharded weights; does nothing under other strategies."""
     if not is_model_parallel(trainer):
         return
     name = type(module).__name__
@@ -66,11 +57,7 @@ def gathered_weights(module: LightningModule) -> dict[str, Tensor]:
 
 
 def complete_checkpoint(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Read a checkpoint again, with the weights and optimizer states that `ModelParallelStrategy` removes from it.
-
-    Returns:
-        The complete checkpoint; under other strategies, `checkpoint` itself.
-    """
+    """The checkpoint with the weights and optimizer states that `ModelParallelStrategy` removes from it, read again."""
     path = trainer.ckpt_path
     return read_checkpoint(path) if is_model_parallel(trainer) and path is not None else checkpoint
 

@@ -1,7 +1,8 @@
-"""Temporary replacement of attributes of foreign objects."""
+"""Temporary changes of foreign objects."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, final
 
@@ -10,7 +11,7 @@ _MISSING: Any = object()
 
 @final
 class Patches:
-    """Replaces attributes of objects, and restores all of them on `undo`.
+    """Changes objects, and reverts all changes on `undo`.
 
     Example:
         >>> class Loop: pass
@@ -25,21 +26,19 @@ class Patches:
         self._undo = ExitStack()
 
     def set(self, target: Any, name: str, value: Any) -> None:
-        """Set an attribute until `undo`.
-
-        Args:
-            target: Any object with a ``__dict__``.
-            name: Name of the attribute, or of a property with a setter.
-            value: The replacement.
-        """
+        """Set an attribute, or a property that has a setter, until `undo`."""
         if isinstance(getattr(type(target), name, None), property):
             self._undo.callback(setattr, target, name, getattr(target, name))
         else:
             self._undo.callback(_restore, target, name, vars(target).get(name, _MISSING))
         setattr(target, name, value)
 
+    def on_undo(self, revert: Callable[[], object]) -> None:
+        """Call `revert` on `undo`."""
+        self._undo.callback(revert)
+
     def undo(self) -> None:
-        """Restore the original attributes, in reverse order."""
+        """Revert the changes, in reverse order."""
         self._undo.close()
 
 

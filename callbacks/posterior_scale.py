@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple, TypeAlias, final
+from typing import Any, TypeAlias, final
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -14,9 +14,10 @@ from torch import Tensor
 
 from lightning_bayes.callbacks.evaluation import EvaluationCallback
 from lightning_bayes.callbacks.last_epoch import is_last_epoch
+from lightning_bayes.callbacks.loaders import ValidationSet, sum_over_processes
 from lightning_bayes.callbacks.recalibration import recalibrated
 from lightning_bayes.callbacks.spread import spread
-from lightning_bayes.callbacks.validation_set import ValidationSet, on_device, sum_over_processes
+from lightning_bayes.callbacks.step_outputs import StepOutputs
 from lightning_bayes.curvature import Gaussian
 from lightning_bayes.errors import PosteriorError, UnsupportedTrainingError
 from lightning_bayes.optim.readout import SCALE_KEY
@@ -65,7 +66,7 @@ class PosteriorScale(Callback):
         self.linearized, self.refit = linearized, refit
         self.scale: float | None = None  # for the current posterior
         self._is_linearized = False  # whether the scale was chosen for linearised predictions
-        self._validation = ValidationSet(type(self).__name__, "width")
+        self._validation = ValidationSet(type(self).__name__, "width", "lightning_bayes.predictive.fit_scale")
 
     @property
     def state_key(self) -> str:
@@ -120,30 +121,19 @@ class PosteriorScale(Callback):
             samples = callback.find_samples(trainer, pl_module)
             if samples is None:
                 return
-            link = callback.evaluation.link_of(pl_module) or "softmax"
-            limit = int(min(trainer.num_val_batches[0], 2**62))
-            self._choose(trainer, pl_module, self._scalable(samples), link, self._validation.loader(None), limit)
+            link = callback.link_of(pl_module) or "softmax"
+            self._choose(trainer, pl_module, self._scalable(samples), link)
         pl_module.log("val/posterior_scale", float(self.scale or 0.0), sync_dist=True)
 
     # -- afterwards ---------------------------------------------------------------------------------------------------
 
     def finished_samples(self, trainer: Trainer, module: LightningModule, samples: Samples, link: Link) -> Samples:
-        """Samples of an evaluation outside of a fit, at the chosen width. Chooses the width first if necessary.
-
-        Args:
-            trainer: The trainer.
-            module: The module, in evaluation mode.
-            samples: Samples of the posterior as it was trained.
-            link: How outputs become predictions.
-
-        Returns:
-            Samples of the scaled posterior, linearised if `linearized` is set.
-        """
+        """Samples of an evaluation outside of a fit, at the chosen width, which is chosen first if necessary."""
         scalable = self._scalable(samples)
         predictive_changed = self._is_linearized != isinstance(scalable, _EXPANSIONS)
         if self.scale is None or self.refit or predictive_changed:
             with torch.random.fork_rng([]):
-                self._choose(trainer, module, scalable, link, self._validation.loader(trainer), None)
+                self._choose(trainer, module, scalable, link)
         return scalable.scaled(float(self.scale or 0.0))
 
     def _scalable(self, samples: Samples) -> _Scalable:
@@ -158,18 +148,17 @@ class PosteriorScale(Callback):
         linearized = isinstance(samples, _EXPANSIONS) if self.linearized is None else self.linearized
         return LinearizedSamples(weight_samples) if linearized else weight_samples
 
-    def _choose(
-        self,
-        trainer: Trainer,
-        module: LightningModule,
-        samples: _Scalable,
-        link: Link,
-        loader: Any,
-        limit: int | None,
-    ) -> None:
-        def evaluate(scaled: Samples) -> _Outputs:
+    def _choose(self, trainer: Trainer, module: LightningModule, samples: _Scalable, link: Link) -> None:
+        loader = self._validation.loader(trainer)
+        limit = int(min(trainer.num_val_batches[0], 2**62)) if trainer.state.fn == "fit" else None
+
+        def evaluate(scaled: Samples) -> StepOutputs:
             prepared = spread(trainer, recalibrated(trainer, module, scaled))
-            return _evaluate(trainer, module, prepared, islice(loader, limit))
+
+            def forward(inputs: Any) -> Tensor:
+                return prepared.outputs(module, partial(module, inputs))
+
+            return self._validation.outputs(trainer, module, forward, islice(loader, limit))
 
         linear_outputs = _linear_in_scale(samples, evaluate) if isinstance(samples, LinearizedSamples) else None
         likelihood = getattr(module, "likelihood", None)
@@ -185,37 +174,14 @@ class PosteriorScale(Callback):
         _report(fitted)
 
 
-class _Outputs(NamedTuple):
-    outputs: Tensor  # [samples, examples, …], on the CPU
-    targets: Tensor  # [examples, …]
-
-
 def _linear_in_scale(
-    samples: LinearizedSamples, evaluate: Callable[[Samples], _Outputs]
-) -> Callable[[float], _Outputs]:
+    samples: LinearizedSamples, evaluate: Callable[[Samples], StepOutputs]
+) -> Callable[[float], StepOutputs]:
     """Outputs as a function of the width: they are linear in it, f + c J (θ - μ), so two evaluations suffice."""
     mean, drawn = evaluate(samples.scaled(0.0)), evaluate(samples)
-    return lambda scale: _Outputs(torch.lerp(mean.outputs.expand_as(drawn.outputs), drawn.outputs, scale), mean.targets)
-
-
-def _evaluate(trainer: Trainer, module: LightningModule, samples: Samples, batches: Iterator[Any]) -> _Outputs:
-    """Outputs under every sample for a whole validation set."""
-    outputs, targets = [], []
-    for batch in batches:
-        if not isinstance(batch, (tuple, list)) or len(batch) != 2 or not isinstance(batch[1], Tensor):
-            raise UnsupportedTrainingError(
-                f"PosteriorScale calls {type(module).__name__} on the inputs of batches (inputs, targets), but the "
-                f"validation set yields a {type(batch).__name__}. Yield such batches, or choose the width yourself with "
-                "lightning_bayes.predictive.fit_scale."
-            )
-        inputs, batch_targets = on_device(trainer, batch)
-        with trainer.precision_plugin.forward_context():
-            batch_outputs = samples.outputs(module, partial(module, inputs)).detach().cpu()
-        outputs.append(batch_outputs.to(torch.promote_types(batch_outputs.dtype, torch.float32)))
-        targets.append(batch_targets.detach().cpu())
-    if not outputs:
-        raise UnsupportedTrainingError("PosteriorScale: the validation set is empty. Hold out some training examples.")
-    return _Outputs(torch.cat(outputs, 1), torch.cat(targets))
+    return lambda scale: StepOutputs(
+        torch.lerp(mean.outputs.expand_as(drawn.outputs), drawn.outputs, scale), mean.targets
+    )
 
 
 def _evaluation_of(trainer: Trainer) -> EvaluationCallback:

@@ -11,7 +11,6 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 
 from lightning_bayes.callbacks.evaluated_posterior import is_mean_of
 from lightning_bayes.callbacks.evaluation import EvaluationCallback
-from lightning_bayes.callbacks.patches import Patches
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim.readout import POSTERIOR_KEY, stored_posterior
 from lightning_bayes.posteriors import AbstractPosterior
@@ -41,7 +40,6 @@ class PosthocCallback(EvaluationCallback, ABC):
         super().__init__(link)
         self.eval_samples, self.linearized, self.seed = eval_samples, linearized, seed
         self._posterior: AbstractPosterior | None = None
-        self._loops = Patches()
 
     @abstractmethod
     def missing_posterior(self, trainer: Trainer, pl_module: LightningModule) -> AbstractPosterior | None:
@@ -57,22 +55,15 @@ class PosthocCallback(EvaluationCallback, ABC):
         self._posterior = posterior.to("cpu")
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Reset, and let evaluation loops compute gradients."""
+        """Let evaluation loops compute gradients."""
         super().setup(trainer, pl_module, stage)
-        self.undo()
-        if stage == "fit":
-            self.evaluation.has_seen_loss = False
-            return
-        # The closed form needs gradients of the outputs, which torch.inference_mode disables for good.
-        for loop in (trainer.validate_loop, trainer.test_loop, trainer.predict_loop):
-            self._loops.set(loop, "inference_mode", False)
+        if stage != "fit":
+            # The closed form needs gradients of the outputs, which torch.inference_mode disables for good.
+            for loop in (trainer.validate_loop, trainer.test_loop, trainer.predict_loop):
+                self._patches.set(loop, "inference_mode", False)
 
     def find_samples(self, trainer: Trainer, pl_module: LightningModule) -> Samples | None:
-        """Find the posterior of the module's weights.
-
-        Returns:
-            Its samples; None without a posterior.
-        """
+        """Samples of the posterior of the module's weights; None without one."""
         if not self.eval_samples:
             return None
         if self._posterior is None or not is_mean_of(self._posterior, pl_module.state_dict()):
@@ -85,12 +76,7 @@ class PosthocCallback(EvaluationCallback, ABC):
                 rank_zero_info(f"The checkpoint with its posterior is {self.save_to}")
         assert self._posterior is not None
         samples = PosteriorSamples(self._posterior.to(pl_module.device), self.eval_samples, self.seed)
-        return predictive_samples(samples, self.linearized, self.evaluation.link_of(pl_module) or "softmax")
-
-    def undo(self) -> None:
-        """Undo all changes of the trainer and the module."""
-        super().undo()
-        self._loops.undo()
+        return predictive_samples(samples, self.linearized, self.link_of(pl_module) or "softmax")
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
@@ -101,7 +87,7 @@ class PosthocCallback(EvaluationCallback, ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """The link, and the posterior without its constants, which are among the checkpoint's weights."""
-        state: dict[str, Any] = {"format": 1, "link": self.evaluation.loss_link}
+        state: dict[str, Any] = {"format": 1, "link": self.loss_link}
         if self._posterior is not None:
             assert is_dataclass(self._posterior)
             without_constants = replace(self._posterior, constants={})
@@ -110,5 +96,5 @@ class PosthocCallback(EvaluationCallback, ABC):
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Load the link and the posterior of a checkpoint."""
-        self.evaluation.loss_link = checkpoint.get("callbacks", {}).get(POSTERIOR_KEY, {}).get("link")
+        self.loss_link = checkpoint.get("callbacks", {}).get(POSTERIOR_KEY, {}).get("link")
         self._posterior = stored_posterior(checkpoint)

@@ -39,12 +39,9 @@ def require_format(path: str) -> None:
 
 
 def save(table: dict[str, Column], path: Path, class_names: Sequence[str] = ()) -> None:
-    """Write a table in the format of the file's extension.
+    """Write a table of columns ``[rows, …]`` in the format of the file's extension.
 
-    Args:
-        table: The columns, ``[rows, …]``.
-        path: The file. Missing folders are created, and an existing file is replaced.
-        class_names: Names of the classes.
+    Missing folders are created, and an existing file is replaced.
     """
     if path.suffix == ".pt":
         atomic_save(path, table, _NOUN, _ADVICE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -30,7 +30,8 @@ def origins(datasets: Sequence[Any], dataloader_idx: Tensor, index: Tensor) -> d
         >>> origins([data], torch.tensor([0, 0]), torch.tensor([2, 0]))
         {'target': tensor([7, 5])}
     """
-    files, targets = [_file_names(data) for data in datasets], [_targets(data) for data in datasets]
+    files = [_column(data, lambda data: getattr(data, "file_names", None)) for data in datasets]
+    targets = [_column(data, _targets) for data in datasets]
     row_files, row_targets = [], []
     for loader, row in zip(dataloader_idx.tolist(), index.tolist(), strict=True):
         row_files.append("" if files[loader] is None else str(files[loader][row]))
@@ -96,17 +97,15 @@ def _flat(key: str, column: Column, class_names: Sequence[str]) -> Iterator[tupl
         yield from _flat(f"{key}_{name}", column[:, index], ())
 
 
-def _file_names(dataset: Any) -> Sequence[Any] | None:
-    if isinstance(dataset, Subset):
-        names = _file_names(dataset.dataset)
-        return None if names is None else [names[i] for i in dataset.indices]
-    return getattr(dataset, "file_names", None)
+def _column(dataset: Any, read: Callable[[Any], Any]) -> Any:
+    """The result of `read` for a data set, also through a ``Subset``: a sequence or None."""
+    if not isinstance(dataset, Subset):
+        return read(dataset)
+    column = _column(dataset.dataset, read)
+    return None if column is None else [column[i] for i in dataset.indices]
 
 
 def _targets(dataset: Any) -> Sequence[Any] | Tensor | None:
-    if isinstance(dataset, Subset):
-        targets = _targets(dataset.dataset)
-        return None if targets is None else [targets[i] for i in dataset.indices]
     if isinstance(dataset, TensorDataset) and len(dataset.tensors) > 1:
         last = dataset.tensors[-1]
         return last if last.ndim == 1 and not last.is_floating_point() else None

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from lightning.pytorch import Trainer
+from lightning_utilities.core.rank_zero import rank_zero_info
 
 from lightning_bayes.callbacks.model_parallel import is_model_parallel
 from lightning_bayes.optim import MeanFieldOptimizer
 from lightning_bayes.optim.kronecker.distributed_inversion import WorkerGroup
+from lightning_bayes.optim.kronecker.family import KroneckerFamily
 from lightning_bayes.strategies import BayesDDPStrategy, all_reduce_sum_, check_agreement
 
 
@@ -49,10 +51,12 @@ def require_agreement(trainer: Trainer, optimizer: MeanFieldOptimizer, mc_sample
     check(settings)
 
 
-def workers(trainer: Trainer) -> WorkerGroup | None:
-    """The processes of a run, which hold the same state and can share work; None for a single process."""
-    if trainer.world_size == 1:
-        return None
-    strategy = trainer.strategy
-    add_ = strategy.all_reduce_sum_ if isinstance(strategy, BayesDDPStrategy) else all_reduce_sum_
-    return WorkerGroup(trainer.global_rank, trainer.world_size, add_)
+def share_inversions(trainer: Trainer, optimizer: MeanFieldOptimizer) -> None:
+    """Let the ranks share the inversions of K-FAC, and log how each layer is measured; other methods have none."""
+    if not isinstance(optimizer.family, KroneckerFamily):
+        return
+    if trainer.world_size > 1:
+        strategy = trainer.strategy
+        add_ = strategy.all_reduce_sum_ if isinstance(strategy, BayesDDPStrategy) else all_reduce_sum_
+        optimizer.family.workers = WorkerGroup(trainer.global_rank, trainer.world_size, add_)
+    rank_zero_info(optimizer.family.layers.describe())

@@ -12,8 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
-from lightning_bayes.callbacks.training_data import training_loader
-from lightning_bayes.callbacks.validation_set import on_device
+from lightning_bayes.callbacks.loaders import on_device, training_loader
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.predictive import Samples, recalibrate
 from lightning_bayes.predictive.recalibration import running_statistics
@@ -63,11 +62,7 @@ class BatchNormRecalibration(Callback):
             )
 
     def recalibrated(self, trainer: Trainer, pl_module: LightningModule, samples: Samples) -> Samples:
-        """Estimate the statistics of each sample; the module is in evaluation mode.
-
-        Returns:
-            The samples with statistics.
-        """
+        """The samples with statistics of their own; the module is in evaluation mode."""
         self._was_used = True
         if not running_statistics(pl_module):
             rank_zero_warn(
@@ -88,11 +83,7 @@ class BatchNormRecalibration(Callback):
 
 
 def recalibrated(trainer: Trainer, pl_module: LightningModule, samples: Samples) -> Samples:
-    """Estimate BatchNorm statistics of samples, if the trainer has a `BatchNormRecalibration` and is not fitting.
-
-    Returns:
-        The samples, unchanged in a fit and without that callback.
-    """
+    """The samples with BatchNorm statistics of their own; unchanged in a fit and without a `BatchNormRecalibration`."""
     callbacks = [c for c in trainer.callbacks if isinstance(c, BatchNormRecalibration)]  # type: ignore[attr-defined]
     if not callbacks or trainer.state.fn == "fit":
         return samples

@@ -9,8 +9,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
+from lightning_bayes.callbacks.loaders import ValidationSet
 from lightning_bayes.callbacks.step_outputs import StepOutputs, step_outputs
-from lightning_bayes.callbacks.validation_set import ValidationSet, evaluate_batches
 from lightning_bayes.errors import DataError, HyperparameterError, UnsupportedTrainingError
 from lightning_bayes.predictive import Rejector, ScaledModule
 
@@ -44,7 +44,7 @@ class RejectorCallback(Callback):
             raise HyperparameterError(f"risk={risk!r} and confidence={confidence!r} must lie between 0 and 1.")
         self.risk, self.confidence = risk, confidence
         self.rejector: Rejector | None = None
-        self._validation = ValidationSet(type(self).__name__, "threshold")
+        self._validation = ValidationSet(type(self).__name__, "threshold", "lightning_bayes.predictive.Rejector.fit")
         self._counts = torch.zeros(3, dtype=torch.float64)  # rows, answers, wrong answers
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -70,10 +70,10 @@ class RejectorCallback(Callback):
                 "lightning_bayes.predictive.Rejector.fit yourself."
             )
         self._counts.zero_()
-        steps = list(evaluate_batches(trainer, pl_module, self._validation.loader(trainer)))
-        probs, labels = torch.cat([_probs(step) for step in steps]), torch.cat([step.targets for step in steps])
+        loader = self._validation.loader(trainer)
+        validation = self._validation.outputs(trainer, pl_module, pl_module.sampled_forward, loader)
         try:
-            self.rejector = Rejector.fit(probs, labels, self.risk, self.confidence)
+            self.rejector = Rejector.fit(_probs(validation), validation.targets, self.risk, self.confidence)
         except DataError as error:
             self.rejector = None
             rank_zero_warn(f"The test continues without rejection. {error}")

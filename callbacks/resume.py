@@ -1,4 +1,4 @@
-"""Resuming from a checkpoint: what must agree, and which arguments the checkpoint overrides."""
+"""Resuming from a checkpoint: what must agree, which arguments the checkpoint overrides, and the way back if it fails."""
 
 from __future__ import annotations
 
@@ -6,121 +6,138 @@ from collections.abc import Mapping
 from itertools import chain
 from typing import Any, final
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
 from lightning_utilities.core.rank_zero import rank_zero_warn
+from torch import Tensor
 
+from lightning_bayes.callbacks.default_policy import ChosenDefaults
+from lightning_bayes.callbacks.fields import CallbackArguments
 from lightning_bayes.callbacks.num_data import infer_num_data, with_augmentation_factor
-from lightning_bayes.callbacks.rollback import RollbackOnFailedResume
 from lightning_bayes.callbacks.schedulers import cycles_momentum
-from lightning_bayes.callbacks.swap import SwapSettings
-from lightning_bayes.errors import PosteriorError
+from lightning_bayes.curvature.sharding import local
+from lightning_bayes.errors import BayesError, PosteriorError
 from lightning_bayes.optim import MeanFieldOptimizer, value_at
 from lightning_bayes.optim.readout import callback_state
 from lightning_bayes.optim.settings import plain
 from lightning_bayes.optim.weight_prior import holds_priors
 
 
-@final
-class ResumeGuard:
-    """Refuses checkpoints that cannot be resumed, before anything is changed, and warns about overridden arguments."""
-
-    def __init__(self) -> None:
-        self._saved: dict[str, Any] = {}  # the callback's state in the checkpoint
-        self._rollback: RollbackOnFailedResume | None = None  # None outside of a fit
-
-    def start(self, strategy: Strategy, module: LightningModule) -> RollbackOnFailedResume:
-        """Prepare for a fit that may resume from a checkpoint.
-
-        Returns:
-            The loader of the checkpoint, to be called in place of the strategy's.
-        """
-        self._rollback = RollbackOnFailedResume(strategy, module)
-        return self._rollback
-
-    def read(self, checkpoint: Mapping[str, Any], callback: str) -> None:
-        """Read the callback's state from the checkpoint to resume from.
-
-        Args:
-            checkpoint: Contents of a Lightning checkpoint.
-            callback: Name of the callback's class, for the message.
-
-        Raises:
-            PosteriorError: If the checkpoint holds no state of a noisy optimizer.
-        """
-        groups = [group for state in checkpoint.get("optimizer_states", []) for group in state["param_groups"]]
-        # A distributed checkpoint has no optimizer_states: the strategy loads them from separate files.
-        is_noisy = "noise_seed" in groups[0] if groups else bool(callback_state(checkpoint))
-        if not is_noisy:
-            raise PosteriorError(
-                f"The checkpoint was not written with {callback}, so it holds no posterior to resume. To start from its "
-                "weights, load them into the module and fit without ckpt_path."
-            )
-        self._saved = callback_state(checkpoint)
-
-    def check_order(self, names: list[list[str]]) -> None:
-        """Require the order of parameters in the checkpoint, because optimizer state is saved by position.
-
-        Args:
-            names: Names of the new optimizer's parameters, by group.
-
-        Raises:
-            PosteriorError: If they differ.
-        """
-        saved = self._saved.get("param_names", names)
-        if saved == names:
-            return
-        saved_order, current_order = ", ".join(chain(*saved)), ", ".join(chain(*names))
+def resumable_state(checkpoint: Mapping[str, Any], callback: str) -> dict[str, Any]:
+    """The callback's state in a checkpoint to resume from; raises `PosteriorError` if no noisy optimizer wrote it."""
+    groups = [group for state in checkpoint.get("optimizer_states", []) for group in state["param_groups"]]
+    state = callback_state(checkpoint)
+    # A distributed checkpoint has no optimizer_states: the strategy loads them from separate files.
+    is_noisy = "noise_seed" in groups[0] if groups else bool(state)
+    if not is_noisy:
         raise PosteriorError(
-            "configure_optimizers returns parameters in another order or other groups than the checkpoint holds, so "
-            f"their curvature would be mixed up (saved: {saved_order}; now: {current_order}). Restore the old order."
+            f"The checkpoint was not written with {callback}, so it holds no posterior to resume. To start from its "
+            "weights, load them into the module and fit without ckpt_path."
+        )
+    return state
+
+
+def require_same_order(saved: list[list[str]], names: list[list[str]]) -> None:
+    """Require the order of parameters in the checkpoint, because optimizer state is saved by position."""
+    if saved == names:
+        return
+    saved_order, current_order = ", ".join(chain(*saved)), ", ".join(chain(*names))
+    raise PosteriorError(
+        "configure_optimizers returns parameters in another order or other groups than the checkpoint holds, so "
+        f"their curvature would be mixed up (saved: {saved_order}; now: {current_order}). Restore the old order."
+    )
+
+
+def warn_of_changes(
+    trainer: Trainer,
+    optimizer: MeanFieldOptimizer,
+    arguments: CallbackArguments,
+    chosen: ChosenDefaults,
+    saved: Mapping[str, Any],
+) -> None:
+    """Warn about arguments that the checkpoint overrides, after the optimizer's state was restored.
+
+    `saved` is the callback's state in the checkpoint.
+    """
+    restored = dict(optimizer.param_groups[0])
+    requested = _requested_hyperparameters(trainer, arguments, chosen)
+    if "lr" in saved and not callable(arguments.lr):
+        # The group's lr follows the user's scheduler, so the callbacks' arguments are compared.
+        restored["lr"], requested["lr"] = saved["lr"], arguments.lr
+    requested = plain({name: value_at(value, restored["step"]) for name, value in requested.items()})
+    changed = [
+        f"{name}={restored[name]!r} (now {value!r})" for name, value in requested.items() if restored[name] != value
+    ]
+    if changed:
+        rank_zero_warn(f"The resumed run keeps the checkpoint's {', '.join(changed)}.")
+    if not holds_priors(optimizer.state, optimizer.weight_priors):
+        rank_zero_warn(
+            "The resumed run keeps the checkpoint's prior of each weight, which differs from the callback's prior=. "
+            "Start a new fit for another prior."
         )
 
-    def commit(self) -> None:
-        """Keep the loaded weights: the run has started."""
-        if self._rollback is not None:
-            self._rollback.commit()
 
-    def warn_of_changes(self, trainer: Trainer, optimizer: MeanFieldOptimizer, settings: SwapSettings) -> None:
-        """Warn about arguments that the checkpoint overrides, after the optimizer's state was restored."""
-        restored = dict(optimizer.param_groups[0])
-        requested = _requested_hyperparameters(trainer, settings)
-        if "lr" in self._saved and not callable(settings.lr):
-            # The group's lr follows the user's scheduler, so the callbacks' arguments are compared.
-            restored["lr"], requested["lr"] = self._saved["lr"], settings.lr
-        requested = plain({name: value_at(value, restored["step"]) for name, value in requested.items()})
-        changed = [
-            f"{name}={restored[name]!r} (now {value!r})" for name, value in requested.items() if restored[name] != value
-        ]
-        if changed:
-            rank_zero_warn(f"The resumed run keeps the checkpoint's {', '.join(changed)}.")
-        if not holds_priors(optimizer.state, optimizer.weight_priors):
-            rank_zero_warn(
-                "The resumed run keeps the checkpoint's prior of each weight, which differs from the callback's prior=. "
-                "Start a new fit for another prior."
-            )
-
-    def end(self) -> None:
-        """Restore the module's old weights if the run has not started."""
-        if self._rollback is not None:
-            self._rollback.roll_back()
-            self._rollback = None
-
-
-def _requested_hyperparameters(trainer: Trainer, settings: SwapSettings) -> dict[str, Any]:
+def _requested_hyperparameters(
+    trainer: Trainer, arguments: CallbackArguments, chosen: ChosenDefaults
+) -> dict[str, Any]:
     """Hyperparameters of a group that the callback's arguments determine, by name."""
-    requested = with_augmentation_factor(settings.group_defaults, trainer)
-    requested["noisy"] = settings.optimizer_class.noisy
-    requested["noise_seed"] = settings.optimizer_kwargs["seed"]
-    requested["num_data"] = settings.num_data or infer_num_data(trainer)
-    if settings.prior.precision is not None:
-        requested["prior_precision"] = settings.prior.precision
+    requested = with_augmentation_factor(arguments.group_defaults, trainer)
+    requested["noisy"] = arguments.optimizer_class.noisy
+    requested["noise_seed"] = arguments.optimizer_kwargs["seed"]
+    requested["num_data"] = arguments.num_data or infer_num_data(trainer)
+    if chosen.prior.precision is not None:
+        requested["prior_precision"] = chosen.prior.precision
     if cycles_momentum(config.scheduler for config in trainer.strategy.lr_scheduler_configs):
         del requested["betas"]  # a scheduler changes them
-    if settings.defaults.is_default_interval:
+    if chosen.is_default_interval:
         del requested["curvature_interval"]
     if requested["antithetic"] is None:
         del requested["antithetic"]
-    if settings.defaults.noise is not None:
+    if chosen.noise is not None:
         del requested["relative_noise"], requested["noise_flatness"]  # set once the loss is known
     return requested
+
+
+@final
+class RollbackOnFailedResume:
+    """Loads a checkpoint, and restores the module's old weights if the run does not start.
+
+    Lightning copies the matching weights before it raises an error about the others, and before it restores the optimizer.
+    """
+
+    def __init__(self, strategy: Strategy, module: LightningModule) -> None:
+        self._load, self._module = strategy.load_checkpoint, module
+        # This strategy loads weights and optimizer together, before `require_same_order` can check the optimizer state.
+        self._loads_optimizer = isinstance(strategy, ModelParallelStrategy)
+        self._old_weights: dict[str, Tensor] = {}
+        self._has_started = False
+
+    def load_checkpoint(self, path: Any, *arguments: Any, **options: Any) -> dict[str, Any]:
+        """Replacement of the strategy's method; raises `PosteriorError` if a sharded checkpoint does not fit."""
+        if not self._has_started:  # Lightning's tuner also restores in the middle of a run
+            self._old_weights = {name: value.clone() for name, value in self._tensors().items()}
+        try:
+            return self._load(path, *arguments, **options)
+        except Exception as error:
+            if not self._loads_optimizer or isinstance(error, BayesError):
+                raise
+            raise PosteriorError(
+                f"{path} cannot be loaded into this model and optimizer ({type(error).__name__}: {error}). Resume with the "
+                "model and the callback that wrote it. To start from its weights alone, load them in configure_model."
+            ) from error
+
+    def commit(self) -> None:
+        """Forget the old weights: the run has started."""
+        self._old_weights, self._has_started = {}, True
+
+    @torch.no_grad()
+    def roll_back(self) -> None:
+        """Restore the old weights unless the run has started."""
+        current = self._tensors()
+        for name, value in self._old_weights.items():
+            current[name].copy_(value)
+        self._old_weights = {}
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {name: local(value) for name, value in self._module.state_dict().items() if isinstance(value, Tensor)}

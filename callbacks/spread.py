@@ -54,11 +54,7 @@ class SpreadSamples(Samples):
 
 
 def spread(trainer: Trainer, samples: Samples) -> Samples:
-    """Split evaluation samples among ranks under `BayesDDPStrategy` with ``mode="samples"``.
-
-    Returns:
-        The samples, unchanged under other strategies.
-    """
+    """The samples, split among ranks under `BayesDDPStrategy` with ``mode="samples"``, else unchanged."""
     strategy = trainer.strategy
     if isinstance(strategy, BayesDDPStrategy) and strategy.same_examples and trainer.world_size > 1:
         return SpreadSamples(samples)

@@ -1,8 +1,8 @@
-"""Reads the results of a classifier's validation and test steps."""
+"""Outputs and targets of validation and test steps."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,10 +13,23 @@ from lightning_bayes.errors import UnsupportedTrainingError
 
 
 class StepOutputs(NamedTuple):
-    """Logits and targets of a batch, on the CPU."""
+    """Outputs and targets of a batch, on the CPU."""
 
-    outputs: Tensor  # logits in at least single precision, [samples, batch, classes]
-    targets: Tensor  # [batch]
+    outputs: (
+        Tensor  # in at least single precision; logits, [samples, batch, classes], or predictions, [samples, batch, …]
+    )
+    targets: Tensor  # [batch, …]
+
+
+def stored(outputs: Tensor, targets: Tensor) -> StepOutputs:
+    """Outputs and targets of any device and precision, without their graph."""
+    outputs = outputs.detach().cpu()
+    return StepOutputs(outputs.to(torch.promote_types(outputs.dtype, torch.float32)), targets.detach().cpu())
+
+
+def concatenated(steps: Sequence[StepOutputs]) -> StepOutputs:
+    """All batches as one."""
+    return StepOutputs(torch.cat([step.outputs for step in steps], 1), torch.cat([step.targets for step in steps]))
 
 
 def step_outputs(module: LightningModule, step: str, returned: Any) -> StepOutputs:
@@ -39,9 +52,8 @@ def step_outputs(module: LightningModule, step: str, returned: Any) -> StepOutpu
             f"{type(module).__name__}.{step} returned a {type(returned).__name__} without logits."
             ' Return {"outputs": logits, "targets": targets}, as lightning_bayes.zoo.BayesClassifier does.'
         )
-    outputs = returned["outputs"].detach().cpu()
-    outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
-    return StepOutputs(outputs if outputs.ndim == 3 else outputs.unsqueeze(0), returned["targets"].detach().cpu())
+    outputs = returned["outputs"]
+    return stored(outputs if outputs.ndim == 3 else outputs.unsqueeze(0), returned["targets"])
 
 
 def has_step_outputs(returned: Any) -> bool:

@@ -23,17 +23,7 @@ _REGRESSION_NOTE = (
 
 
 def at_the_start(optimizer: MeanFieldOptimizer, name: str, link: Link | None, eval_samples: int) -> str:
-    """The line after the first update: step, number of parameters with a posterior, N, prior, noise and prediction.
-
-    Args:
-        optimizer: The optimizer, after an update.
-        name: The method's name.
-        link: How outputs become predictions.
-        eval_samples: S, weight samples in evaluation.
-
-    Returns:
-        The line.
-    """
+    """The line after the first update: step, number of parameters with a posterior, N, prior, noise and prediction."""
     group, base = optimizer.param_groups[0], optimizer.base_step
     step = type(base.base).__name__ if base else _STEPS[group["step_rule"]]
     noisy, deterministic = _count(_params(optimizer, noisy=True)), _count(_params(optimizer, noisy=False))

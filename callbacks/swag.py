@@ -12,9 +12,9 @@ from torch.optim.swa_utils import update_bn
 
 from lightning_bayes.callbacks.evaluation import require_single_evaluation
 from lightning_bayes.callbacks.last_epoch import is_last_epoch
+from lightning_bayes.callbacks.loaders import OnDevice
 from lightning_bayes.callbacks.num_data import infer_num_data
 from lightning_bayes.callbacks.posthoc import PosthocCallback
-from lightning_bayes.callbacks.training_data import OnDevice
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.posthoc import SWAG
 from lightning_bayes.predictive import Linearized, Link

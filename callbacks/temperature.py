@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any, final
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
+from lightning_bayes.callbacks.loaders import ValidationSet, sum_over_processes
 from lightning_bayes.callbacks.patches import Patches
 from lightning_bayes.callbacks.posterior_scale import PosteriorScale
-from lightning_bayes.callbacks.step_outputs import StepOutputs, step_outputs
-from lightning_bayes.callbacks.validation_set import ValidationSet, evaluate_batches, sum_over_processes
+from lightning_bayes.callbacks.step_outputs import StepOutputs, concatenated, step_outputs
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.predictive import ScaledModule, fit_temperature
 from lightning_bayes.predictive.temperature import LARGEST, SMALLEST
@@ -40,7 +39,9 @@ class TemperatureScaling(Callback):
         self.temperature: float | None = None  # for the current weights
         self._patches = Patches()
         self._steps: list[StepOutputs] = []
-        self._validation = ValidationSet(type(self).__name__, "temperature")
+        self._validation = ValidationSet(
+            type(self).__name__, "temperature", "lightning_bayes.predictive.fit_temperature"
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """The temperature of the weights in the checkpoint."""
@@ -81,32 +82,14 @@ class TemperatureScaling(Callback):
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Fit and log the temperature."""
         if self._steps and not trainer.sanity_checking:
-            self._fit(trainer, pl_module)
+            self._fit(trainer, pl_module, concatenated(self._steps))
+            self._steps = []
             pl_module.log("val/temperature", float(self.temperature or 1.0), sync_dist=True)
 
     # -- afterwards ---------------------------------------------------------------------------------------------------
 
     def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Scale the module's logits; fit the temperature first if there is none."""
-        self._start(trainer, pl_module)
-
-    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop scaling."""
-        self._patches.undo()
-
-    def on_predict_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Scale the module's logits; fit the temperature first if there is none."""
-        self._start(trainer, pl_module)
-
-    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop scaling."""
-        self._patches.undo()
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Stop scaling."""
-        self._patches.undo()
-
-    def _start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not isinstance(pl_module, ScaledModule):
             raise UnsupportedTrainingError(
                 "TemperatureScaling sets a module's attribute temperature and calls its sampled_forward, but "
@@ -115,18 +98,29 @@ class TemperatureScaling(Callback):
             )
         # Validation during the fit did not use the width that a PosteriorScale has chosen.
         if self.temperature is None or self.refit or _has_width(trainer):
-            self._steps = list(evaluate_batches(trainer, pl_module, self._validation.loader(trainer)))
-            self._fit(trainer, pl_module)
+            loader = self._validation.loader(trainer)
+            self._fit(
+                trainer, pl_module, self._validation.outputs(trainer, pl_module, pl_module.sampled_forward, loader)
+            )
             rank_zero_info(
                 f"The temperature {self.temperature:.4f} was fitted on the validation set before this evaluation."
             )
         self._patches.set(pl_module, "temperature", self.temperature)
 
-    def _fit(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        outputs = torch.cat([step.outputs for step in self._steps], dim=1)
-        targets = torch.cat([step.targets for step in self._steps])
-        self._steps = []
-        self.temperature = fit_temperature(outputs, targets, sum_over_processes(trainer, pl_module))
+    on_predict_epoch_start = on_test_epoch_start
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stop scaling."""
+        self._patches.undo()
+
+    on_predict_end = on_test_end
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Stop scaling."""
+        self._patches.undo()
+
+    def _fit(self, trainer: Trainer, pl_module: LightningModule, validation: StepOutputs) -> None:
+        self.temperature = fit_temperature(*validation, sum_over_processes(trainer, pl_module))
         if not SMALLEST * 1.01 < self.temperature < LARGEST / 1.01:
             rank_zero_warn(
                 f"The temperature {self.temperature:.3g} is at the end of the search range from {SMALLEST} to {LARGEST}: "

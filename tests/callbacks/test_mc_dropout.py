@@ -113,7 +113,7 @@ def test_the_training_loss_tells_the_link_also_from_a_checkpoint(tmp_path):
     trainer.save_checkpoint(tmp_path / "last.ckpt")
     fresh, other = Regression(network(0.3, 0.2)), MCDropoutCallback(eval_samples=S)
     quiet_trainer(other).test(fresh, loader(), verbose=False, ckpt_path=tmp_path / "last.ckpt")
-    assert other.evaluation.loss_link == callback.evaluation.loss_link == "identity"
+    assert other.loss_link == callback.loss_link == "identity"
     samples, module = DropoutSamples(dropout_layers(module), S), module.eval()
     with torch.no_grad():
         means = [samples.outputs(module, lambda x=x: module.net(x)).mean(0) for x, _ in loader()]

@@ -1,0 +1,147 @@
+"""Training and validation sets for callbacks that need them outside of a fit as well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, final
+
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
+
+from lightning_bayes.callbacks.step_outputs import StepOutputs, concatenated, stored
+from lightning_bayes.errors import UnsupportedTrainingError
+
+
+@final
+class ValidationSet:
+    """Finds the validation loader, also in a test, which has none.
+
+    Args:
+        callback: Name of the callback's class, for messages.
+        number: The quantity that the callback fits, for messages.
+        function: Name of the function that fits it without a callback, for messages.
+    """
+
+    def __init__(self, callback: str, number: str, function: str) -> None:
+        self.callback, self.number, self.function = callback, number, function
+        self._loaders: Any = None  # loaders of the last fit or validation; the trainer forgets them in a test
+
+    def require(self, trainer: Trainer) -> None:
+        """Keep the loaders of a fit's validation set; raises `UnsupportedTrainingError` if there is none."""
+        if not sum(trainer.num_val_batches):
+            raise self._missing("this fit has none")
+        self.keep(trainer)
+
+    def keep(self, trainer: Trainer) -> None:
+        """Keep the loaders of the current validation."""
+        self._loaders = trainer.val_dataloaders
+
+    def find(self, trainer: Trainer) -> Any:
+        """The first loader of the data module outside of a fit, else of the loaders that were kept; None without one."""
+        datamodule = getattr(trainer, "datamodule", None)
+        if datamodule is None or trainer.state.fn == "fit":
+            return _first(self._loaders)
+        if not is_overridden("val_dataloader", datamodule, LightningDataModule):
+            return None
+        datamodule.setup("validate")
+        return _first(datamodule.val_dataloader())
+
+    def loader(self, trainer: Trainer) -> Any:
+        """The result of `find`; raises `UnsupportedTrainingError` instead of returning None."""
+        loader = self.find(trainer)
+        if loader is None:
+            data = getattr(trainer, "datamodule", None)
+            nowhere = "this callback has seen none"
+            raise self._missing(nowhere if data is None else f"{type(data).__name__}.val_dataloader() returns none")
+        return loader
+
+    def outputs(
+        self, trainer: Trainer, module: LightningModule, forward: Callable[[Any], Tensor], batches: Iterable[Any]
+    ) -> StepOutputs:
+        """Evaluate a validation set inside another stage.
+
+        Args:
+            trainer: The trainer.
+            module: The module, in evaluation mode.
+            forward: Computes outputs under every sample, ``[samples, batch, …]``, from the inputs of a batch.
+            batches: Inputs and targets.
+
+        Returns:
+            Outputs and targets of all batches.
+
+        Raises:
+            UnsupportedTrainingError: If a batch has another form, or there is none.
+        """
+        steps = []
+        for batch in batches:
+            if not isinstance(batch, (tuple, list)) or len(batch) != 2 or not isinstance(batch[1], Tensor):
+                raise UnsupportedTrainingError(
+                    f"{self.callback} calls {type(module).__name__} on the inputs of batches (inputs, targets), but the "
+                    f"validation set yields a {type(batch).__name__}. Yield such batches, or choose the {self.number} "
+                    f"yourself with {self.function}."
+                )
+            inputs, targets = on_device(trainer, batch)
+            with trainer.precision_plugin.forward_context():
+                steps.append(stored(forward(inputs), targets))
+        if not steps:
+            raise UnsupportedTrainingError(
+                f"{self.callback}: the validation set is empty. Hold out some training examples."
+            )
+        return concatenated(steps)
+
+    def _missing(self, reason: str) -> UnsupportedTrainingError:
+        return UnsupportedTrainingError(
+            f"{self.callback} fits its {self.number} on a validation set, but {reason}. Hold out some training examples, "
+            "for example with val_size of the zoo's data modules; the test set is never used."
+        )
+
+
+def _first(loaders: Any) -> Any:
+    return next(iter(loaders), None) if isinstance(loaders, (list, tuple)) else loaders
+
+
+def training_loader(trainer: Trainer, module: LightningModule, fitted_on: Any, callback: str) -> Any:
+    """The loader of the current fit, else of the data module, else of the module, else of the last fit, `fitted_on`."""
+    if trainer.state.fn == "fit":
+        return fitted_on
+    datamodule = getattr(trainer, "datamodule", None)
+    if datamodule is not None:
+        datamodule.setup("fit")
+        return datamodule.train_dataloader()
+    if is_overridden("train_dataloader", module):
+        return module.train_dataloader()
+    if fitted_on is None:
+        raise UnsupportedTrainingError(
+            f"{callback} needs training batches, but there was no fit with it, and there is no data module. Pass "
+            "datamodule=..., define train_dataloader in the module, or add the callback to the fit."
+        )
+    return fitted_on
+
+
+def sum_over_processes(trainer: Trainer, module: LightningModule) -> Callable[[Tensor], Tensor]:
+    """A function that sums a tensor over processes."""
+
+    def reduce(total: Tensor) -> Tensor:
+        if trainer.world_size == 1:
+            return total
+        summed: Tensor = trainer.strategy.reduce(total.to(module.device), reduce_op="sum")
+        return summed
+
+    return reduce
+
+
+def on_device(trainer: Trainer, batch: Any) -> Any:
+    """A batch in the trainer's precision and on its device, as a step receives it."""
+    return trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch))
+
+
+@final
+class OnDevice:
+    """A loader whose batches are converted and moved to the device, as for a training step."""
+
+    def __init__(self, trainer: Trainer, loader: Any) -> None:
+        self.trainer, self.loader = trainer, loader
+
+    def __iter__(self) -> Iterator[Any]:
+        return (on_device(self.trainer, batch) for batch in self.loader)
