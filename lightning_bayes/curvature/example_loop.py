@@ -192,8 +192,8 @@ def _by_parameter(
         output_grads = [next(remaining) for _ in output.edges]
         if any(grad is not None for grad in output_grads):
             with in_train_modes(node.record.modes):
-                for param, grad in node.record.gradient(inputs_of(node), output_grads).items():
-                    _add(gradients, param, grad)
+                for name, grad in node.record.gradient(inputs_of(node), output_grads).items():
+                    _add(gradients, node.record.params[name], grad)
     for leaf, grad in zip(leaves, remaining, strict=True):
         _add(gradients, leaf, torch.zeros_like(leaf) if grad is None else grad)
     return gradients

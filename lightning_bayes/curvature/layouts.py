@@ -139,31 +139,18 @@ def entries(grad: Tensor, dim: int) -> set[int]:
     return set((sizes > _TOLERANCE * sizes.max()).nonzero().flatten().tolist())
 
 
-def examples_first(value: Any, dim: int | None, layout: Layout, num_examples: int) -> Any:
-    """Move examples from dimension `dim`, or the layout's dimension, to 0; rows of an example become consecutive."""
-    if dim is None or not isinstance(value, Tensor):
-        return value
-    if layout.kind == "dim":
-        return value.movedim(layout.dim, 0)
-    rows = value.movedim(dim, 0)
+def examples_first(value: Tensor, dim: int, layout: Layout, num_examples: int) -> Tensor:
+    """Move the examples of a tensor with rows in `dim` to dimension 0. Several rows of an example become dimension 1."""
+    rows = value.movedim(layout.dim if layout.kind == "dim" else dim, 0)
+    if layout.kind == "groups":
+        return torch.unflatten(rows, 0, (num_examples, -1))
     if layout.kind == "strided":
-        rows = torch.unflatten(rows, 0, (-1, num_examples)).transpose(0, 1).flatten(0, 1)
+        return torch.unflatten(rows, 0, (-1, num_examples)).transpose(0, 1)
     return rows
-
-
-def in_groups(value: Any, dim: int | None, layout: Layout, num_examples: int) -> Any:
-    """Make the k rows of each example consecutive, for the layouts ``groups`` and ``strided``. Keeps non-tensors."""
-    if isinstance(value, tuple):
-        return tuple(in_groups(tensor, dim, layout, num_examples) for tensor in value)
-    if dim is None or not isinstance(value, Tensor) or layout.kind != "strided":
-        return value
-    return torch.unflatten(value, dim, (-1, num_examples)).transpose(dim, dim + 1).flatten(dim, dim + 1)
 
 
 def added_up(contributions: Tensor, layout: Layout, num_examples: int) -> Tensor:
     """Sum the contributions ``[R, *shape]`` of all rows to contributions of the examples, ``[n, *shape]``."""
-    if layout.kind == "groups":
-        return torch.unflatten(contributions, 0, (num_examples, -1)).sum(1)
-    if layout.kind == "strided":
-        return torch.unflatten(contributions, 0, (-1, num_examples)).sum(0)
-    return contributions
+    if layout.kind not in {"groups", "strided"}:
+        return contributions
+    return examples_first(contributions, 0, layout, num_examples).sum(1)

@@ -24,6 +24,7 @@ from lightning_bayes.curvature.gradient_hooks import changes_refused
 from lightning_bayes.curvature.layer_calls import GenericCall, LayerCall, RuleCall
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.measured_modules import MeasuredModule, refuse_scripted
+from lightning_bayes.curvature.rules.replayed_call import Checked
 from lightning_bayes.curvature.workspace import DEFAULT_MIB
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedTrainingError
 from lightning_bayes.private_torch import is_in_backward, is_in_functorch, will_execute
@@ -37,8 +38,7 @@ class WrappingEngine(AbstractEngine, ABC):
     ) -> None:
         super().__init__(model, loss_reduction, workspace_mib)
         refuse_scripted(model)
-        # Generic calls whose sum was compared with the batch gradient: the module and the example dimensions of its inputs.
-        self.checked: set[tuple[nn.Module, tuple[int | None, ...]]] = set()
+        self.checked: Checked = set()
 
     @contextmanager
     def run(self, captured: WrappingCapture) -> Iterator[Capture]:
@@ -92,12 +92,11 @@ class WrappingCapture(Capture, ABC):
         self.engine, self.workspace, self.checked = engine, engine.workspace, engine.checked
         self.calls: Counter[nn.Parameter] = Counter()
         self.shared: dict[nn.Parameter, Tensor] = {}  # Σ over calls of c_i, [B, *shape]
-        self.inside_generic = False
-        self.passing: MeasuredModule | None = None  # runs unwrapped while its children are measured
+        self._is_unwrapped: Callable[[MeasuredModule], bool] = lambda unit: False
 
     def call(self, unit: MeasuredModule, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The replacement for a module's forward."""
-        if self.inside_generic or unit is self.passing:
+        if self._is_unwrapped(unit):
             return forward(*args, **kwargs)
         has_gradients = torch.is_grad_enabled()
         if not has_gradients and not _in_reentrant_checkpoint():
@@ -111,6 +110,15 @@ class WrappingCapture(Capture, ABC):
         if not is_in_backward():  # in backward, a checkpoint repeats a call that was counted before
             self.calls.update(params.values())
         return self.record(unit, params).run(forward, args, kwargs) if has_gradients else forward(*args, **kwargs)
+
+    @contextmanager
+    def unwrapped(self, is_unwrapped: Callable[[MeasuredModule], bool]) -> Iterator[None]:
+        """Run the original forwards of some units inside the context."""
+        outer, self._is_unwrapped = self._is_unwrapped, is_unwrapped
+        try:
+            yield
+        finally:
+            self._is_unwrapped = outer
 
     def record(self, unit: MeasuredModule, params: dict[str, nn.Parameter]) -> LayerCall:
         """The object that measures one call of `unit` with these trainable parameters."""
