@@ -17,12 +17,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
-import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from lightning_bayes.curvature import loss_graph as graph
-from lightning_bayes.curvature.layouts import ROWS, SHARED, LayerOutput, Layout, entries
+from lightning_bayes.curvature.layouts import REGROUPED, ROWS, SHARED, LayerOutput, Layout, entries
 from lightning_bayes.curvature.loss import LossReduction, read_loss
 from lightning_bayes.curvature.loss_reading import LossReader
 from lightning_bayes.curvature.loss_values import Reduced
@@ -50,11 +49,12 @@ class PassLayouts:
     """Where the calls of one pass hold the examples."""
 
     num_examples: int  # n
-    examples_second: bool  # see `LossReader`
     layouts: tuple[Layout | None, ...]  # of each call; None for a call that the loss does not reach
+    examples_second: bool = False  # see `LossReader`
     is_settled: bool = True  # whether later passes of this kind may reuse the layouts
-    is_clear: bool = True  # whether the loss shows its reduction for this n
-    is_joined: bool = True  # whether no term of the loss uses one piece of the rows alone, such as ``v[:n]``
+    is_clear: bool = (
+        True  # whether the loss shows its reduction for this n, and no term uses one piece of the rows alone
+    )
     error: str = ""  # why the examples cannot be separated; empty if they can
 
     @property
@@ -69,20 +69,16 @@ class Plan(NamedTuple):
 
     position: int
     factor: int
-    examples_second: bool
-    layouts: tuple[Layout | None, ...]
+    result: PassLayouts
 
     def for_pass(self, outputs: Sequence[LayerOutput], sizes: list[int]) -> PassLayouts | None:
         """The layouts for a pass of this kind; None if its sizes do not allow them."""
         n = max(sizes[self.position] // self.factor, 1)
-        regrouped = [
-            out
-            for out, layout in zip(outputs, self.layouts, strict=True)
-            if layout is not None and layout.kind in {"groups", "strided"}
-        ]
+        pairs = zip(outputs, self.result.layouts, strict=True)
+        regrouped = [out for out, layout in pairs if layout is not None and layout.kind in REGROUPED]
         if sizes[self.position] % self.factor or any(out.rows % n for out in regrouped):
             return None
-        return PassLayouts(n, self.examples_second, self.layouts)
+        return replace(self.result, num_examples=n)
 
 
 class _NotFiniteError(Exception):
@@ -96,7 +92,6 @@ class ExampleProbe:
         self.loss_reduction = loss_reduction
         self._plans: dict[Kind, Plan] = {}
         self._probes: Counter[Kind] = Counter()
-        self._mixing = ""  # the operation by which the last loss mixes its examples
 
     def find(
         self,
@@ -130,49 +125,39 @@ class ExampleProbe:
         try:
             result = self._probe(loss, outputs, model_call, by_host, declared)
         except _NotFiniteError:  # the update will be skipped
-            return PassLayouts(outputs[-1].rows, False, tuple(None for _ in outputs))
+            return PassLayouts(outputs[-1].rows, (None,) * len(outputs))
         if result is None or result.error:
             return result
         self._probes[kind] += 1
         if result.is_settled or self._probes[kind] >= _MAX_PROBES:
             n = result.num_examples
             position = sizes.index(n if n in sizes else next(size for size in sizes if size and size % n == 0))
-            self._plans[kind] = Plan(position, sizes[position] // n, result.examples_second, result.layouts)
+            self._plans[kind] = Plan(position, sizes[position] // n, result)
         return result
 
     def _probe(
         self, loss: Tensor, outputs: Sequence[LayerOutput], model_call: ModelCall | None, by_host: bool, declared: int
     ) -> PassLayouts | None:
+        """Choose among the layouts for all numbers of examples that the sizes allow."""
         sizes = {out.rows for out in outputs if out.rows}
         candidates = {declared} if declared else sizes | ({model_call.rows} if model_call else set())
         if candidates == {1}:
-            return PassLayouts(1, False, tuple(ROWS for _ in outputs), error=_one_at_a_time(loss, outputs))
+            return _one_example(outputs, _one_at_a_time(loss, outputs))
         if not can_repeat_backward(loss):
             return None
-        self._mixing = ""
-        attempts = [
-            attempt
-            for n in sorted(candidates, reverse=True)
-            if n > 1
-            for attempt in self._try(loss, outputs, n, model_call, by_host)
-        ]
-        feasible = [result for result in attempts if result is not None]
+        several = sorted(candidates - {0, 1}, reverse=True)
+        attempts = [result for n in several for result in self._attempts(loss, outputs, n, model_call, by_host)]
+        feasible = [result for result in attempts if not result.error]
         if not declared and not any(result.is_clear for result in feasible):
             feasible = self._with_fewer(loss, outputs, by_host) or feasible
+        of_model = [result for result in feasible if model_call and result.num_examples == model_call.rows]
         if feasible:
-            of_model = [result for result in feasible if model_call and result.num_examples == model_call.rows]
             return min(of_model or feasible, key=lambda result: result.score)
         if declared:
-            edges = [GradientEdge(*edge) for out in outputs for edge in out.edges]
-            grads = torch.autograd.grad(loss, edges, retain_graph=True, allow_unused=True)
-            reached = (_is_reached(output_grads) for output_grads in _by_output(outputs, grads))
-            return PassLayouts(declared, False, tuple(SHARED if is_reached else None for is_reached in reached))
+            return _all_shared(loss, outputs, declared)
         if 1 in sizes and not attempts:
-            return PassLayouts(1, False, tuple(ROWS if out.rows == 1 else Layout("groups") for out in outputs))
-        if attempts and len(sizes) == 1:
-            error = _mixed_by_loss(self._mixing) if self._mixing else _mixed_by_layer(outputs[0])
-            return PassLayouts(max(sizes), False, tuple(None for _ in outputs), is_settled=False, error=error)
-        return None
+            return _one_example(outputs)
+        return attempts[0] if attempts and len(sizes) == 1 else None
 
     def _with_fewer(self, loss: Tensor, outputs: Sequence[LayerOutput], by_host: bool) -> list[PassLayouts]:
         """Layouts for fewer examples than any layer has rows, if several rows of every layer make up one example."""
@@ -180,22 +165,18 @@ class ExampleProbe:
         for n in _sizes_of_loss(loss, by_host):
             if any(size <= n or size % n for size in rows):
                 continue
-            for result in self._try(loss, outputs, n, None, by_host):
-                if result is None or not (result.is_clear and result.is_joined):
-                    continue
-                if {layout.kind for layout in result.layouts if layout is not None} <= {"groups", "strided"}:
+            for result in self._attempts(loss, outputs, n, None, by_host):
+                kinds = {layout.kind for layout in result.layouts if layout is not None}
+                if result.is_clear and not result.error and kinds <= REGROUPED:
                     return [result]
         return []
 
-    def _is_clear(self, reader: LossReader) -> bool:
-        if self.loss_reduction != "auto" or reader.loss is None:
-            return True
-        return isinstance(reader.loss, Reduced) and reader.loss.divisor == 1
-
-    def _try(
+    def _attempts(
         self, loss: Tensor, outputs: Sequence[LayerOutput], n: int, model_call: ModelCall | None, by_host: bool
-    ) -> Iterator[PassLayouts | None]:
-        """Yield layouts for n examples, or None if the calls do not fit; yield nothing if the loss does not fit."""
+    ) -> Iterator[PassLayouts]:
+        """Yield layouts for n examples, or the error that these mix; yield nothing if the loss does not fit."""
+        is_of_model = model_call is not None and model_call.rows == n and is_alive(model_call.edge.node)
+        model_output = [model_call.edge] if model_call is not None and is_of_model else []
         for examples_second in (False, True):
             try:
                 reader = read_loss(loss, n, self.loss_reduction, by_host, examples_second)
@@ -204,22 +185,110 @@ class ExampleProbe:
             if reader is None:
                 continue
             if reader.mixing:
-                self._mixing = reader.mixing
-                yield None
+                yield _mixed(outputs, n, _mixed_by_loss(reader.mixing))
                 continue
-            examples = SingleExamples(loss, reader)
+            examples = SingleExamples(loss, reader, outputs, model_output)
             if not examples.is_possible:
                 continue
-            model_output = None
-            if model_call is not None and model_call.rows == n and is_alive(model_call.edge.node):
-                model_output = model_call.edge
-            result = _followed(examples, outputs, examples_second, model_output)
-            if result is None:
-                yield None
-                continue
-            yield replace(result, is_clear=self._is_clear(reader), is_joined=not reader.has_lone_pieces)
-            if not any(result.score):
+            result = _followed(examples)
+            yield replace(result, examples_second=examples_second, is_clear=self._is_clear(reader))
+            if not result.error and not any(result.score):
                 return
+
+    def _is_clear(self, reader: LossReader) -> bool:
+        if reader.has_lone_pieces:
+            return False
+        if self.loss_reduction != "auto" or reader.loss is None:
+            return True
+        return isinstance(reader.loss, Reduced) and reader.loss.divisor == 1
+
+
+class _Call:
+    """A call of the pass, and the layouts that fit the gradients of the followed examples."""
+
+    def __init__(self, output: LayerOutput, batch_grads: list[Tensor | None]) -> None:
+        self.output, self.batch_grads = output, batch_grads
+        self.is_reached = _is_reached(batch_grads)
+        self.fitting: list[Layout] | None = None  # None if no followed example has a gradient
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether some followed example has a gradient, or none can have one."""
+        return self.fitting is not None or not self.is_reached
+
+    def follow(self, grads: list[Tensor | None], example: int, num_examples: int) -> None:
+        """Drop the layouts that do not fit the gradients of an example's loss."""
+        layouts = self.output.layouts(grads, example, num_examples)
+        if layouts is not None:
+            self.fitting = [layout for layout in layouts if self.fitting is None or layout in self.fitting]
+
+    def first_example(self, num_examples: int) -> list[int]:
+        """The first example with a gradient, if the rows seem to be the examples."""
+        grad, dim = self.batch_grads[0], self.output.dim
+        if grad is None or self.output.rows != num_examples or dim is None:
+            return []
+        return sorted(entries(grad, dim))[:1]
+
+    def layout(self, num_examples: int) -> Layout | None:
+        """The most likely layout; None if the loss does not reach the call."""
+        if not self.is_reached:
+            return None
+        if self.fitting is not None:
+            return self.fitting[0] if self.fitting else SHARED
+        has_gradient = any(grad is not None and bool(grad.any()) for grad in self.batch_grads)
+        rows = self.output.rows
+        return ROWS if not rows or (rows == num_examples and not has_gradient) else SHARED
+
+
+def _followed(examples: SingleExamples) -> PassLayouts:
+    """The layouts that fit all followed examples, or the error that these mix."""
+    n, outputs = examples.num_examples, examples.outputs
+    calls = [_Call(*pair) for pair in zip(outputs, examples.batch_gradients().calls, strict=True)]
+    more = [0, n // 4, *(example for call in calls for example in call.first_example(n))]
+    with examples.separated() as gradients:
+        for count, example in enumerate(dict.fromkeys((n - 1, (n - 1) // 2, *more[:_MAX_MORE]))):
+            if count > 1 and all(call.is_settled for call in calls):
+                break
+            grads = gradients(example)
+            if any(grad is not None and not entries(grad, 0) <= {example} for grad in grads.others):
+                return _mixed(outputs, n, _mixed_by_layer(outputs[0]))
+            for call, output_grads in zip(calls, grads.calls, strict=True):
+                if not all(bool(grad.isfinite().all()) for grad in output_grads if grad is not None):
+                    raise _NotFiniteError
+                call.follow(output_grads, example, n)
+    if not _is_anchored(calls, n):
+        return _mixed(outputs, n, _mixed_by_layer(outputs[0]))
+    is_settled = all(call.is_settled for call in calls)
+    for index in routed_calls(examples.loss, outputs):
+        calls[index].fitting = []
+    return PassLayouts(n, tuple(call.layout(n) for call in calls), is_settled=is_settled)
+
+
+def _is_anchored(calls: Sequence[_Call], n: int) -> bool:
+    """Whether examples are separate in some first layer of the model. True if no first layer has a gradient."""
+    # A first layer without a dimension that could hold the examples is a table that they share.
+    of_first_layers = [
+        call.fitting
+        for call in calls
+        if call.fitting is not None and call.output.may_hold(n) and _is_first(call.output)
+    ]
+    return any(of_first_layers) or not of_first_layers
+
+
+def _is_first(output: LayerOutput) -> bool:
+    """Whether no measured layer comes before this call."""
+    inputs = [child for node, _ in output.edges for child, _ in node.next_functions if child is not None]
+    return not any(map(enters_measured_layer, inputs))
+
+
+def _is_reached(grads: Sequence[Tensor | None]) -> bool:
+    """Whether the loss depends on a call, given the gradients of its outputs."""
+    return any(grad is not None for grad in grads)
+
+
+def _kind(outputs: Sequence[LayerOutput], sizes: list[int]) -> Kind:
+    numbers: dict[int, int] = {}
+    return tuple(out.unit.label for out in outputs), tuple(numbers.setdefault(size, len(numbers)) for size in sizes)
 
 
 def _sizes_of_loss(loss: Tensor, by_host: bool) -> list[int]:
@@ -234,100 +303,19 @@ def _sizes_of_loss(loss: Tensor, by_host: bool) -> list[int]:
     return sorted(sizes, reverse=True)
 
 
-def _kind(outputs: Sequence[LayerOutput], sizes: list[int]) -> Kind:
-    numbers: dict[int, int] = {}
-    return tuple(out.unit.label for out in outputs), tuple(numbers.setdefault(size, len(numbers)) for size in sizes)
+def _one_example(outputs: Sequence[LayerOutput], error: str = "") -> PassLayouts:
+    """The layouts for a batch of one example, to which all rows of a call belong."""
+    return PassLayouts(1, tuple(ROWS if out.rows == 1 else Layout("groups") for out in outputs), error=error)
 
 
-def _followed(
-    examples: SingleExamples, outputs: Sequence[LayerOutput], examples_second: bool, model_output: GradientEdge | None
-) -> PassLayouts | None:
-    """The layouts that fit all followed examples; None if the examples mix."""
-    n = examples.num_examples
-    edges = [GradientEdge(*edge) for out in outputs for edge in out.edges]
-    batch_grads = list(_by_output(outputs, examples.batch_gradients(edges)))
-    fitting: list[list[Layout] | None] = [None for _ in outputs]  # None: no followed example has a gradient
-
-    def is_settled() -> bool:
-        return all(
-            layouts is not None or not _is_reached(grads) for layouts, grads in zip(fitting, batch_grads, strict=True)
-        )
-
-    with examples.separated() as gradients:
-        followed = dict.fromkeys((n - 1, (n - 1) // 2, *_with_gradient(outputs, batch_grads, n)))
-        for count, example in enumerate(followed):
-            if count > 1 and is_settled():
-                break
-            grads = gradients(example, edges if model_output is None else [*edges, model_output])
-            if model_output is not None and not _is_in_row(grads.pop(), example):
-                return None
-            if not all(bool(grad.isfinite().all()) for grad in grads if grad is not None):
-                raise _NotFiniteError
-            for index, (out, output_grads) in enumerate(zip(outputs, _by_output(outputs, grads), strict=True)):
-                layouts, earlier = out.layouts(output_grads, example, n), fitting[index]
-                if layouts is not None and earlier is not None:
-                    layouts = [layout for layout in earlier if layout in layouts]
-                fitting[index] = earlier if layouts is None else layouts
-    if not _is_anchored(outputs, fitting, n):
-        return None
-    for index in routed_calls(examples.loss, outputs):
-        fitting[index] = []
-    calls = zip(outputs, fitting, batch_grads, strict=True)
-    selected = tuple(_select(out, layouts, grads, n) for out, layouts, grads in calls)
-    return PassLayouts(n, examples_second, selected, is_settled())
+def _all_shared(loss: Tensor, outputs: Sequence[LayerOutput], num_examples: int) -> PassLayouts:
+    """The layouts for per-example losses that may depend on all rows."""
+    grads = SingleExamples(loss, None, outputs).batch_gradients().calls
+    return PassLayouts(num_examples, tuple(SHARED if _is_reached(each) else None for each in grads))
 
 
-def _select(
-    output: LayerOutput, fitting: list[Layout] | None, batch_grads: list[Tensor | None], n: int
-) -> Layout | None:
-    """The layout of a call, given the layouts that fit the followed examples; None if the loss does not reach it."""
-    if not _is_reached(batch_grads):
-        return None
-    if fitting is not None:
-        return fitting[0] if fitting else SHARED
-    has_gradient = any(grad is not None and bool(grad.any()) for grad in batch_grads)
-    return ROWS if not output.rows or (output.rows == n and not has_gradient) else SHARED
-
-
-def _with_gradient(outputs: Sequence[LayerOutput], batch_grads: Sequence[list[Tensor | None]], n: int) -> list[int]:
-    """More examples to follow: 0, n/4, and the first example with a gradient in each call."""
-    examples = [0, n // 4]
-    for out, grads in zip(outputs, batch_grads, strict=True):
-        grad = grads[0]
-        if grad is not None and out.rows == n and out.dim is not None:
-            examples += sorted(entries(grad, out.dim))[:1]
-    return examples[:_MAX_MORE]
-
-
-def _is_in_row(grad: Tensor | None, example: int) -> bool:
-    return grad is None or entries(grad, 0) <= {example}
-
-
-def _is_reached(grads: Sequence[Tensor | None]) -> bool:
-    """Whether the loss depends on a call, given the gradients of its outputs."""
-    return any(grad is not None for grad in grads)
-
-
-def _by_output(outputs: Sequence[LayerOutput], grads: Sequence[Tensor | None]) -> Iterator[list[Tensor | None]]:
-    remaining = iter(grads)
-    return ([next(remaining) for _ in out.edges] for out in outputs)
-
-
-def _is_anchored(outputs: Sequence[LayerOutput], fitting: Sequence[list[Layout] | None], n: int) -> bool:
-    """Whether examples are separate in some first layer of the model. True if no first layer has a gradient."""
-    # A first layer without a dimension that could hold the examples is a table that they share.
-    of_first_layers = [
-        layouts
-        for out, layouts in zip(outputs, fitting, strict=True)
-        if layouts is not None and out.may_hold(n) and _is_first(out)
-    ]
-    return any(of_first_layers) or not of_first_layers
-
-
-def _is_first(output: LayerOutput) -> bool:
-    """Whether no measured layer comes before this call."""
-    inputs = [child for node, _ in output.edges for child, _ in node.next_functions if child is not None]
-    return not any(is_measured(node) for node in nodes_behind(inputs))
+def _mixed(outputs: Sequence[LayerOutput], num_examples: int, error: str) -> PassLayouts:
+    return PassLayouts(num_examples, (None,) * len(outputs), error=error)
 
 
 def _one_at_a_time(loss: Tensor, outputs: Sequence[LayerOutput]) -> str:

@@ -34,6 +34,7 @@ class Layout(NamedTuple):
 
 
 ROWS, SHARED = Layout("rows"), Layout("shared")
+REGROUPED = {"groups", "strided"}  # kinds with several rows for each example
 
 
 @dataclass(eq=False)
@@ -151,6 +152,5 @@ def examples_first(value: Tensor, dim: int, layout: Layout, num_examples: int) -
 
 def added_up(contributions: Tensor, layout: Layout, num_examples: int) -> Tensor:
     """Sum the contributions ``[R, *shape]`` of all rows to contributions of the examples, ``[n, *shape]``."""
-    if layout.kind not in {"groups", "strided"}:
-        return contributions
-    return examples_first(contributions, 0, layout, num_examples).sum(1)
+    is_regrouped = layout.kind in REGROUPED
+    return examples_first(contributions, 0, layout, num_examples).sum(1) if is_regrouped else contributions

@@ -5,7 +5,7 @@ The rows of an example differ from batch to batch. If they match a layout, it is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lightning_bayes.curvature import loss_graph as graph
 from lightning_bayes.curvature.layouts import LayerOutput
-from lightning_bayes.curvature.parameter_uses import is_measured, nodes_behind
+from lightning_bayes.curvature.parameter_uses import nodes_behind
 from lightning_bayes.private_torch import saved_by
 
 _SCATTERS = ("IndexPut", "IndexAdd", "IndexCopy", "Scatter", "MaskedScatter")
@@ -28,21 +28,18 @@ def routed_calls(loss: Tensor, outputs: Sequence[LayerOutput]) -> set[int]:
             continue
         for edge in graph.edges_of(node):
             if edge is not None:
-                num_rows = graph.shape_of(edge)[:1]
-                reached = [index_of[layer] for layer in _up_to_layers(edge[0]) if layer in index_of]
-                routed.update(index for index in reached if (outputs[index].rows,) == num_rows)
+                reached = [index_of[layer] for layer in graph.in_order(edge[0], True) if layer in index_of]
+                routed.update(index for index in reached if (outputs[index].rows,) == graph.shape_of(edge)[:1])
     return routed
 
 
 def _has_selected_rows(layer: Any, rows: int) -> bool:
-    ancestors = [node for child, _ in layer.next_functions if child is not None for node in _up_to_layers(child)]
+    sources = [child for child, _ in layer.next_functions if child is not None]
+    ancestors = [node for source in sources for node in graph.in_order(source, True)]
+    # Packing sorts the examples, and unpacking restores their order, unless the layer uses the packed rows directly.
     packed = [node for node in ancestors if graph.name_of(node).startswith("PackPaddedSequence")]
-    if packed:
-        # Packing sorts the examples, and unpacking restores their order, unless the layer uses the packed rows directly.
-        return any(graph.shape_of((node, 0))[:1] == (rows,) for node in packed)
-    return any(
-        _selects(node) and graph.shape_of((node, 0))[:1] == (rows,) for node in ancestors if not is_measured(node)
-    )
+    selecting = packed or [node for node in ancestors if _selects(node)]
+    return any(graph.shape_of((node, 0))[:1] == (rows,) for node in selecting)
 
 
 def _selects(node: Any) -> bool:
@@ -57,15 +54,3 @@ def _selects(node: Any) -> bool:
     return index.dtype == torch.bool or not torch.equal(
         index.flatten(), torch.arange(index.numel(), device=index.device)
     )
-
-
-def _up_to_layers(node: Any) -> Iterator[Any]:
-    """Yield the node and the nodes that it depends on, up to and including the first outputs of measured layers."""
-    stack, seen = [node], {node}
-    while stack:
-        current = stack.pop()
-        yield current
-        if not is_measured(current):
-            children = [child for child, _ in current.next_functions if child is not None and child not in seen]
-            seen.update(children)
-            stack += children
