@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeAlias, final
+from typing import NamedTuple, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
@@ -51,7 +51,6 @@ class ExampleCapture(WrappingCapture):
         super().__init__(engine)
         self.loss_reduction = "sum"
         self.receive = receive
-        self._is_running = False
 
     @property
     def reached(self) -> set[nn.Parameter]:
@@ -77,10 +76,6 @@ class ExampleCapture(WrappingCapture):
         """Never: the callback needs every example's contribution."""
         return False
 
-    def should_measure(self, accumulators: list[Any]) -> bool:
-        """Whether the backward of a column runs."""
-        return self._is_running
-
     def add_shared(self, param: nn.Parameter, contribution: Tensor) -> None:
         """Pass on the contribution, or store it if the parameter has other calls."""
         if self.calls[param] == 1:
@@ -96,12 +91,7 @@ class ExampleCapture(WrappingCapture):
 
     def backward(self, outputs: Tensor, column: Tensor) -> None:
         """Run one backward from a column of output gradients, which passes contributions to `receive`."""
-        self._is_running = True
-        try:
-            torch.autograd.grad(outputs, list(self.calls), column, retain_graph=True, allow_unused=True)
-            self.finish()
-        finally:
-            self._is_running = False
+        self.measuring_backward(outputs, self.calls, column)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
@@ -25,8 +25,8 @@ from lightning_bayes.curvature.layouts import REGROUPED, ROWS, SHARED, LayerOutp
 from lightning_bayes.curvature.loss import LossReduction, read_loss
 from lightning_bayes.curvature.loss_reading import LossReader
 from lightning_bayes.curvature.loss_values import Reduced
-from lightning_bayes.curvature.parameter_uses import enters_measured_layer, is_measured, nodes_behind
-from lightning_bayes.curvature.routing import routed_calls
+from lightning_bayes.curvature.parameter_uses import enters_measured_layer
+from lightning_bayes.curvature.routing import one_at_a_time, routed_calls
 from lightning_bayes.curvature.single_examples import SingleExamples, can_repeat_backward
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.private_torch import is_alive
@@ -142,7 +142,7 @@ class ExampleProbe:
         sizes = {out.rows for out in outputs if out.rows}
         candidates = {declared} if declared else sizes | ({model_call.rows} if model_call else set())
         if candidates == {1}:
-            return _one_example(outputs, _one_at_a_time(loss, outputs))
+            return _one_example(outputs, one_at_a_time(loss, outputs))
         if not can_repeat_backward(loss):
             return None
         several = sorted(candidates - {0, 1}, reverse=True)
@@ -167,7 +167,7 @@ class ExampleProbe:
                 continue
             for result in self._attempts(loss, outputs, n, None, by_host):
                 kinds = {layout.kind for layout in result.layouts if layout is not None}
-                if result.is_clear and not result.error and kinds <= REGROUPED:
+                if result.is_clear and not result.error and kinds.issubset(REGROUPED):
                     return [result]
         return []
 
@@ -316,33 +316,6 @@ def _all_shared(loss: Tensor, outputs: Sequence[LayerOutput], num_examples: int)
 
 def _mixed(outputs: Sequence[LayerOutput], num_examples: int, error: str) -> PassLayouts:
     return PassLayouts(num_examples, (None,) * len(outputs), error=error)
-
-
-def _one_at_a_time(loss: Tensor, outputs: Sequence[LayerOutput]) -> str:
-    """An error message if the examples seem to pass through the layers one by one and to be stacked later; else empty."""
-    label, calls = Counter(out.unit.label for out in outputs).most_common(1)[0]
-    if calls == 1:
-        return ""
-    for node in graph.in_order(graph.root_of(loss), True):
-        if graph.is_leaf(node) or graph.name_of(node) not in {"Stack", "Cat"}:
-            continue
-        edges = [edge for edge in graph.edges_of(node) if edge is not None]
-        if len(edges) != calls or graph.shape_of((node, 0))[0] != calls:
-            continue
-        stacks_numbers = all(graph.is_number(edge) for edge in edges)
-        if calls > 1 + stacks_numbers and _are_apart([edge[0] for edge in edges]):
-            return (
-                f"{label} is called {calls} times with one row, and the results are stacked, so each call may be an "
-                "example. Call the network once with all examples, or return the per-example losses as well: "
-                '{"loss": loss, "per_example_loss": losses}.'
-            )
-    return ""
-
-
-def _are_apart(nodes: Sequence[Any]) -> bool:
-    """Whether each node depends on layer calls, and no two nodes depend on the same one."""
-    layers = [{node for node in nodes_behind([root]) if is_measured(node)} for root in nodes]
-    return all(layers) and sum(map(len, layers)) == len(set().union(*layers))
 
 
 def _mixed_by_loss(operation: str) -> str:

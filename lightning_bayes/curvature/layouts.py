@@ -34,7 +34,7 @@ class Layout(NamedTuple):
 
 
 ROWS, SHARED = Layout("rows"), Layout("shared")
-REGROUPED = {"groups", "strided"}  # kinds with several rows for each example
+REGROUPED = ("groups", "strided")  # kinds with several rows for each example
 
 
 @dataclass(eq=False)
@@ -48,6 +48,7 @@ class LayerOutput:
     shapes: list[Shape]
     tensors: list[ReferenceType[Tensor]]
     layout: Layout = ROWS
+    is_reached: bool = False  # whether an observed loss has reached the call
     is_looped: bool = False  # whether an `ExampleLoop` measured the call
 
     @classmethod
@@ -95,19 +96,15 @@ class LayerOutput:
         later = () if self.unit.rule is None or self.dim is None else self.unit.rule.later_dims
         return [self.dim, *later, *(self.dim for _ in self.shapes)][: len(self.shapes)]
 
-    def _fitting(self, grad: Tensor, dim: int | None, example: int, n: int) -> Iterator[Layout]:
-        k, is_multiple = self.rows // n, self.rows % n == 0
-        dims = range(grad.dim()) if dim is None else [dim]
-        nonzero_rows = [entries(grad, d) for d in dims if d < grad.dim() and grad.shape[d] == self.rows]
-        if self.rows == n and any(rows <= {example} for rows in nonzero_rows):
-            yield ROWS
-        if is_multiple and k > 1:
-            if any(rows <= set(range(example * k, example * k + k)) for rows in nonzero_rows):
-                yield Layout("groups")
-            if any(rows <= set(range(example, self.rows, n)) for rows in nonzero_rows):
-                yield Layout("strided")
+    def _fitting(self, grad: Tensor, row_dim: int | None, example: int, n: int) -> Iterator[Layout]:
+        """The layouts of one output in which only this example has a gradient."""
+        dims = [d for d in range(grad.dim()) if row_dim in {d, None} and grad.shape[d] == self.rows]
+        regrouped = [Layout(kind) for kind in REGROUPED if self.rows % n == 0]
+        for layout in [ROWS] if self.rows == n else regrouped:
+            if any(entries(examples_first(grad, d, layout, n), 0) <= {example} for d in dims):
+                yield layout
         if self.takes_positions:
-            others = (d for d in range(grad.dim() - self._num_features) if d != dim and grad.shape[d] == n)
+            others = (d for d in range(grad.dim() - self._num_features) if d != row_dim and grad.shape[d] == n)
             yield from (Layout("dim", d) for d in others if entries(grad, d) <= {example})
 
 

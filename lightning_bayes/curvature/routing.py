@@ -1,10 +1,11 @@
-"""Layer calls on selected rows, such as experts that receive the rows of a batch from a gate.
+"""Calls that divide the batch: on rows that a gate selects, or on one example each.
 
-The rows of an example differ from batch to batch. If they match a layout, it is a coincidence.
+The selected rows of an example differ from batch to batch. If they match a layout, it is a coincidence.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from lightning_bayes.curvature import loss_graph as graph
 from lightning_bayes.curvature.layouts import LayerOutput
-from lightning_bayes.curvature.parameter_uses import nodes_behind
+from lightning_bayes.curvature.parameter_uses import is_measured, nodes_behind
 from lightning_bayes.private_torch import saved_by
 
 _SCATTERS = ("IndexPut", "IndexAdd", "IndexCopy", "Scatter", "MaskedScatter")
@@ -54,3 +55,30 @@ def _selects(node: Any) -> bool:
     return index.dtype == torch.bool or not torch.equal(
         index.flatten(), torch.arange(index.numel(), device=index.device)
     )
+
+
+def one_at_a_time(loss: Tensor, outputs: Sequence[LayerOutput]) -> str:
+    """An error message if the examples seem to pass through the layers one by one and to be stacked later; else empty."""
+    label, calls = Counter(out.unit.label for out in outputs).most_common(1)[0]
+    if calls == 1:
+        return ""
+    for node in graph.in_order(graph.root_of(loss), True):
+        if graph.is_leaf(node) or graph.name_of(node) not in {"Stack", "Cat"}:
+            continue
+        edges = [edge for edge in graph.edges_of(node) if edge is not None]
+        if len(edges) != calls or graph.shape_of((node, 0))[0] != calls:
+            continue
+        stacks_numbers = all(graph.is_number(edge) for edge in edges)
+        if calls > 1 + stacks_numbers and _are_apart([edge[0] for edge in edges]):
+            return (
+                f"{label} is called {calls} times with one row, and the results are stacked, so each call may be an "
+                "example. Call the network once with all examples, or return the per-example losses as well: "
+                '{"loss": loss, "per_example_loss": losses}.'
+            )
+    return ""
+
+
+def _are_apart(nodes: Sequence[Any]) -> bool:
+    """Whether each node depends on layer calls, and no two nodes depend on the same one."""
+    layers = [{node for node in nodes_behind([root]) if is_measured(node)} for root in nodes]
+    return all(layers) and sum(map(len, layers)) == len(set().union(*layers))

@@ -92,6 +92,7 @@ class WrappingCapture(Capture, ABC):
         self.engine, self.workspace, self.checked = engine, engine.workspace, engine.checked
         self.calls: Counter[nn.Parameter] = Counter()
         self.shared: dict[nn.Parameter, Tensor] = {}  # Σ over calls of c_i, [B, *shape]
+        self._is_measuring = False  # whether `measuring_backward` runs
         self._is_unwrapped: Callable[[MeasuredModule], bool] = lambda unit: False
 
     def call(self, unit: MeasuredModule, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -133,8 +134,17 @@ class WrappingCapture(Capture, ABC):
         return all(self.calls[param] == 1 for param in params)
 
     def should_measure(self, accumulators: list[Any]) -> bool:
-        """Whether the running backward accumulates parameter gradients, unlike ``autograd.grad`` with respect to inputs."""
-        return not self.is_following and any(map(will_execute, accumulators))
+        """Whether the running backward is a `measuring_backward` or accumulates parameter gradients."""
+        return self._is_measuring or (not self.is_following and any(map(will_execute, accumulators)))
+
+    def measuring_backward(self, outputs: Tensor, params: Iterable[nn.Parameter], column: Tensor | None = None) -> None:
+        """Run a backward pass that measures, but accumulates no gradients; `column` holds the output gradients."""
+        self._is_measuring = True
+        try:
+            torch.autograd.grad(outputs, list(params), column, retain_graph=True, allow_unused=True)
+            self.finish()
+        finally:
+            self._is_measuring = False
 
     def add(self, param: nn.Parameter, square: Tensor) -> None:
         """Store Σ_i c_i² of a parameter."""
