@@ -12,9 +12,11 @@ from typing import NoReturn
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.example_probe import ExampleProbe, ModelCall
+from lightning_bayes.curvature.example_probe import ExampleProbe
+from lightning_bayes.curvature.layout_search import LayoutSearch
 from lightning_bayes.curvature.layouts import ROWS, LayerOutput, retained_grads_kept
 from lightning_bayes.curvature.loss import LossReduction, LossScale, read_loss_scale, require_scalar
+from lightning_bayes.curvature.model_call import ModelCall
 from lightning_bayes.curvature.parameter_uses import count_uses
 from lightning_bayes.curvature.per_example_loss import KEY, attached_losses, scale_with_losses
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedTrainingError, name_some
@@ -106,13 +108,14 @@ class Capture(ABC):
     def measure_losses(self, losses: Tensor) -> None:
         """Measure per-example losses ``[n]`` in a separate backward, or reject them with `refuse_losses`."""
 
-    def _find_examples(self, loss: Tensor, divided_by_host: bool, declared: int = 0) -> list[LayerOutput]:
+    def _find_examples(self, loss: Tensor, divided_by_host: bool, num_losses: int = 0) -> list[LayerOutput]:
         """Set the layout of every call that the loss reaches, and return these calls."""
         outputs = [out for out in self.outputs if not out.is_reached and all(is_alive(node) for node, _ in out.edges)]
         if self.finder is None or loss.grad_fn is None or not outputs or self._is_empty:
             return []
         with self.following():
-            result = self.finder.find(loss, outputs, self.model_call, divided_by_host, declared)
+            search = LayoutSearch(loss, outputs, self.model_call, divided_by_host, self.loss_reduction, num_losses)
+            result = self.finder.find(search)
         if result is None:
             return []
         self._mixing = result.error

@@ -1,333 +1,67 @@
-"""Find where each layer call of a pass holds the examples, by backward passes from the losses of single examples.
+"""Where each layer call of a pass holds the examples: found in the first pass of each kind, and reused in later ones.
 
-The sizes of a layer's tensors can mislead: a table may have as many positions as the batch has examples, or a block may be
-sequence-first. So the first pass of each kind runs backward from the loss of a single example, for two examples or more.
-The output gradients of the layers show where the example is (`layouts`). These backward passes stop at the outputs of
-layers. Passes are of one kind if they call the same layers and have the same pattern of equal sizes. Later passes of a kind
-reuse the layouts.
-
-The number of examples n is one of the sizes that layers see. The number of rows in a call of the whole model takes
-precedence if it is consistent; otherwise n is the number for which most calls have their examples in rows.
+Passes are of one kind if they call the same layers and have the same pattern of equal sizes.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
-from torch import Tensor
-from torch.autograd.graph import GradientEdge
-
-from lightning_bayes.curvature import loss_graph as graph
-from lightning_bayes.curvature.layouts import REGROUPED, ROWS, SHARED, LayerOutput, Layout, entries
-from lightning_bayes.curvature.loss import LossReduction, read_loss
-from lightning_bayes.curvature.loss_reading import LossReader
-from lightning_bayes.curvature.loss_values import Reduced
-from lightning_bayes.curvature.parameter_uses import enters_measured_layer
-from lightning_bayes.curvature.routing import one_at_a_time, routed_calls
-from lightning_bayes.curvature.single_examples import SingleExamples, can_repeat_backward
-from lightning_bayes.errors import UnsupportedTrainingError
-from lightning_bayes.private_torch import is_alive
+from lightning_bayes.curvature.layout_search import LayoutSearch, NotFiniteError, PassLayouts
+from lightning_bayes.curvature.layouts import REGROUPED
 
 Kind: TypeAlias = tuple[tuple[str, ...], tuple[int, ...]]  # labels of the called layers, and the pattern of equal sizes
 
-_MAX_MORE = 8  # examples followed after the first two, if some call gets no gradient from these
 _MAX_PROBES = 5  # per kind of pass, if some layers get no gradient, such as layers before zero weights
 
 
-class ModelCall(NamedTuple):
-    """A call of the whole model whose first input and first output have equally many rows."""
-
-    rows: int
-    edge: GradientEdge  # of the output
-
-
-@dataclass(frozen=True)
-class PassLayouts:
-    """Where the calls of one pass hold the examples."""
-
-    num_examples: int  # n
-    layouts: tuple[Layout | None, ...]  # of each call; None for a call that the loss does not reach
-    examples_second: bool = False  # see `LossReader`
-    is_settled: bool = True  # whether later passes of this kind may reuse the layouts
-    is_clear: bool = (
-        True  # whether the loss shows its reduction for this n, and no term uses one piece of the rows alone
-    )
-    error: str = ""  # why the examples cannot be separated; empty if they can
-
-    @property
-    def score(self) -> tuple[int, int]:
-        """Number of calls whose examples are not in rows, and how many of these have a shared output. Lower is better."""
-        not_rows = [layout for layout in self.layouts if layout is not None and layout != ROWS]
-        return len(not_rows), not_rows.count(SHARED)
-
-
-class Plan(NamedTuple):
+class _Plan(NamedTuple):
     """The layouts for one kind of pass. Its n is the size at `position` among the sizes of the pass, divided by `factor`."""
 
     position: int
     factor: int
     result: PassLayouts
 
-    def for_pass(self, outputs: Sequence[LayerOutput], sizes: list[int]) -> PassLayouts | None:
+    def for_pass(self, search: LayoutSearch) -> PassLayouts | None:
         """The layouts for a pass of this kind; None if its sizes do not allow them."""
-        n = max(sizes[self.position] // self.factor, 1)
-        pairs = zip(outputs, self.result.layouts, strict=True)
+        n, remainder = divmod(search.sizes[self.position], self.factor)
+        pairs = zip(search.outputs, self.result.layouts, strict=True)
         regrouped = [out for out, layout in pairs if layout is not None and layout.kind in REGROUPED]
-        if sizes[self.position] % self.factor or any(out.rows % n for out in regrouped):
+        if remainder or any(out.rows % max(n, 1) for out in regrouped):
             return None
-        return replace(self.result, num_examples=n)
-
-
-class _NotFiniteError(Exception):
-    """A gradient of a single example is not finite."""
+        return replace(self.result, num_examples=max(n, 1))
 
 
 class ExampleProbe:
     """Finds the layouts of passes, and remembers them by kind."""
 
-    def __init__(self, loss_reduction: LossReduction) -> None:
-        self.loss_reduction = loss_reduction
-        self._plans: dict[Kind, Plan] = {}
+    def __init__(self) -> None:
+        self._plans: dict[Kind, _Plan] = {}
         self._probes: Counter[Kind] = Counter()
 
-    def find(
-        self,
-        loss: Tensor,
-        outputs: Sequence[LayerOutput],
-        model_call: ModelCall | None,
-        by_host: bool,
-        declared: int = 0,
-    ) -> PassLayouts | None:
-        """Find where the calls of a pass hold the examples.
-
-        Args:
-            loss: The loss, before backward.
-            outputs: The calls of the pass, in order.
-            model_call: The call of the whole model, if there is one.
-            by_host: Whether the training loop divided the loss.
-            declared: The number of explicit per-example losses, if there are any. Each may depend on all rows.
-
-        Returns:
-            The layouts; None if no backward can follow single examples.
-        """
-        sizes = [
-            declared,
-            model_call.rows if model_call else 0,
-            *(size for out in outputs for shape in ((out.rows,), *out.shapes) for size in shape),
-        ]
-        kind = _kind(outputs, sizes)
-        planned = self._plans[kind].for_pass(outputs, sizes) if kind in self._plans else None
+    def find(self, search: LayoutSearch) -> PassLayouts | None:
+        """The layouts for the pass of a search; None if no backward can follow single examples."""
+        kind = _kind(search)
+        planned = self._plans[kind].for_pass(search) if kind in self._plans else None
         if planned is not None:
             return planned
         try:
-            result = self._probe(loss, outputs, model_call, by_host, declared)
-        except _NotFiniteError:  # the update will be skipped
-            return PassLayouts(outputs[-1].rows, (None,) * len(outputs))
+            result = search.run()
+        except NotFiniteError:  # the update will be skipped
+            return PassLayouts(search.outputs[-1].rows, (None,) * len(search.outputs))
         if result is None or result.error:
             return result
         self._probes[kind] += 1
         if result.is_settled or self._probes[kind] >= _MAX_PROBES:
-            n = result.num_examples
+            n, sizes = result.num_examples, search.sizes
             position = sizes.index(n if n in sizes else next(size for size in sizes if size and size % n == 0))
-            self._plans[kind] = Plan(position, sizes[position] // n, result)
+            self._plans[kind] = _Plan(position, sizes[position] // n, result)
         return result
 
-    def _probe(
-        self, loss: Tensor, outputs: Sequence[LayerOutput], model_call: ModelCall | None, by_host: bool, declared: int
-    ) -> PassLayouts | None:
-        """Choose among the layouts for all numbers of examples that the sizes allow."""
-        sizes = {out.rows for out in outputs if out.rows}
-        candidates = {declared} if declared else sizes | ({model_call.rows} if model_call else set())
-        if candidates == {1}:
-            return _one_example(outputs, one_at_a_time(loss, outputs))
-        if not can_repeat_backward(loss):
-            return None
-        several = sorted(candidates - {0, 1}, reverse=True)
-        attempts = [result for n in several for result in self._attempts(loss, outputs, n, model_call, by_host)]
-        feasible = [result for result in attempts if not result.error]
-        if not declared and not any(result.is_clear for result in feasible):
-            feasible = self._with_fewer(loss, outputs, by_host) or feasible
-        of_model = [result for result in feasible if model_call and result.num_examples == model_call.rows]
-        if feasible:
-            return min(of_model or feasible, key=lambda result: result.score)
-        if declared:
-            return _all_shared(loss, outputs, declared)
-        if 1 in sizes and not attempts:
-            return _one_example(outputs)
-        return attempts[0] if attempts and len(sizes) == 1 else None
 
-    def _with_fewer(self, loss: Tensor, outputs: Sequence[LayerOutput], by_host: bool) -> list[PassLayouts]:
-        """Layouts for fewer examples than any layer has rows, if several rows of every layer make up one example."""
-        rows = {out.rows for out in outputs if out.rows}
-        for n in _sizes_of_loss(loss, by_host):
-            if any(size <= n or size % n for size in rows):
-                continue
-            for result in self._attempts(loss, outputs, n, None, by_host):
-                kinds = {layout.kind for layout in result.layouts if layout is not None}
-                if result.is_clear and not result.error and kinds.issubset(REGROUPED):
-                    return [result]
-        return []
-
-    def _attempts(
-        self, loss: Tensor, outputs: Sequence[LayerOutput], n: int, model_call: ModelCall | None, by_host: bool
-    ) -> Iterator[PassLayouts]:
-        """Yield layouts for n examples, or the error that these mix; yield nothing if the loss does not fit."""
-        is_of_model = model_call is not None and model_call.rows == n and is_alive(model_call.edge.node)
-        model_output = [model_call.edge] if model_call is not None and is_of_model else []
-        for examples_second in (False, True):
-            try:
-                reader = read_loss(loss, n, self.loss_reduction, by_host, examples_second)
-            except UnsupportedTrainingError:
-                continue
-            if reader is None:
-                continue
-            if reader.mixing:
-                yield _mixed(outputs, n, _mixed_by_loss(reader.mixing))
-                continue
-            examples = SingleExamples(loss, reader, outputs, model_output)
-            if not examples.is_possible:
-                continue
-            result = _followed(examples)
-            yield replace(result, examples_second=examples_second, is_clear=self._is_clear(reader))
-            if not result.error and not any(result.score):
-                return
-
-    def _is_clear(self, reader: LossReader) -> bool:
-        if reader.has_lone_pieces:
-            return False
-        if self.loss_reduction != "auto" or reader.loss is None:
-            return True
-        return isinstance(reader.loss, Reduced) and reader.loss.divisor == 1
-
-
-class _Call:
-    """A call of the pass, and the layouts that fit the gradients of the followed examples."""
-
-    def __init__(self, output: LayerOutput, batch_grads: list[Tensor | None]) -> None:
-        self.output, self.batch_grads = output, batch_grads
-        self.is_reached = _is_reached(batch_grads)
-        self.fitting: list[Layout] | None = None  # None if no followed example has a gradient
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether some followed example has a gradient, or none can have one."""
-        return self.fitting is not None or not self.is_reached
-
-    def follow(self, grads: list[Tensor | None], example: int, num_examples: int) -> None:
-        """Drop the layouts that do not fit the gradients of an example's loss."""
-        layouts = self.output.layouts(grads, example, num_examples)
-        if layouts is not None:
-            self.fitting = [layout for layout in layouts if self.fitting is None or layout in self.fitting]
-
-    def first_example(self, num_examples: int) -> list[int]:
-        """The first example with a gradient, if the rows seem to be the examples."""
-        grad, dim = self.batch_grads[0], self.output.dim
-        if grad is None or self.output.rows != num_examples or dim is None:
-            return []
-        return sorted(entries(grad, dim))[:1]
-
-    def layout(self, num_examples: int) -> Layout | None:
-        """The most likely layout; None if the loss does not reach the call."""
-        if not self.is_reached:
-            return None
-        if self.fitting is not None:
-            return self.fitting[0] if self.fitting else SHARED
-        has_gradient = any(grad is not None and bool(grad.any()) for grad in self.batch_grads)
-        rows = self.output.rows
-        return ROWS if not rows or (rows == num_examples and not has_gradient) else SHARED
-
-
-def _followed(examples: SingleExamples) -> PassLayouts:
-    """The layouts that fit all followed examples, or the error that these mix."""
-    n, outputs = examples.num_examples, examples.outputs
-    calls = [_Call(*pair) for pair in zip(outputs, examples.batch_gradients().calls, strict=True)]
-    more = [0, n // 4, *(example for call in calls for example in call.first_example(n))]
-    with examples.separated() as gradients:
-        for count, example in enumerate(dict.fromkeys((n - 1, (n - 1) // 2, *more[:_MAX_MORE]))):
-            if count > 1 and all(call.is_settled for call in calls):
-                break
-            grads = gradients(example)
-            if any(grad is not None and not entries(grad, 0) <= {example} for grad in grads.others):
-                return _mixed(outputs, n, _mixed_by_layer(outputs[0]))
-            for call, output_grads in zip(calls, grads.calls, strict=True):
-                if not all(bool(grad.isfinite().all()) for grad in output_grads if grad is not None):
-                    raise _NotFiniteError
-                call.follow(output_grads, example, n)
-    if not _is_anchored(calls, n):
-        return _mixed(outputs, n, _mixed_by_layer(outputs[0]))
-    is_settled = all(call.is_settled for call in calls)
-    for index in routed_calls(examples.loss, outputs):
-        calls[index].fitting = []
-    return PassLayouts(n, tuple(call.layout(n) for call in calls), is_settled=is_settled)
-
-
-def _is_anchored(calls: Sequence[_Call], n: int) -> bool:
-    """Whether examples are separate in some first layer of the model. True if no first layer has a gradient."""
-    # A first layer without a dimension that could hold the examples is a table that they share.
-    of_first_layers = [
-        call.fitting
-        for call in calls
-        if call.fitting is not None and call.output.may_hold(n) and _is_first(call.output)
-    ]
-    return any(of_first_layers) or not of_first_layers
-
-
-def _is_first(output: LayerOutput) -> bool:
-    """Whether no measured layer comes before this call."""
-    inputs = [child for node, _ in output.edges for child, _ in node.next_functions if child is not None]
-    return not any(map(enters_measured_layer, inputs))
-
-
-def _is_reached(grads: Sequence[Tensor | None]) -> bool:
-    """Whether the loss depends on a call, given the gradients of its outputs."""
-    return any(grad is not None for grad in grads)
-
-
-def _kind(outputs: Sequence[LayerOutput], sizes: list[int]) -> Kind:
+def _kind(search: LayoutSearch) -> Kind:
     numbers: dict[int, int] = {}
-    return tuple(out.unit.label for out in outputs), tuple(numbers.setdefault(size, len(numbers)) for size in sizes)
-
-
-def _sizes_of_loss(loss: Tensor, by_host: bool) -> list[int]:
-    """Numbers of rows of the values between layers and loss, the largest first."""
-    root = graph.root_of(loss)
-    if by_host and root is not None:
-        root = graph.behind(root)
-    if root is None:
-        return []
-    nodes = (node for node in graph.in_order(root, enters_measured_layer(root)) if not graph.is_leaf(node))
-    sizes = {size for node in nodes for size in graph.shape_of((node, 0))[:1] if size > 1}
-    return sorted(sizes, reverse=True)
-
-
-def _one_example(outputs: Sequence[LayerOutput], error: str = "") -> PassLayouts:
-    """The layouts for a batch of one example, to which all rows of a call belong."""
-    return PassLayouts(1, tuple(ROWS if out.rows == 1 else Layout("groups") for out in outputs), error=error)
-
-
-def _all_shared(loss: Tensor, outputs: Sequence[LayerOutput], num_examples: int) -> PassLayouts:
-    """The layouts for per-example losses that may depend on all rows."""
-    grads = SingleExamples(loss, None, outputs).batch_gradients().calls
-    return PassLayouts(num_examples, tuple(SHARED if _is_reached(each) else None for each in grads))
-
-
-def _mixed(outputs: Sequence[LayerOutput], num_examples: int, error: str) -> PassLayouts:
-    return PassLayouts(num_examples, (None,) * len(outputs), error=error)
-
-
-def _mixed_by_loss(operation: str) -> str:
-    return (
-        f"The loss mixes the examples of the batch by {operation}, so no part of it belongs to one example alone, for any "
-        "loss_reduction. Use a mean of per-example losses, or a method without per-example curvature, such as IVON."
-    )
-
-
-def _mixed_by_layer(output: LayerOutput) -> str:
-    return (
-        f"{output.unit.label} does not keep the examples apart: the loss of one example depends on other rows of its output "
-        f"of shape {list(output.shapes[0])}. Keep the {output.rows} examples of the batch in dimension 0 of every layer's "
-        "input, without operations that mix them, or freeze the layer."
-    )
+    pattern = tuple(numbers.setdefault(size, len(numbers)) for size in search.sizes)
+    return tuple(out.unit.label for out in search.outputs), pattern

@@ -53,7 +53,7 @@ class FusedCapture(WrappingCapture):
     def measure_losses(self, losses: Tensor) -> None:
         """Measure per-example losses; see `Capture.measure_losses`."""
         loss = reduced_losses(losses, self.scale.reduction)
-        reached = self._find_examples(loss, False, declared=len(losses))
+        reached = self._find_examples(loss, False, num_losses=len(losses))
         self.uses.update(count_uses(loss))
         self.handle_layouts(loss, False, reached)
         with retained_grads_kept(reached):

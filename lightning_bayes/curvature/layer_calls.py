@@ -71,7 +71,7 @@ class LayerCall(ABC):
         if not is_simple or _needs_clone(output):
             tensors = [tensor.clone() for tensor in tensors]  # outputs may be views of one another
         measured = MeasuredOutput.apply(self, inputs, len(tensors), *tensors, *leaves)
-        self.output = LayerOutput.of(self.unit, self.rows, self.dim, measured)
+        self.output = LayerOutput(self.unit, self.rows, self.dim, measured)
         if not is_in_backward():  # in backward, a checkpoint repeats a call that was recorded before
             self.captured.outputs.append(self.output)
         return rebuild(measured)

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, NamedTuple
-from weakref import ReferenceType, ref
+from typing import NamedTuple
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -37,25 +36,28 @@ ROWS, SHARED = Layout("rows"), Layout("shared")
 REGROUPED = ("groups", "strided")  # kinds with several rows for each example
 
 
-@dataclass(eq=False)
 class LayerOutput:
-    """The differentiable outputs of one call of a measured module."""
+    """The differentiable outputs of one call of a measured module.
 
-    unit: MeasuredModule
-    rows: int  # number of examples of the call according to its rule or its first input
-    dim: int | None  # dimension of the first output that holds these rows; None if unknown
-    edges: list[tuple[Any, int]]  # autograd node and output index of each output
-    shapes: list[Shape]
-    tensors: list[ReferenceType[Tensor]]
-    layout: Layout = ROWS
-    is_reached: bool = False  # whether an observed loss has reached the call
-    is_looped: bool = False  # whether an `ExampleLoop` measured the call
+    Args:
+        unit: The module.
+        rows: Number of examples of the call according to its rule or its first input.
+        dim: Dimension of the first output that holds these rows; None if unknown.
+        tensors: The outputs.
 
-    @classmethod
-    def of(cls, unit: MeasuredModule, rows: int, dim: int | None, tensors: Sequence[Tensor]) -> LayerOutput:
-        """Create from the output tensors; other arguments as the attributes."""
-        edges = [(edge.node, edge.output_nr) for edge in map(get_gradient_edge, tensors)]
-        return cls(unit, rows, dim, edges, [tuple(tensor.shape) for tensor in tensors], list(map(ref, tensors)))
+    Attributes:
+        edges: Autograd node and output index of each output.
+        layout: Where the call holds the examples.
+        is_reached: Whether an observed loss has reached the call.
+        is_looped: Whether an `ExampleLoop` measured the call.
+    """
+
+    def __init__(self, unit: MeasuredModule, rows: int, dim: int | None, tensors: Sequence[Tensor]) -> None:
+        self.unit, self.rows, self.dim = unit, rows, dim
+        self.edges = [(edge.node, edge.output_nr) for edge in map(get_gradient_edge, tensors)]
+        self.shapes: list[Shape] = [tuple(tensor.shape) for tensor in tensors]
+        self.tensors = [ref(tensor) for tensor in tensors]
+        self.layout, self.is_reached, self.is_looped = ROWS, False, False
 
     def require_loop(self) -> None:
         """Raise `UnsupportedTrainingError` unless an `ExampleLoop` measured this shared call."""

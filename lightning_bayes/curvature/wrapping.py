@@ -10,7 +10,7 @@ import sys
 from abc import ABC
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -46,17 +46,14 @@ class WrappingEngine(AbstractEngine, ABC):
         units = self.units()
         # The compiler must not trace the identity behind a layer's output: it would drop the side effects of its backward.
         call = torch.compiler.disable(captured.call) if "torch._dynamo" in sys.modules else captured.call  # type: ignore[no-untyped-call]
-        wrapped: list[nn.Module] = []
-        try:
+        with ExitStack() as undo:
             for unit in units:
+                undo.callback(_restore_forward, unit.module, vars(unit.module).get("forward"))
                 unit.module.forward = _Wrapped(call, unit, unit.module.forward)
-                wrapped.append(unit.module)
-            with changes_refused(units), self.watching_model_call(captured):
-                yield captured
-        finally:
-            captured.drop_nodes()
-            for module in wrapped:
-                _unwrap(module)
+            undo.callback(captured.drop_nodes)
+            undo.enter_context(changes_refused(units))
+            undo.enter_context(self.watching_model_call(captured))
+            yield captured
         captured.finish()
 
     def detaches(self, unit: MeasuredModule, captured: Capture) -> bool:
@@ -75,13 +72,11 @@ def _bare(forward: Callable[..., Any]) -> Callable[..., Any]:
     return forward
 
 
-def _unwrap(module: nn.Module) -> None:
-    wrapper: Any = module.forward
-    original = wrapper.args[1]
-    if getattr(original, "__func__", None) is type(module).forward:
-        del module.forward  # uncovers the method of the class
-    else:
-        module.forward = original
+def _restore_forward(module: nn.Module, own_forward: Callable[..., Any] | None) -> None:
+    """Restore the forward of a module that may have one of its own instead of the method of its class."""
+    del module.forward
+    if own_forward is not None:
+        module.forward = own_forward
 
 
 class WrappingCapture(Capture, ABC):
