@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.capture import refuse_losses
-from lightning_bayes.curvature.layer_calls import LayerCall, in_full_precision
+from lightning_bayes.curvature.layer_calls import LayerCall
 from lightning_bayes.curvature.layouts import ROWS
 from lightning_bayes.curvature.rules.linear import linear
 from lightning_bayes.curvature.wrapping import WrappingCapture, WrappingEngine
@@ -61,8 +61,8 @@ class ExampleCapture(WrappingCapture):
         """Pass on outer products for a linear layer without positions whose parameters have no other call."""
         if call.unit.rule is not linear or any(self.calls[param] != 1 for param in call.params.values()):
             return False
-        x, delta = in_full_precision(inputs[0]), in_full_precision(grads[0])
-        if x.dim() != 2 or call.output.layout != ROWS:
+        x, delta = inputs[0], grads[0]
+        if delta is None or x.dim() != 2 or call.output.layout != ROWS:
             return False
         for name, param in call.params.items():
             self.receive(param, Outer(delta, x) if name == "weight" else delta)

@@ -22,7 +22,7 @@ from lightning_bayes.curvature import loss_graph as graph
 from lightning_bayes.curvature.layouts import LayerOutput
 from lightning_bayes.curvature.loss import read_loss
 from lightning_bayes.curvature.loss_reading import LossReader
-from lightning_bayes.curvature.measured_output import inputs_of, without_autocast
+from lightning_bayes.curvature.measured_output import in_full_precision, inputs_of, without_autocast
 from lightning_bayes.curvature.single_examples import Gradients, SingleExamples, can_repeat_backward
 from lightning_bayes.curvature.train_mode import in_train_modes
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedTrainingError, name_some
@@ -126,7 +126,6 @@ class ExampleLoop:
             self.captured.add(param, square * self._scale**2)
         for param, contributions in self._shared.items():
             self.captured.add_shared(param, contributions * self._scale)
-        self._squares, self._shared, self._scale = {}, {}, None
 
     def _warn(self, outputs: Sequence[LayerOutput], params: Sequence[nn.Parameter], num_examples: int) -> None:
         engine = self.captured.engine
@@ -152,8 +151,9 @@ def _by_parameter(
         node = output.edges[0][0]
         if any(grad is not None for grad in output_grads):
             with in_train_modes(node.record.modes):
-                for name, grad in node.record.gradient(inputs_of(node), output_grads).items():
-                    _add(gradients, node.record.params[name], grad)
+                gradient = node.record.gradient(inputs_of(node), [in_full_precision(grad) for grad in output_grads])
+            for name, grad in gradient.items():
+                _add(gradients, node.record.params[name], grad)
     for leaf, grad in zip(leaves, grads.others, strict=True):
         _add(gradients, leaf, torch.zeros_like(leaf) if grad is None else grad)
     return gradients

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lightning_bayes.curvature.layouts import ROWS, SHARED, LayerOutput, Layout, added_up, examples_first
 from lightning_bayes.curvature.measured_modules import MeasuredModule
-from lightning_bayes.curvature.measured_output import MeasuredOutput
+from lightning_bayes.curvature.measured_output import MeasuredOutput, in_full_precision
 from lightning_bayes.curvature.rules.example_inputs import ExampleInputs
 from lightning_bayes.curvature.rules.generic import ReplayedExamples
 from lightning_bayes.curvature.rules.packed import padded_output
@@ -44,7 +44,7 @@ class LayerCall(ABC):
 
     @abstractmethod
     def backward(self, inputs: list[Any], grads: list[Tensor | None]) -> list[Tensor | None]:
-        """Measure the call and return the gradients of the leaves."""
+        """Measure the call and return the gradients of the leaves; both arguments are in full precision."""
 
     @property
     def rule(self) -> LayerRule:
@@ -188,23 +188,23 @@ class GenericCall(ContributionCall):
     def sums(self, inputs: list[Any], grads: list[Tensor | None]) -> Sums:
         """See `ContributionCall.sums`."""
         with self._replaying(inputs) as replayed:
-            return replayed.sums(_in_full_precision(grads))
+            return replayed.sums(grads)
 
     def contributions(self, inputs: list[Any], grads: list[Tensor | None]) -> PerExample:
         """See `ContributionCall.contributions`."""
         with self._replaying(inputs) as replayed:
-            return replayed.per_example(_in_full_precision(grads))
+            return replayed.per_example(grads)
 
     def gradient(self, inputs: list[Any], grads: list[Tensor | None]) -> dict[str, Tensor]:
         """See `ContributionCall.gradient`."""
         with self._replaying(inputs) as replayed:
-            return replayed.gradient(_in_full_precision(grads))
+            return replayed.gradient(grads)
 
     @contextmanager
     def _replaying(self, inputs: list[Any]) -> Iterator[ReplayedCall]:
         """Set up the replay in full precision."""
         replayed = self.replayed
-        replayed.inputs.leaves = _in_full_precision(inputs)
+        replayed.inputs.leaves = inputs
         replayed.buffers, replayed.params = (
             {name: in_full_precision(tensor) for name, tensor in tensors.items()}
             for tensors in (replayed.buffers, replayed.params)
@@ -236,16 +236,5 @@ def _needs_clone(output: Tensor) -> bool:
 
 
 def _of_rule(inputs: list[Any], grads: list[Tensor | None]) -> tuple[tuple[Any, ...], Any]:
-    """The arguments of a rule in full precision; the gradient of a single output is no tuple."""
-    converted = tuple(_in_full_precision(grads))
-    return tuple(_in_full_precision(inputs)), converted[0] if len(converted) == 1 else converted
-
-
-def _in_full_precision(values: list[Any]) -> list[Any]:
-    return [in_full_precision(value) for value in values]
-
-
-def in_full_precision(value: Any) -> Any:
-    """Convert half-precision tensors to float32: float16 underflows for squared gradients such as 1e-4²."""
-    is_half = isinstance(value, Tensor) and value.dtype in {torch.float16, torch.bfloat16}
-    return value.float() if is_half else value
+    """The arguments of a rule; the gradient of a single output is no tuple."""
+    return tuple(inputs), grads[0] if len(grads) == 1 else tuple(grads)

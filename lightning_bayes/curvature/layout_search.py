@@ -11,7 +11,7 @@ precedence if it is consistent; otherwise n is the number for which most calls h
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from torch import Tensor
@@ -39,9 +39,7 @@ class PassLayouts:
     layouts: tuple[Layout | None, ...]  # of each call; None for a call that the loss does not reach
     examples_second: bool = False  # see `LossReader`
     is_settled: bool = True  # whether later passes of this kind may reuse the layouts
-    is_clear: bool = (
-        True  # whether the loss shows its reduction for this n, and no term uses one piece of the rows alone
-    )
+    is_clear: bool = True  # whether the loss shows its reduction, and no term uses one piece of the rows alone
     error: str = ""  # why the examples cannot be separated; empty if they can
 
     @property
@@ -104,15 +102,10 @@ class LayoutSearch:
                 reader = read_loss(self.loss, n, self.loss_reduction, self.divided_by_host, examples_second)
             except UnsupportedTrainingError:
                 continue
-            if reader is None:
-                continue
-            if reader.mixing:
-                yield self._mixed(n, _mixed_by_loss(reader.mixing))
-                continue
-            result = self._followed(reader)
+            result = None if reader is None else self._followed(reader)
             if result is None:
                 continue
-            yield replace(result, examples_second=examples_second, is_clear=self._is_clear(reader))
+            yield result
             if not result.error and not any(result.score):
                 return
 
@@ -125,9 +118,10 @@ class LayoutSearch:
 
     def _followed(self, reader: LossReader) -> PassLayouts | None:
         """The layouts that fit all followed examples, or the error that these mix; None if they cannot be followed."""
-        n = reader.batch_size
-        call = self.model_call
-        model_output = [call.edge] if call is not None and call.rows == n and is_alive(call.edge.node) else []
+        n, model = reader.batch_size, self.model_call
+        if reader.mixing:
+            return self._mixed(n, reader.mixing)
+        model_output = [model.edge] if model is not None and model.rows == n and is_alive(model.edge.node) else []
         examples = SingleExamples(self.loss, reader, self.outputs, model_output)
         if not examples.is_possible:
             return None
@@ -139,15 +133,16 @@ class LayoutSearch:
                     break
                 grads = gradients(example)
                 if any(grad is not None and not entries(grad, 0) <= {example} for grad in grads.others):
-                    return self._mixed(n, _mixed_by_layer(self.outputs[0]))
+                    return self._mixed(n)
                 for call, output_grads in zip(calls, grads.calls, strict=True):
                     call.follow(output_grads, example, n)
         if not _is_anchored(calls, n):
-            return self._mixed(n, _mixed_by_layer(self.outputs[0]))
+            return self._mixed(n)
         is_settled = all(call.is_settled for call in calls)
         for index in routed_calls(self.loss, self.outputs):
             calls[index].fitting = []
-        return PassLayouts(n, tuple(call.layout(n) for call in calls), is_settled=is_settled)
+        layouts = tuple(call.layout(n) for call in calls)
+        return PassLayouts(n, layouts, reader.examples_second, is_settled, self._is_clear(reader))
 
     def _with_fewer(self, rows: set[int]) -> list[PassLayouts]:
         """Layouts for fewer examples than any layer has rows, if several rows of every layer make up one example."""
@@ -170,7 +165,20 @@ class LayoutSearch:
         grads = SingleExamples(self.loss, None, self.outputs).batch_gradients().calls
         return PassLayouts(self.num_losses, tuple(SHARED if _is_reached(each) else None for each in grads))
 
-    def _mixed(self, num_examples: int, error: str) -> PassLayouts:
+    def _mixed(self, num_examples: int, operation: str = "") -> PassLayouts:
+        """The error for examples that an operation of the loss mixes, or otherwise a layer."""
+        first = self.outputs[0]
+        error = (
+            f"{first.unit.label} does not keep the examples apart: the loss of one example depends on other rows of its "
+            f"output of shape {list(first.shapes[0])}. Keep the {first.rows} examples of the batch in dimension 0 of every "
+            "layer's input, without operations that mix them, or freeze the layer."
+        )
+        if operation:
+            error = (
+                f"The loss mixes the examples of the batch by {operation}, so no part of it belongs to one example alone, "
+                "for any loss_reduction. Use a mean of per-example losses, or a method without per-example curvature, such "
+                "as IVON."
+            )
         return PassLayouts(num_examples, (None,) * len(self.outputs), error=error)
 
 
@@ -245,18 +253,3 @@ def _sizes_of_loss(loss: Tensor, by_host: bool) -> list[int]:
     nodes = (node for node in graph.in_order(root, enters_measured_layer(root)) if not graph.is_leaf(node))
     sizes = {size for node in nodes for size in graph.shape_of((node, 0))[:1] if size > 1}
     return sorted(sizes, reverse=True)
-
-
-def _mixed_by_loss(operation: str) -> str:
-    return (
-        f"The loss mixes the examples of the batch by {operation}, so no part of it belongs to one example alone, for any "
-        "loss_reduction. Use a mean of per-example losses, or a method without per-example curvature, such as IVON."
-    )
-
-
-def _mixed_by_layer(output: LayerOutput) -> str:
-    return (
-        f"{output.unit.label} does not keep the examples apart: the loss of one example depends on other rows of its output "
-        f"of shape {list(output.shapes[0])}. Keep the {output.rows} examples of the batch in dimension 0 of every layer's "
-        "input, without operations that mix them, or freeze the layer."
-    )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
@@ -54,7 +54,7 @@ class LayerOutput:
 
     def __init__(self, unit: MeasuredModule, rows: int, dim: int | None, tensors: Sequence[Tensor]) -> None:
         self.unit, self.rows, self.dim = unit, rows, dim
-        self.edges = [(edge.node, edge.output_nr) for edge in map(get_gradient_edge, tensors)]
+        self.edges: list[tuple[Any, int]] = [(edge.node, edge.output_nr) for edge in map(get_gradient_edge, tensors)]
         self.shapes: list[Shape] = [tuple(tensor.shape) for tensor in tensors]
         self.tensors = [ref(tensor) for tensor in tensors]
         self.layout, self.is_reached, self.is_looped = ROWS, False, False

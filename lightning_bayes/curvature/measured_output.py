@@ -52,7 +52,7 @@ class MeasuredOutput(torch.autograd.Function):
         inputs = inputs_of(ctx)
         device = next(grad.device.type for grad in grads if grad is not None)
         with without_autocast(device), in_train_modes(ctx.record.modes):
-            params = ctx.record.backward(inputs, list(grads))
+            params = ctx.record.backward(inputs, [in_full_precision(grad) for grad in grads])
         return (*not_tensors, *grads, *params)
 
 
@@ -75,8 +75,15 @@ class _NotTwice(torch.autograd.Function):
 
 
 def inputs_of(node: Any) -> list[Any]:
-    """The inputs of the call that created a node of `MeasuredOutput`."""
-    return [other if saved is None else saved for saved, other in zip(node.saved_tensors, node.others, strict=True)]
+    """The inputs of the call that created a node of `MeasuredOutput`, in full precision."""
+    pairs = zip(node.saved_tensors, node.others, strict=True)
+    return [other if saved is None else in_full_precision(saved) for saved, other in pairs]
+
+
+def in_full_precision(value: Any) -> Any:
+    """Convert half-precision tensors to float32: float16 underflows for squared gradients such as 1e-4²."""
+    is_half = isinstance(value, Tensor) and value.dtype in {torch.float16, torch.bfloat16}
+    return value.float() if is_half else value
 
 
 def without_autocast(device: str) -> AbstractContextManager[Any]:

@@ -6,6 +6,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -24,35 +25,21 @@ Checked: TypeAlias = set[tuple[nn.Module, tuple[int | None, ...]]]  # modules, e
 _HALF = {torch.float16, torch.bfloat16}
 
 
+@dataclass(eq=False)
 class ReplayedCall(ABC):
-    """One call of a module, which can be repeated.
+    """One call of a module, which can be repeated."""
 
-    Args:
-        module: The module; it is called with detached parameters.
-        inputs: The arguments of the call.
-        params: Detached parameters by name, which the calls use instead of the module's.
-        measured: Names of the parameters to measure.
-        workspace: Limits the number of examples processed at once.
-        checked: The calls that need no check. A call that passes its check is added.
+    module: nn.Module
+    inputs: ExampleInputs
+    params: dict[str, Tensor]  # detached, by name; calls use them instead of the module's
+    measured_names: list[str]  # of the parameters to measure
+    workspace: Workspace  # limits the number of examples processed at once
+    checked: Checked  # calls that need no check; a call that passes its check is added
+    _rng_state: list[Tensor] | None = field(default=None, init=False)  # of the forward, if the module draws noise
+    _outputs: list[Tensor] | None = field(default=None, init=False)  # of the forward, until they are checked
 
-    Attributes:
-        buffers: The module's buffers before the forward, by name.
-    """
-
-    def __init__(
-        self,
-        module: nn.Module,
-        inputs: ExampleInputs,
-        params: dict[str, Tensor],
-        measured: list[str],
-        workspace: Workspace,
-        checked: Checked,
-    ) -> None:
-        self.module, self.inputs, self.params, self.workspace = module, inputs, params, workspace
-        self.buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-        self._measured, self._checked = measured, checked
-        self._rng_state: list[Tensor] | None = None  # at the start of the forward, if the module draws noise
-        self._outputs: list[Tensor] | None = None  # of the forward, until they are checked
+    def __post_init__(self) -> None:
+        self.buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}  # before the forward
 
     def forward(self) -> Any:
         """Return the module's output for the original call."""
@@ -110,7 +97,7 @@ class ReplayedCall(ABC):
     @property
     def measured(self) -> dict[str, Tensor]:
         """The parameters to measure."""
-        return {name: self.params[name] for name in self._measured}
+        return {name: self.params[name] for name in self.measured_names}
 
     def _with_repeatable_noise(self, outputs: list[Tensor]) -> list[Tensor]:
         """The outputs of a module with noise, given those of the call, with noise that `_parts` can repeat."""
@@ -143,7 +130,7 @@ class ReplayedCall(ABC):
     @property
     def _is_checked(self) -> bool:
         """Whether a call with the same way of splitting the inputs passed the check."""
-        return (self.module, self.inputs.dims) in self._checked
+        return (self.module, self.inputs.dims) in self.checked
 
     def _keep_for_check(self, outputs: list[Tensor]) -> None:
         """Store the outputs of the forward, unless they are rounded to half precision."""
@@ -157,7 +144,7 @@ class ReplayedCall(ABC):
             return
         self._check_sum(grads, sums)
         if self.inputs.batch_size > 1:  # a single example cannot show mixing
-            self._checked.add((self.module, self.inputs.dims))
+            self.checked.add((self.module, self.inputs.dims))
 
     def _check_sum(self, grads: list[Tensor | None], sums: Sums) -> dict[str, Tensor]:
         """Require that a repeated call returns the same outputs; return the batch gradient."""
