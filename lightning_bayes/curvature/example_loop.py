@@ -48,7 +48,7 @@ class ExampleLoop:
         captured, n = self.captured, self.captured.known_batch_size
         reader = read_loss(loss, n or 1, captured.loss_reduction, divided_by_host, captured.examples_second)
         # If the loop is impossible, the check after the pass names the parameters without a measurement.
-        if (reader is None and n != 1) or not can_repeat_backward(loss):
+        if n != 1 and (reader is None or not can_repeat_backward(loss)):
             return
         examples = SingleExamples(loss, reader, outputs, leaves)
         if not examples.is_possible:

@@ -75,7 +75,7 @@ class LayoutSearch:
         return 0 if self.model_call is None else self.model_call.rows
 
     def run(self) -> PassLayouts | None:
-        """Choose among the layouts for all numbers of examples that the sizes allow; None if the loss allows no search."""
+        """The layouts for the best number of examples that the sizes allow; None if no backward can follow examples."""
         rows = {out.rows for out in self.outputs if out.rows}
         candidates = {self.num_losses} if self.num_losses else {*rows, self._model_rows} - {0}
         if candidates == {1}:
@@ -91,9 +91,9 @@ class LayoutSearch:
             return min(of_model or feasible, key=lambda result: result.score)
         if self.num_losses:
             return self._all_shared()
-        if 1 in rows and not attempts:
+        if 1 in rows and not attempts:  # the loss fits no other number
             return self._one_example()
-        return attempts[0] if attempts and len(rows) == 1 else None
+        return attempts[0] if attempts and len(rows) == 1 else None  # an error
 
     def _attempts(self, n: int) -> Iterator[PassLayouts]:
         """Yield layouts for n examples, or the error that these mix; yield nothing if the loss does not fit."""

@@ -74,7 +74,7 @@ class SingleExamples:
         """
         handles = [node.register_prehook(self._masked(cuts)) for node, cuts in self._cuts.items()]
         for node in nodes_behind([self.loss.grad_fn]):
-            if graph.name_of(node).startswith(_BATCH_NORMS):
+            if self.num_examples > 1 and graph.name_of(node).startswith(_BATCH_NORMS):
                 handles.append(node.register_hook(_rows_with_gradient))
         try:
             yield self._gradients
