@@ -34,10 +34,9 @@ class ReplayedExamples(ReplayedCall):
             )
         return super().gradient(grads)
 
-    def _with_repeatable_noise(self, outputs: list[Tensor]) -> list[Tensor]:
+    def _with_repeatable_noise(self, outputs: list[Tensor], rng: list[Tensor]) -> list[Tensor]:
         """Run example by example."""
-        if self._rng_state is not None:
-            set_rng(self._rng_state)
+        set_rng(rng)
         parts = [self._replay(self.inputs.examples(i, 1)) for i in range(self.inputs.batch_size)]
         dims = self._batch_dims(parts[0], outputs)
         if not self._is_checked:

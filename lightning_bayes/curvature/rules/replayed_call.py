@@ -50,7 +50,7 @@ class ReplayedCall(ABC):
             self.inputs.infer_batch_size(tensors)
         if self.inputs.batch_size and not same_rng(before, rng_state()):
             self._rng_state = before
-            tensors = self._with_repeatable_noise(tensors)
+            tensors = self._with_repeatable_noise(tensors, before)
             output = rebuild(tensors)
         if not self._is_checked:
             self._keep_for_check(tensors)
@@ -99,8 +99,8 @@ class ReplayedCall(ABC):
         """The parameters to measure."""
         return {name: self.params[name] for name in self.measured_names}
 
-    def _with_repeatable_noise(self, outputs: list[Tensor]) -> list[Tensor]:
-        """The outputs of a module with noise, given those of the call, with noise that `_parts` can repeat."""
+    def _with_repeatable_noise(self, outputs: list[Tensor], rng: list[Tensor]) -> list[Tensor]:
+        """The outputs of a module with noise that `_parts` can repeat, given the outputs and random state of the call."""
         return outputs
 
     @abstractmethod
