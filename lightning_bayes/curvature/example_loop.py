@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature import loss_graph as graph
-from lightning_bayes.curvature.layouts import LayerOutput
+from lightning_bayes.curvature.layouts import LOOPED, LayerOutput
 from lightning_bayes.curvature.loss import read_loss
 from lightning_bayes.curvature.loss_reading import LossReader
 from lightning_bayes.curvature.measured_output import in_full_precision, inputs_of, without_autocast
@@ -58,7 +58,7 @@ class ExampleLoop:
             self._follow(examples, leaves, after_layers)
         captured.measured_outside.update(leaves)
         for output in outputs:
-            output.is_looped = True
+            output.layout = LOOPED
         if n != 1:
             self._warn(outputs, [leaf for leaf in leaves if leaf not in after_layers], examples.num_examples)
         loss.grad_fn.register_prehook(self._note_scale)  # type: ignore[union-attr]

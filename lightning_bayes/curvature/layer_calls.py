@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.layouts import ROWS, SHARED, LayerOutput, Layout, added_up, examples_first
+from lightning_bayes.curvature.layouts import LOOPED, ROWS, LayerOutput, Layout, added_up, examples_first
 from lightning_bayes.curvature.measured_modules import MeasuredModule
 from lightning_bayes.curvature.measured_output import MeasuredOutput, in_full_precision
 from lightning_bayes.curvature.rules.example_inputs import ExampleInputs
@@ -100,7 +100,9 @@ class ContributionCall(LayerCall):
         """Measure the call; see `LayerCall.backward`."""
         if self.captured.handles_call(self, inputs, grads):
             return [None] * len(self.params)
-        if self._has_other_source():
+        if not self.captured.has_taken_examples:
+            self.output.require_loop()
+        if self.captured.has_taken_examples or self.output.layout == LOOPED:  # the squares have another source
             gradient = self.gradient(inputs, grads)
             return [gradient[name].to(p.dtype) for name, p in self.params.items()]
         layout, n = self.output.layout, self.captured.known_batch_size or 1
@@ -116,14 +118,6 @@ class ContributionCall(LayerCall):
         for name, param in self.params.items():
             self.captured.add_shared(param, contributions[name])
         return [contributions[name].sum(0).to(p.dtype) for name, p in self.params.items()]
-
-    def _has_other_source(self) -> bool:
-        """Whether a loop over examples or explicit per-example losses provide the squares."""
-        if self.captured.has_taken_examples:
-            return True
-        if self.output.layout == SHARED:
-            self.output.require_loop()
-        return self.output.layout == SHARED
 
     def _examples_first(
         self, inputs: list[Any], grads: list[Tensor | None], layout: Layout, n: int

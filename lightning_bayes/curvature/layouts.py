@@ -5,6 +5,7 @@ groups   example i has k consecutive rows: images of a video, or positions that 
 strided  example i has the k rows i, i + n, i + 2n, …: positions first
 dim      example i is index i of another dimension, for layers that treat all leading dimensions in the same way
 shared   none of these: all examples share one output, such as position embeddings, or the layer mixes examples
+looped   shared, and measured by an `ExampleLoop`
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Layout(NamedTuple):
     dim: int = 0  # for kind "dim"
 
 
-ROWS, SHARED = Layout("rows"), Layout("shared")
+ROWS, SHARED, LOOPED = Layout("rows"), Layout("shared"), Layout("looped")
 REGROUPED = ("groups", "strided")  # kinds with several rows for each example
 
 
@@ -49,7 +50,6 @@ class LayerOutput:
         edges: Autograd node and output index of each output.
         layout: Where the call holds the examples.
         is_reached: Whether an observed loss has reached the call.
-        is_looped: Whether an `ExampleLoop` measured the call.
     """
 
     def __init__(self, unit: MeasuredModule, rows: int, dim: int | None, tensors: Sequence[Tensor]) -> None:
@@ -57,11 +57,11 @@ class LayerOutput:
         self.edges: list[tuple[Any, int]] = [(edge.node, edge.output_nr) for edge in map(get_gradient_edge, tensors)]
         self.shapes: list[Shape] = [tuple(tensor.shape) for tensor in tensors]
         self.tensors = [ref(tensor) for tensor in tensors]
-        self.layout, self.is_reached, self.is_looped = ROWS, False, False
+        self.layout, self.is_reached = ROWS, False
 
     def require_loop(self) -> None:
-        """Raise `UnsupportedTrainingError` unless an `ExampleLoop` measured this shared call."""
-        if not self.is_looped:
+        """Raise `UnsupportedTrainingError` for a shared call that no `ExampleLoop` has measured."""
+        if self.layout == SHARED:
             raise UnsupportedTrainingError(
                 f"A backward from a loss that was not observed reached {self.unit.label}, whose output all examples share. "
                 "Add the losses and call loss.backward() once, or open one pass for each backward."
