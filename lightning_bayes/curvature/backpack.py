@@ -37,7 +37,6 @@ from lightning_bayes.curvature.hooks import (
     out_of_place,
     without_compiler,
 )
-from lightning_bayes.curvature.layer_calls import in_full_precision
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.measured_modules import (
     MeasuredModule,
@@ -45,6 +44,7 @@ from lightning_bayes.curvature.measured_modules import (
     refuse_scripted,
     tied_parameters,
 )
+from lightning_bayes.curvature.measured_output import in_full_precision
 from lightning_bayes.curvature.rules.batch_norm import uses_batch_statistics
 from lightning_bayes.curvature.rules.random_numbers import rng_state, with_rng
 from lightning_bayes.curvature.rules.registry import Inputs, LayerRule

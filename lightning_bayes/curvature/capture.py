@@ -12,9 +12,11 @@ from typing import NoReturn
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.example_probe import ExampleProbe, ModelCall
+from lightning_bayes.curvature.example_probe import ExampleProbe
+from lightning_bayes.curvature.layout_search import LayoutSearch
 from lightning_bayes.curvature.layouts import ROWS, LayerOutput, retained_grads_kept
 from lightning_bayes.curvature.loss import LossReduction, LossScale, read_loss_scale, require_scalar
+from lightning_bayes.curvature.model_call import ModelCall
 from lightning_bayes.curvature.parameter_uses import count_uses
 from lightning_bayes.curvature.per_example_loss import KEY, attached_losses, scale_with_losses
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedTrainingError, name_some
@@ -41,7 +43,7 @@ class Capture(ABC):
         calls_of: Number of calls of each unit, by the unit's label.
         uses: How often each parameter enters the observed loss, see `count_uses`.
         loss: The observed loss, detached; None before `observe`.
-        outputs: The calls of measured modules that no observed loss has reached.
+        outputs: The calls of measured modules.
         model_call: The first call of the whole model with equally many input and output rows.
         measured_outside: Parameters whose uses outside of layers were measured.
         is_following: Whether the running backward follows single examples and measures nothing.
@@ -51,7 +53,6 @@ class Capture(ABC):
     def __init__(self, loss_reduction: LossReduction = "auto", finder: ExampleProbe | None = None) -> None:
         self.loss_reduction, self.finder = loss_reduction, finder
         self.outputs: list[LayerOutput] = []
-        self._reached: list[LayerOutput] = []
         self.model_call: ModelCall | None = None
         self.is_following = self.has_taken_examples = False
         self._mixing = ""  # why the examples cannot be separated
@@ -107,31 +108,28 @@ class Capture(ABC):
     def measure_losses(self, losses: Tensor) -> None:
         """Measure per-example losses ``[n]`` in a separate backward, or reject them with `refuse_losses`."""
 
-    def _find_examples(self, loss: Tensor, divided_by_host: bool, declared: int = 0) -> list[LayerOutput]:
+    def _find_examples(self, loss: Tensor, divided_by_host: bool, num_losses: int = 0) -> list[LayerOutput]:
         """Set the layout of every call that the loss reaches, and return these calls."""
-        self.outputs = [output for output in self.outputs if all(is_alive(node) for node, _ in output.edges)]
-        if self.finder is None or loss.grad_fn is None or not self.outputs or self._is_empty:
+        outputs = [out for out in self.outputs if not out.is_reached and all(is_alive(node) for node, _ in out.edges)]
+        if self.finder is None or loss.grad_fn is None or not outputs or self._is_empty:
             return []
         with self.following():
-            result = self.finder.find(loss, self.outputs, self.model_call, divided_by_host, declared)
+            search = LayoutSearch(loss, outputs, self.model_call, divided_by_host, self.loss_reduction, num_losses)
+            result = self.finder.find(search)
         if result is None:
             return []
         self._mixing = result.error
         self._batch_size, self.examples_second = result.num_examples, result.examples_second
-        reached: list[LayerOutput] = []
-        for output, layout in zip(self.outputs, result.layouts, strict=True):
+        for output, layout in zip(outputs, result.layouts, strict=True):
             if layout is not None:
-                output.layout = layout
-                reached.append(output)
-        self.outputs = [output for output in self.outputs if output not in reached]
-        self._reached += reached
-        return reached
+                output.layout, output.is_reached = layout, True
+        return [output for output in outputs if output.is_reached]
 
     def drop_nodes(self) -> None:
         """Drop the autograd nodes. They refer to this capture, a cycle that Python cannot collect."""
-        for output in (*self.outputs, *self._reached):
+        for output in self.outputs:
             output.edges.clear()
-        self.outputs, self._reached, self.model_call = [], [], None
+        self.outputs, self.model_call = [], None
 
     @contextmanager
     def following(self) -> Iterator[None]:
@@ -140,7 +138,7 @@ class Capture(ABC):
         backpack = sys.modules.get("backpack")
         try:
             hooks_off = nullcontext() if backpack is None else backpack.backpack(retain_graph=True)
-            with hooks_off, retained_grads_kept((*self.outputs, *self._reached)):
+            with hooks_off, retained_grads_kept(self.outputs):
                 yield
         finally:
             self.is_following = False

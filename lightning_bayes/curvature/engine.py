@@ -44,7 +44,7 @@ class AbstractEngine(ABC):
         self.loss_reduction = loss_reduction
         self.workspace = Workspace(workspace_mib)
         self.left_out: set[nn.Parameter] = set()  # trainable parameters that are not measured
-        self.probe = ExampleProbe(loss_reduction)
+        self.probe = ExampleProbe()
         self.has_warned_of_loop = False
         require_real_and_separate(model, allow_sharded=self.supports_sharded)
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeAlias, final
+from typing import NamedTuple, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.capture import refuse_losses
-from lightning_bayes.curvature.layer_calls import LayerCall, in_full_precision
+from lightning_bayes.curvature.layer_calls import LayerCall
 from lightning_bayes.curvature.layouts import ROWS
 from lightning_bayes.curvature.rules.linear import linear
 from lightning_bayes.curvature.wrapping import WrappingCapture, WrappingEngine
@@ -51,7 +51,6 @@ class ExampleCapture(WrappingCapture):
         super().__init__(engine)
         self.loss_reduction = "sum"
         self.receive = receive
-        self._is_running = False
 
     @property
     def reached(self) -> set[nn.Parameter]:
@@ -62,8 +61,8 @@ class ExampleCapture(WrappingCapture):
         """Pass on outer products for a linear layer without positions whose parameters have no other call."""
         if call.unit.rule is not linear or any(self.calls[param] != 1 for param in call.params.values()):
             return False
-        x, delta = in_full_precision(inputs[0]), in_full_precision(grads[0])
-        if x.dim() != 2 or call.output.layout != ROWS:
+        x, delta = inputs[0], grads[0]
+        if delta is None or x.dim() != 2 or call.output.layout != ROWS:
             return False
         for name, param in call.params.items():
             self.receive(param, Outer(delta, x) if name == "weight" else delta)
@@ -76,10 +75,6 @@ class ExampleCapture(WrappingCapture):
     def needs_only_sums(self, params: Iterable[nn.Parameter]) -> bool:
         """Never: the callback needs every example's contribution."""
         return False
-
-    def should_measure(self, accumulators: list[Any]) -> bool:
-        """Whether the backward of a column runs."""
-        return self._is_running
 
     def add_shared(self, param: nn.Parameter, contribution: Tensor) -> None:
         """Pass on the contribution, or store it if the parameter has other calls."""
@@ -96,12 +91,7 @@ class ExampleCapture(WrappingCapture):
 
     def backward(self, outputs: Tensor, column: Tensor) -> None:
         """Run one backward from a column of output gradients, which passes contributions to `receive`."""
-        self._is_running = True
-        try:
-            torch.autograd.grad(outputs, list(self.calls), column, retain_graph=True, allow_unused=True)
-            self.finish()
-        finally:
-            self._is_running = False
+        self.measuring_backward(outputs, self.calls, column)
 
 
 @contextmanager

@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge
 
 from lightning_bayes.curvature import loss_graph as graph
-from lightning_bayes.curvature.layouts import LayerOutput
+from lightning_bayes.curvature.layouts import LOOPED, LayerOutput
 from lightning_bayes.curvature.loss import read_loss
 from lightning_bayes.curvature.loss_reading import LossReader
-from lightning_bayes.curvature.measured_output import inputs_of, without_autocast
-from lightning_bayes.curvature.single_examples import SingleExamples, can_repeat_backward
+from lightning_bayes.curvature.measured_output import in_full_precision, inputs_of, without_autocast
+from lightning_bayes.curvature.single_examples import Gradients, SingleExamples, can_repeat_backward
 from lightning_bayes.curvature.train_mode import in_train_modes
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedTrainingError, name_some
 
@@ -46,83 +45,46 @@ class ExampleLoop:
         self, loss: Tensor, divided_by_host: bool, outputs: Sequence[LayerOutput], leaves: Sequence[nn.Parameter]
     ) -> None:
         """Compute the contributions from calls with a shared output, and from uses of `leaves` outside of layers."""
-        captured = self.captured
-        if captured.known_batch_size == 1:
-            self._take_single_example(loss, leaves)
-            return
-        reader = read_loss(
-            loss,
-            captured.known_batch_size or 1,
-            captured.loss_reduction,
-            divided_by_host,
-            captured.examples_second,
-        )
+        captured, n = self.captured, self.captured.known_batch_size
+        reader = read_loss(loss, n or 1, captured.loss_reduction, divided_by_host, captured.examples_second)
         # If the loop is impossible, the check after the pass names the parameters without a measurement.
-        if reader is None or not can_repeat_backward(loss):
+        if n != 1 and (reader is None or not can_repeat_backward(loss)):
             return
-        examples = SingleExamples(loss, reader)
+        examples = SingleExamples(loss, reader, outputs, leaves)
         if not examples.is_possible:
             return
-        after_layers = _leaves_after_layers(reader)
+        after_layers = set() if reader is None else _leaves_after_layers(reader)
         with captured.following(), without_autocast(loss.device.type), torch.no_grad():
-            self._follow(examples, outputs, leaves, after_layers)
+            self._follow(examples, leaves, after_layers)
         captured.measured_outside.update(leaves)
         for output in outputs:
-            output.is_looped = True
-        self._warn(outputs, [leaf for leaf in leaves if leaf not in after_layers], examples.num_examples)
+            output.layout = LOOPED
+        if n != 1:
+            self._warn(outputs, [leaf for leaf in leaves if leaf not in after_layers], examples.num_examples)
         loss.grad_fn.register_prehook(self._note_scale)  # type: ignore[union-attr]
 
-    def _take_single_example(self, loss: Tensor, leaves: Sequence[nn.Parameter]) -> None:
-        """In a batch of one example, the batch gradient is the example's gradient."""
-        with self.captured.following():
-            grads = torch.autograd.grad(loss, leaves, retain_graph=True, allow_unused=True)
-        for param, grad in zip(leaves, grads, strict=True):
-            value = torch.zeros_like(param) if grad is None else grad
-            if self.captured.calls[param]:
-                self._shared[param] = value.unsqueeze(0)
-                self.captured.calls[param] += 1
-            else:
-                self._squares[param] = value.square()
-        self.captured.measured_outside.update(leaves)
-        loss.grad_fn.register_prehook(self._note_scale)  # type: ignore[union-attr]
-
-    def _follow(
-        self,
-        examples: SingleExamples,
-        outputs: Sequence[LayerOutput],
-        leaves: Sequence[nn.Parameter],
-        after_layers: set[Any],
-    ) -> None:
+    def _follow(self, examples: SingleExamples, leaves: Sequence[nn.Parameter], after_layers: set[Any]) -> None:
         """Run one backward per example, and store the contributions or their squares."""
-        edges: list[Any] = [*(GradientEdge(*edge) for out in outputs for edge in out.edges), *leaves]
-        uses_here = Counter(leaves)
-        for output in outputs:
-            uses_here.update(output.edges[0][0].record.params.values())
-        uses_outside = set(leaves)
-        has_other_uses = {
-            param for param, count in uses_here.items() if self.captured.calls[param] + (param in uses_outside) > count
-        }
-        sums: dict[nn.Parameter, Tensor] = {}
-        rows: dict[nn.Parameter, list[Tensor]] = {param: [] for param in has_other_uses}
-        batch_grads = _by_parameter(outputs, leaves, examples.batch_gradients(edges))
+        calls, outputs = self.captured.calls, examples.outputs
+        looped = Counter(param for output in outputs for param in output.edges[0][0].record.params.values())
+        rows: dict[nn.Parameter, list[Tensor]] = {p: [] for p in {*looped, *leaves} if calls[p] > looped[p]}
         with examples.separated() as gradients:
             # Gradients of the terms that depend on no example, such as a penalty on the weights.
-            leaf_grads = gradients(None, edges)[len(edges) - len(leaves) :]
-            constant = {param: grad for param, grad in zip(leaves, leaf_grads, strict=True) if grad is not None}
+            grads = zip(leaves, gradients(None).others, strict=True)
+            constant = {param: grad for param, grad in grads if grad is not None}
             self._require_no_term(p for p, grad in constant.items() if p in after_layers and bool(grad.any()))
+            sums = dict(constant)
             for example in range(examples.num_examples):
-                for param, value in _by_parameter(outputs, leaves, gradients(example, edges)).items():
+                for param, value in _by_parameter(outputs, leaves, gradients(example)).items():
                     value = value - constant[param] if param in constant else value
                     _add(sums, param, value)
-                    if param in has_other_uses:
+                    if param in rows:  # other calls use the parameter
                         rows[param].append(value)
                     else:
                         _add(self._squares, param, value.square())
-        for param, grad in constant.items():
-            _add(sums, param, grad)
-        self._require_equal(batch_grads, sums)
+        self._require_equal(_by_parameter(outputs, leaves, examples.batch_gradients()), sums)
         self._shared.update({param: torch.stack(values) for param, values in rows.items() if values})
-        self.captured.calls.update(param for param in leaves if param in has_other_uses)
+        calls.update(param for param in leaves if param in rows)
 
     def _require_equal(self, batch_grads: dict[nn.Parameter, Tensor], sums: dict[nn.Parameter, Tensor]) -> None:
         """Require per-example gradients that add up to the batch gradient."""
@@ -164,7 +126,6 @@ class ExampleLoop:
             self.captured.add(param, square * self._scale**2)
         for param, contributions in self._shared.items():
             self.captured.add_shared(param, contributions * self._scale)
-        self._squares, self._shared, self._scale = {}, {}, None
 
     def _warn(self, outputs: Sequence[LayerOutput], params: Sequence[nn.Parameter], num_examples: int) -> None:
         engine = self.captured.engine
@@ -182,19 +143,18 @@ class ExampleLoop:
 
 
 def _by_parameter(
-    outputs: Sequence[LayerOutput], leaves: Sequence[nn.Parameter], grads: Sequence[Tensor | None]
+    outputs: Sequence[LayerOutput], leaves: Sequence[nn.Parameter], grads: Gradients
 ) -> dict[nn.Parameter, Tensor]:
-    """Parameter gradients, given the gradients of all edges of `outputs`, followed by the gradients of `leaves`."""
-    remaining = iter(grads)
+    """The gradients of `leaves` and of the parameters of the calls in `outputs`."""
     gradients: dict[nn.Parameter, Tensor] = {}
-    for output in outputs:
+    for output, output_grads in zip(outputs, grads.calls, strict=True):
         node = output.edges[0][0]
-        output_grads = [next(remaining) for _ in output.edges]
         if any(grad is not None for grad in output_grads):
             with in_train_modes(node.record.modes):
-                for param, grad in node.record.gradient(inputs_of(node), output_grads).items():
-                    _add(gradients, param, grad)
-    for leaf, grad in zip(leaves, remaining, strict=True):
+                gradient = node.record.gradient(inputs_of(node), [in_full_precision(grad) for grad in output_grads])
+            for name, grad in gradient.items():
+                _add(gradients, node.record.params[name], grad)
+    for leaf, grad in zip(leaves, grads.others, strict=True):
         _add(gradients, leaf, torch.zeros_like(leaf) if grad is None else grad)
     return gradients
 

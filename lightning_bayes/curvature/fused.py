@@ -13,9 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, final
+from typing import final
 
-import torch
 from torch import Tensor
 
 from lightning_bayes.curvature.capture import Capture
@@ -42,11 +41,6 @@ class FusedCapture(WrappingCapture):
     def __init__(self, engine: FusedEngine) -> None:
         super().__init__(engine)
         self._loop: ExampleLoop | None = None
-        self._measures_losses = False
-
-    def should_measure(self, accumulators: list[Any]) -> bool:
-        """Whether the running backward measures per-example losses or accumulates parameter gradients."""
-        return self._measures_losses or super().should_measure(accumulators)
 
     def handle_layouts(self, loss: Tensor, divided_by_host: bool, outputs: Sequence[LayerOutput]) -> None:
         """Loop over the examples if some outputs are shared by all examples or parameters are used outside of layers."""
@@ -59,17 +53,11 @@ class FusedCapture(WrappingCapture):
     def measure_losses(self, losses: Tensor) -> None:
         """Measure per-example losses; see `Capture.measure_losses`."""
         loss = reduced_losses(losses, self.scale.reduction)
-        reached = self._find_examples(loss, False, declared=len(losses))
+        reached = self._find_examples(loss, False, num_losses=len(losses))
         self.uses.update(count_uses(loss))
         self.handle_layouts(loss, False, reached)
-        params = self.engine.measured_parameters(self.engine.model.parameters())
-        self._measures_losses = True
-        try:
-            with retained_grads_kept(reached):
-                torch.autograd.grad(loss, params, retain_graph=True, allow_unused=True)
-        finally:
-            self._measures_losses = False
-        self.finish()
+        with retained_grads_kept(reached):
+            self.measuring_backward(loss, self.engine.measured_parameters(self.engine.model.parameters()))
         self.has_taken_examples = True
 
     def finish(self) -> None:

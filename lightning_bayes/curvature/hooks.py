@@ -135,7 +135,7 @@ def _note_output(
     if unit.rule is not None:
         inputs = unit.rule.prepare(module, unit.rule.bind(module, args, kwargs))
         dim, rows = unit.rule.dims(module, inputs)[0], unit.rule.num_examples(module, inputs)
-    captured.outputs.append(LayerOutput.of(unit, rows, dim, tensors))
+    captured.outputs.append(LayerOutput(unit, rows, dim, tensors))
 
 
 @contextmanager

@@ -22,11 +22,12 @@ from torch.autograd.graph import get_gradient_edge
 
 from lightning_bayes.curvature.capture import Capture, refuse_losses
 from lightning_bayes.curvature.factors import FactorMoments, FactorRecords, LayerRecords, Request, has_factors
-from lightning_bayes.curvature.layer_calls import LayerCall, in_full_precision
+from lightning_bayes.curvature.layer_calls import LayerCall
 from lightning_bayes.curvature.likelihood import Likelihood
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.loss_calls import LIKELIHOODS, LossCalls
 from lightning_bayes.curvature.measured_modules import MeasuredModule
+from lightning_bayes.curvature.measured_output import in_full_precision
 from lightning_bayes.curvature.measurement import KroneckerFactors
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
 from lightning_bayes.curvature.wrapping import WrappingCapture, WrappingEngine

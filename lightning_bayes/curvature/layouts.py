@@ -5,15 +5,15 @@ groups   example i has k consecutive rows: images of a video, or positions that 
 strided  example i has the k rows i, i + n, i + 2n, …: positions first
 dim      example i is index i of another dimension, for layers that treat all leading dimensions in the same way
 shared   none of these: all examples share one output, such as position embeddings, or the layer mixes examples
+looped   shared, and measured by an `ExampleLoop`
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, NamedTuple
-from weakref import ReferenceType, ref
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -33,31 +33,35 @@ class Layout(NamedTuple):
     dim: int = 0  # for kind "dim"
 
 
-ROWS, SHARED = Layout("rows"), Layout("shared")
+ROWS, SHARED, LOOPED = Layout("rows"), Layout("shared"), Layout("looped")
+REGROUPED = ("groups", "strided")  # kinds with several rows for each example
 
 
-@dataclass(eq=False)
 class LayerOutput:
-    """The differentiable outputs of one call of a measured module."""
+    """The differentiable outputs of one call of a measured module.
 
-    unit: MeasuredModule
-    rows: int  # number of examples of the call according to its rule or its first input
-    dim: int | None  # dimension of the first output that holds these rows; None if unknown
-    edges: list[tuple[Any, int]]  # autograd node and output index of each output
-    shapes: list[Shape]
-    tensors: list[ReferenceType[Tensor]]
-    layout: Layout = ROWS
-    is_looped: bool = False  # whether an `ExampleLoop` measured the call
+    Args:
+        unit: The module.
+        rows: Number of examples of the call according to its rule or its first input.
+        dim: Dimension of the first output that holds these rows; None if unknown.
+        tensors: The outputs.
 
-    @classmethod
-    def of(cls, unit: MeasuredModule, rows: int, dim: int | None, tensors: Sequence[Tensor]) -> LayerOutput:
-        """Create from the output tensors; other arguments as the attributes."""
-        edges = [(edge.node, edge.output_nr) for edge in map(get_gradient_edge, tensors)]
-        return cls(unit, rows, dim, edges, [tuple(tensor.shape) for tensor in tensors], list(map(ref, tensors)))
+    Attributes:
+        edges: Autograd node and output index of each output.
+        layout: Where the call holds the examples.
+        is_reached: Whether an observed loss has reached the call.
+    """
+
+    def __init__(self, unit: MeasuredModule, rows: int, dim: int | None, tensors: Sequence[Tensor]) -> None:
+        self.unit, self.rows, self.dim = unit, rows, dim
+        self.edges: list[tuple[Any, int]] = [(edge.node, edge.output_nr) for edge in map(get_gradient_edge, tensors)]
+        self.shapes: list[Shape] = [tuple(tensor.shape) for tensor in tensors]
+        self.tensors = [ref(tensor) for tensor in tensors]
+        self.layout, self.is_reached = ROWS, False
 
     def require_loop(self) -> None:
-        """Raise `UnsupportedTrainingError` unless an `ExampleLoop` measured this shared call."""
-        if not self.is_looped:
+        """Raise `UnsupportedTrainingError` for a shared call that no `ExampleLoop` has measured."""
+        if self.layout == SHARED:
             raise UnsupportedTrainingError(
                 f"A backward from a loss that was not observed reached {self.unit.label}, whose output all examples share. "
                 "Add the losses and call loss.backward() once, or open one pass for each backward."
@@ -94,19 +98,15 @@ class LayerOutput:
         later = () if self.unit.rule is None or self.dim is None else self.unit.rule.later_dims
         return [self.dim, *later, *(self.dim for _ in self.shapes)][: len(self.shapes)]
 
-    def _fitting(self, grad: Tensor, dim: int | None, example: int, n: int) -> Iterator[Layout]:
-        k, is_multiple = self.rows // n, self.rows % n == 0
-        dims = range(grad.dim()) if dim is None else [dim]
-        nonzero_rows = [entries(grad, d) for d in dims if d < grad.dim() and grad.shape[d] == self.rows]
-        if self.rows == n and any(rows <= {example} for rows in nonzero_rows):
-            yield ROWS
-        if is_multiple and k > 1:
-            if any(rows <= set(range(example * k, example * k + k)) for rows in nonzero_rows):
-                yield Layout("groups")
-            if any(rows <= set(range(example, self.rows, n)) for rows in nonzero_rows):
-                yield Layout("strided")
+    def _fitting(self, grad: Tensor, row_dim: int | None, example: int, n: int) -> Iterator[Layout]:
+        """The layouts of one output in which only this example has a gradient."""
+        dims = [d for d in range(grad.dim()) if row_dim in {d, None} and grad.shape[d] == self.rows]
+        regrouped = [Layout(kind) for kind in REGROUPED if self.rows % n == 0]
+        for layout in [ROWS] if self.rows == n else regrouped:
+            if any(entries(examples_first(grad, d, layout, n), 0) <= {example} for d in dims):
+                yield layout
         if self.takes_positions:
-            others = (d for d in range(grad.dim() - self._num_features) if d != dim and grad.shape[d] == n)
+            others = (d for d in range(grad.dim() - self._num_features) if d != row_dim and grad.shape[d] == n)
             yield from (Layout("dim", d) for d in others if entries(grad, d) <= {example})
 
 
@@ -139,31 +139,17 @@ def entries(grad: Tensor, dim: int) -> set[int]:
     return set((sizes > _TOLERANCE * sizes.max()).nonzero().flatten().tolist())
 
 
-def examples_first(value: Any, dim: int | None, layout: Layout, num_examples: int) -> Any:
-    """Move examples from dimension `dim`, or the layout's dimension, to 0; rows of an example become consecutive."""
-    if dim is None or not isinstance(value, Tensor):
-        return value
-    if layout.kind == "dim":
-        return value.movedim(layout.dim, 0)
-    rows = value.movedim(dim, 0)
+def examples_first(value: Tensor, dim: int, layout: Layout, num_examples: int) -> Tensor:
+    """Move the examples of a tensor with rows in `dim` to dimension 0. Several rows of an example become dimension 1."""
+    rows = value.movedim(layout.dim if layout.kind == "dim" else dim, 0)
+    if layout.kind == "groups":
+        return torch.unflatten(rows, 0, (num_examples, -1))
     if layout.kind == "strided":
-        rows = torch.unflatten(rows, 0, (-1, num_examples)).transpose(0, 1).flatten(0, 1)
+        return torch.unflatten(rows, 0, (-1, num_examples)).transpose(0, 1)
     return rows
-
-
-def in_groups(value: Any, dim: int | None, layout: Layout, num_examples: int) -> Any:
-    """Make the k rows of each example consecutive, for the layouts ``groups`` and ``strided``. Keeps non-tensors."""
-    if isinstance(value, tuple):
-        return tuple(in_groups(tensor, dim, layout, num_examples) for tensor in value)
-    if dim is None or not isinstance(value, Tensor) or layout.kind != "strided":
-        return value
-    return torch.unflatten(value, dim, (-1, num_examples)).transpose(dim, dim + 1).flatten(dim, dim + 1)
 
 
 def added_up(contributions: Tensor, layout: Layout, num_examples: int) -> Tensor:
     """Sum the contributions ``[R, *shape]`` of all rows to contributions of the examples, ``[n, *shape]``."""
-    if layout.kind == "groups":
-        return torch.unflatten(contributions, 0, (num_examples, -1)).sum(1)
-    if layout.kind == "strided":
-        return torch.unflatten(contributions, 0, (-1, num_examples)).sum(0)
-    return contributions
+    is_regrouped = layout.kind in REGROUPED
+    return examples_first(contributions, 0, layout, num_examples).sum(1) if is_regrouped else contributions

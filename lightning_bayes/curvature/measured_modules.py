@@ -66,7 +66,7 @@ def refuse_scripted(model: nn.Module) -> None:
     trainable = [
         name or "the model itself"
         for name, module in scripted
-        if any(param is not None and param.requires_grad for param in own_parameters(module).values())
+        if any(param.requires_grad for param in module.parameters(recurse=False))
     ]
     if trainable:
         raise UnsupportedLayerError(

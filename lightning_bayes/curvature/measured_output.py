@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from lightning_bayes.curvature.train_mode import in_train_modes
-from lightning_bayes.errors import BayesError, UnsupportedLayerError, UnsupportedTrainingError
+from lightning_bayes.errors import UnsupportedTrainingError
 
 if TYPE_CHECKING:
     from lightning_bayes.curvature.layer_calls import LayerCall
@@ -20,17 +19,18 @@ class MeasuredOutput(torch.autograd.Function):
     """The identity on a unit's outputs. Its backward measures the call and returns the parameter gradients."""
 
     @staticmethod
-    def forward(ctx: Any, record: LayerCall, inputs: list[Any], num_outputs: int, *tensors: Tensor) -> Any:
+    def forward(
+        ctx: Any, record: LayerCall, inputs: list[Any], num_outputs: int, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
         """Return the outputs. `tensors` are the outputs, followed by the leaves whose gradients the call computes."""
         ctx.record, ctx.num_leaves = record, len(tensors) - num_outputs
-        ctx.is_tensor = [isinstance(x, Tensor) for x in inputs]
         ctx.others = [None if isinstance(x, Tensor) else x for x in inputs]
         # Detached tensors share the version counter, so autograd still detects an input that was changed in place.
-        ctx.save_for_backward(*(x.detach() for x in inputs if isinstance(x, Tensor)))
+        ctx.save_for_backward(*(x.detach() if isinstance(x, Tensor) else None for x in inputs))
         ctx.set_materialize_grads(False)
         outputs = tensors[:num_outputs]
         ctx.mark_dirty(*outputs)
-        return outputs[0] if num_outputs == 1 else outputs
+        return outputs
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
@@ -52,7 +52,7 @@ class MeasuredOutput(torch.autograd.Function):
         inputs = inputs_of(ctx)
         device = next(grad.device.type for grad in grads if grad is not None)
         with without_autocast(device), in_train_modes(ctx.record.modes):
-            params = ctx.record.backward(inputs, list(grads))
+            params = ctx.record.backward(inputs, [in_full_precision(grad) for grad in grads])
         return (*not_tensors, *grads, *params)
 
 
@@ -75,26 +75,17 @@ class _NotTwice(torch.autograd.Function):
 
 
 def inputs_of(node: Any) -> list[Any]:
-    """The inputs of the call that created a node of `MeasuredOutput`."""
-    saved = iter(node.saved_tensors)
-    return [next(saved) if is_tensor else x for is_tensor, x in zip(node.is_tensor, node.others, strict=True)]
+    """The inputs of the call that created a node of `MeasuredOutput`, in full precision."""
+    pairs = zip(node.saved_tensors, node.others, strict=True)
+    return [other if saved is None else in_full_precision(saved) for saved, other in pairs]
+
+
+def in_full_precision(value: Any) -> Any:
+    """Convert half-precision tensors to float32: float16 underflows for squared gradients such as 1e-4²."""
+    is_half = isinstance(value, Tensor) and value.dtype in {torch.float16, torch.bfloat16}
+    return value.float() if is_half else value
 
 
 def without_autocast(device: str) -> AbstractContextManager[Any]:
     """A context manager that disables autocast."""
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
-
-
-@contextmanager
-def replay_errors_named(label: str) -> Iterator[None]:
-    """Name the module in the error if it fails to run on single examples."""
-    try:
-        yield
-    except (BayesError, torch.OutOfMemoryError):
-        raise
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        raise UnsupportedLayerError(
-            f"{label} has no curvature rule, and it cannot run on one example of its batch at a time. Pass inputs with "
-            "the examples in dimension 0, write a rule (see curvature/rules/layer_norm.py), or freeze the parameters with "
-            f"requires_grad_(False). Its error: {str(error)[:200]}"
-        ) from error

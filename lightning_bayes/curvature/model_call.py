@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from lightning_bayes.curvature.example_probe import ModelCall
 from lightning_bayes.private_torch import tree_leaves
 
 if TYPE_CHECKING:
     from lightning_bayes.curvature.capture import Capture
+
+
+class ModelCall(NamedTuple):
+    """A call of the whole model whose first input and first output have equally many rows."""
+
+    rows: int
+    edge: GradientEdge  # of the output
 
 
 class ModelCallHook:

@@ -1,11 +1,12 @@
-"""Layer calls on selected rows, such as experts that receive the rows of a batch from a gate.
+"""Calls that divide the batch: on rows that a gate selects, or on one example each.
 
-The rows of an example differ from batch to batch. If they match a layout, it is a coincidence.
+The selected rows of an example differ from batch to batch. If they match a layout, it is a coincidence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,21 +29,18 @@ def routed_calls(loss: Tensor, outputs: Sequence[LayerOutput]) -> set[int]:
             continue
         for edge in graph.edges_of(node):
             if edge is not None:
-                num_rows = graph.shape_of(edge)[:1]
-                reached = [index_of[layer] for layer in _up_to_layers(edge[0]) if layer in index_of]
-                routed.update(index for index in reached if (outputs[index].rows,) == num_rows)
+                reached = [index_of[layer] for layer in graph.in_order(edge[0], True) if layer in index_of]
+                routed.update(index for index in reached if (outputs[index].rows,) == graph.shape_of(edge)[:1])
     return routed
 
 
 def _has_selected_rows(layer: Any, rows: int) -> bool:
-    ancestors = [node for child, _ in layer.next_functions if child is not None for node in _up_to_layers(child)]
+    sources = [child for child, _ in layer.next_functions if child is not None]
+    ancestors = [node for source in sources for node in graph.in_order(source, True)]
+    # Packing sorts the examples, and unpacking restores their order, unless the layer uses the packed rows directly.
     packed = [node for node in ancestors if graph.name_of(node).startswith("PackPaddedSequence")]
-    if packed:
-        # Packing sorts the examples, and unpacking restores their order, unless the layer uses the packed rows directly.
-        return any(graph.shape_of((node, 0))[:1] == (rows,) for node in packed)
-    return any(
-        _selects(node) and graph.shape_of((node, 0))[:1] == (rows,) for node in ancestors if not is_measured(node)
-    )
+    selecting = packed or [node for node in ancestors if _selects(node)]
+    return any(graph.shape_of((node, 0))[:1] == (rows,) for node in selecting)
 
 
 def _selects(node: Any) -> bool:
@@ -59,13 +57,28 @@ def _selects(node: Any) -> bool:
     )
 
 
-def _up_to_layers(node: Any) -> Iterator[Any]:
-    """Yield the node and the nodes that it depends on, up to and including the first outputs of measured layers."""
-    stack, seen = [node], {node}
-    while stack:
-        current = stack.pop()
-        yield current
-        if not is_measured(current):
-            children = [child for child, _ in current.next_functions if child is not None and child not in seen]
-            seen.update(children)
-            stack += children
+def one_at_a_time(loss: Tensor, outputs: Sequence[LayerOutput]) -> str:
+    """An error message if the examples seem to pass through the layers one by one and to be stacked later; else empty."""
+    label, calls = Counter(out.unit.label for out in outputs).most_common(1)[0]
+    if calls == 1:
+        return ""
+    for node in graph.in_order(graph.root_of(loss), True):
+        if graph.is_leaf(node) or graph.name_of(node) not in {"Stack", "Cat"}:
+            continue
+        edges = [edge for edge in graph.edges_of(node) if edge is not None]
+        if len(edges) != calls or graph.shape_of((node, 0))[0] != calls:
+            continue
+        stacks_numbers = all(graph.is_number(edge) for edge in edges)
+        if calls > 1 + stacks_numbers and _are_apart([edge[0] for edge in edges]):
+            return (
+                f"{label} is called {calls} times with one row, and the results are stacked, so each call may be an "
+                "example. Call the network once with all examples, or return the per-example losses as well: "
+                '{"loss": loss, "per_example_loss": losses}.'
+            )
+    return ""
+
+
+def _are_apart(nodes: Sequence[Any]) -> bool:
+    """Whether each node depends on layer calls, and no two nodes depend on the same one."""
+    layers = [{node for node in nodes_behind([root]) if is_measured(node)} for root in nodes]
+    return all(layers) and sum(map(len, layers)) == len(set().union(*layers))

@@ -10,15 +10,16 @@ BatchNorm in training mode may mix the rows: its input gradient is set to zero i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from lightning_bayes.curvature import loss_graph as graph
+from lightning_bayes.curvature.layouts import LayerOutput
 from lightning_bayes.curvature.loss_reading import LossReader
 from lightning_bayes.curvature.loss_values import Content, Examples
 from lightning_bayes.curvature.parameter_uses import nodes_behind
@@ -27,35 +28,53 @@ _BATCH_NORMS = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm")
 _UNREPEATABLE = ("CheckpointFunction", "SyncBatchNorm")  # backward runs only once, or in all processes together
 
 
+class Gradients(NamedTuple):
+    """The results of one backward pass; None for a tensor that the loss does not depend on."""
+
+    calls: list[list[Tensor | None]]  # of the outputs of each call
+    others: list[Tensor | None]
+
+
 class SingleExamples:
     """Runs backward passes for single examples.
 
     Args:
         loss: The loss, before its own backward. Its graph is retained.
-        reader: The reader of its graph.
+        reader: The reader of its graph; None for a batch of one example, whose gradient is the batch gradient.
+        outputs: Calls whose outputs get gradients.
+        others: Further edges or leaves that get gradients.
     """
 
-    def __init__(self, loss: Tensor, reader: LossReader) -> None:
-        self.loss, self.num_examples = loss, reader.batch_size
-        self._cuts = _cuts(reader, reader.batch_size)
+    def __init__(
+        self,
+        loss: Tensor,
+        reader: LossReader | None,
+        outputs: Sequence[LayerOutput],
+        others: Sequence[GradientEdge | Tensor] = (),
+    ) -> None:
+        self.loss, self.outputs = loss, outputs
+        self.num_examples = 1 if reader is None else reader.batch_size
+        self._cuts = {} if reader is None else _cuts(reader, reader.batch_size)
+        # torch accepts a mix of edges and leaves, but its annotation does not
+        self._edges: list[Any] = [*(GradientEdge(*edge) for out in outputs for edge in out.edges), *others]
         self._example: int | None = None
 
     @property
     def is_possible(self) -> bool:
         """Whether the per-example values of the loss can be separated."""
-        return bool(self._cuts)
+        return self.num_examples == 1 or bool(self._cuts)
 
     @contextmanager
-    def separated(self) -> Iterator[Callable[[int | None, Sequence[GradientEdge | Tensor]], list[Tensor | None]]]:
+    def separated(self) -> Iterator[Callable[[int | None], Gradients]]:
         """Mask gradients inside the context, so that each backward pass belongs to one example.
 
         Yields:
-            A function from an example index and edges or leaves to the gradients of the example's part of the loss. With
-            the index None, it returns the gradients of the terms that do not depend on any example.
+            A function from an example index to the gradients of the example's part of the loss. With the index None, it
+            returns the gradients of the terms that do not depend on any example.
         """
         handles = [node.register_prehook(self._masked(cuts)) for node, cuts in self._cuts.items()]
         for node in nodes_behind([self.loss.grad_fn]):
-            if graph.name_of(node).startswith(_BATCH_NORMS):
+            if self.num_examples > 1 and graph.name_of(node).startswith(_BATCH_NORMS):
                 handles.append(node.register_hook(_rows_with_gradient))
         try:
             yield self._gradients
@@ -63,36 +82,36 @@ class SingleExamples:
             for handle in handles:
                 handle.remove()
 
-    def batch_gradients(self, inputs: Sequence[GradientEdge | Tensor]) -> list[Tensor | None]:
-        """The gradients of the whole loss with respect to edges or leaves, without masks."""
-        mixed_inputs: Any = list(inputs)  # torch accepts a mix of edges and leaves, but its annotation does not
-        return list(torch.autograd.grad(self.loss, mixed_inputs, retain_graph=True, allow_unused=True))
+    def batch_gradients(self) -> Gradients:
+        """The gradients of the whole loss, without masks."""
+        return self._by_call(torch.autograd.grad(self.loss, self._edges, retain_graph=True, allow_unused=True))
 
-    def _gradients(self, example: int | None, inputs: Sequence[GradientEdge | Tensor]) -> list[Tensor | None]:
+    def _gradients(self, example: int | None) -> Gradients:
         self._example = example
-        grads = self.batch_gradients(inputs)
+        if example is None and self.num_examples == 1:  # all terms count as terms of the only example
+            return self._by_call([None] * len(self._edges))
+        grads = torch.autograd.grad(self.loss, self._edges, retain_graph=True, allow_unused=True)
         # Autograd captures the gradient of an edge before the prehooks of its node run.
-        for index, edge in enumerate(inputs):
-            outer = None if isinstance(edge, Tensor) else self._cuts.get(edge.node, {}).get(edge.output_nr)
-            grad = grads[index]
-            if outer is not None and grad is not None:
-                grads[index] = self._of_example(grad, outer)
-        return grads
+        return self._by_call(
+            grad if isinstance(edge, Tensor) else self._of_example(grad, self._cuts.get(edge.node, {}), edge.output_nr)
+            for edge, grad in zip(self._edges, grads, strict=True)
+        )
 
-    def _masked(self, layouts: dict[int, int]) -> Callable[[tuple[Tensor | None, ...]], tuple[Tensor | None, ...]]:
-        def mask(grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
-            return tuple(
-                self._of_example(grad, layouts[index]) if index in layouts and grad is not None else grad
-                for index, grad in enumerate(grads)
-            )
+    def _by_call(self, grads: Iterable[Tensor | None]) -> Gradients:
+        remaining = iter(grads)
+        return Gradients([[next(remaining) for _ in out.edges] for out in self.outputs], list(remaining))
 
-        return mask
+    def _masked(self, cuts: dict[int, int]) -> Callable[[tuple[Tensor | None, ...]], tuple[Tensor | None, ...]]:
+        return lambda grads: tuple(self._of_example(grad, cuts, index) for index, grad in enumerate(grads))
 
-    def _of_example(self, grad: Tensor, outer: int) -> Tensor:
+    def _of_example(self, grad: Tensor | None, cuts: dict[int, int], index: int) -> Tensor | None:
+        """The gradient of output `index` of a node, masked if `cuts` holds the layout of its per-example values."""
+        if grad is None or index not in cuts:
+            return grad
         masked = torch.zeros_like(grad, memory_format=torch.contiguous_format)
         if self._example is not None:
-            by_example = grad.reshape(outer, self.num_examples, -1)
-            masked.view(outer, self.num_examples, -1)[:, self._example] = by_example[:, self._example]
+            shape = (cuts[index], self.num_examples, -1)
+            masked.view(shape)[:, self._example] = grad.reshape(shape)[:, self._example]
         return masked
 
 

@@ -10,7 +10,7 @@ import sys
 from abc import ABC
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from lightning_bayes.curvature.gradient_hooks import changes_refused
 from lightning_bayes.curvature.layer_calls import GenericCall, LayerCall, RuleCall
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.measured_modules import MeasuredModule, refuse_scripted
+from lightning_bayes.curvature.rules.replayed_call import Checked
 from lightning_bayes.curvature.workspace import DEFAULT_MIB
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedTrainingError
 from lightning_bayes.private_torch import is_in_backward, is_in_functorch, will_execute
@@ -37,8 +38,7 @@ class WrappingEngine(AbstractEngine, ABC):
     ) -> None:
         super().__init__(model, loss_reduction, workspace_mib)
         refuse_scripted(model)
-        # Generic calls whose sum was compared with the batch gradient: the module and the example dimensions of its inputs.
-        self.checked: set[tuple[nn.Module, tuple[int | None, ...]]] = set()
+        self.checked: Checked = set()
 
     @contextmanager
     def run(self, captured: WrappingCapture) -> Iterator[Capture]:
@@ -46,17 +46,14 @@ class WrappingEngine(AbstractEngine, ABC):
         units = self.units()
         # The compiler must not trace the identity behind a layer's output: it would drop the side effects of its backward.
         call = torch.compiler.disable(captured.call) if "torch._dynamo" in sys.modules else captured.call  # type: ignore[no-untyped-call]
-        wrapped: list[nn.Module] = []
-        try:
+        with ExitStack() as undo:
             for unit in units:
+                undo.callback(_restore_forward, unit.module, vars(unit.module).get("forward"))
                 unit.module.forward = _Wrapped(call, unit, unit.module.forward)
-                wrapped.append(unit.module)
-            with changes_refused(units), self.watching_model_call(captured):
-                yield captured
-        finally:
-            captured.drop_nodes()
-            for module in wrapped:
-                _unwrap(module)
+            undo.callback(captured.drop_nodes)
+            undo.enter_context(changes_refused(units))
+            undo.enter_context(self.watching_model_call(captured))
+            yield captured
         captured.finish()
 
     def detaches(self, unit: MeasuredModule, captured: Capture) -> bool:
@@ -75,13 +72,11 @@ def _bare(forward: Callable[..., Any]) -> Callable[..., Any]:
     return forward
 
 
-def _unwrap(module: nn.Module) -> None:
-    wrapper: Any = module.forward
-    original = wrapper.args[1]
-    if getattr(original, "__func__", None) is type(module).forward:
-        del module.forward  # uncovers the method of the class
-    else:
-        module.forward = original
+def _restore_forward(module: nn.Module, own_forward: Callable[..., Any] | None) -> None:
+    """Restore the forward of a module that may have one of its own instead of the method of its class."""
+    del module.forward
+    if own_forward is not None:
+        module.forward = own_forward
 
 
 class WrappingCapture(Capture, ABC):
@@ -92,12 +87,12 @@ class WrappingCapture(Capture, ABC):
         self.engine, self.workspace, self.checked = engine, engine.workspace, engine.checked
         self.calls: Counter[nn.Parameter] = Counter()
         self.shared: dict[nn.Parameter, Tensor] = {}  # Σ over calls of c_i, [B, *shape]
-        self.inside_generic = False
-        self.passing: MeasuredModule | None = None  # runs unwrapped while its children are measured
+        self._is_measuring = False  # whether `measuring_backward` runs
+        self._is_unwrapped: Callable[[MeasuredModule], bool] = lambda unit: False
 
     def call(self, unit: MeasuredModule, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The replacement for a module's forward."""
-        if self.inside_generic or unit is self.passing:
+        if self._is_unwrapped(unit):
             return forward(*args, **kwargs)
         has_gradients = torch.is_grad_enabled()
         if not has_gradients and not _in_reentrant_checkpoint():
@@ -112,6 +107,15 @@ class WrappingCapture(Capture, ABC):
             self.calls.update(params.values())
         return self.record(unit, params).run(forward, args, kwargs) if has_gradients else forward(*args, **kwargs)
 
+    @contextmanager
+    def unwrapped(self, is_unwrapped: Callable[[MeasuredModule], bool]) -> Iterator[None]:
+        """Run the original forwards of some units inside the context."""
+        outer, self._is_unwrapped = self._is_unwrapped, is_unwrapped
+        try:
+            yield
+        finally:
+            self._is_unwrapped = outer
+
     def record(self, unit: MeasuredModule, params: dict[str, nn.Parameter]) -> LayerCall:
         """The object that measures one call of `unit` with these trainable parameters."""
         return (GenericCall if unit.rule is None else RuleCall)(self, unit, params)
@@ -125,8 +129,17 @@ class WrappingCapture(Capture, ABC):
         return all(self.calls[param] == 1 for param in params)
 
     def should_measure(self, accumulators: list[Any]) -> bool:
-        """Whether the running backward accumulates parameter gradients, unlike ``autograd.grad`` with respect to inputs."""
-        return not self.is_following and any(map(will_execute, accumulators))
+        """Whether the running backward is a `measuring_backward` or accumulates parameter gradients."""
+        return self._is_measuring or (not self.is_following and any(map(will_execute, accumulators)))
+
+    def measuring_backward(self, outputs: Tensor, params: Iterable[nn.Parameter], column: Tensor | None = None) -> None:
+        """Run a backward pass that measures, but accumulates no gradients; `column` holds the output gradients."""
+        self._is_measuring = True
+        try:
+            torch.autograd.grad(outputs, list(params), column, retain_graph=True, allow_unused=True)
+            self.finish()
+        finally:
+            self._is_measuring = False
 
     def add(self, param: nn.Parameter, square: Tensor) -> None:
         """Store Σ_i c_i² of a parameter."""

@@ -198,6 +198,25 @@ def test_siamese_recurrent_networks(kind, batch_first, has_states, generator):
     assert_equals_the_loop(model, [*batch, torch.tensor([0, 1, 1, 0])], contrast)
 
 
+def test_siamese_attention_repeats_the_dropout_of_the_forward(generator):
+    attention = nn.MultiheadAttention(4, 2, dropout=0.5, batch_first=True)
+    model = nn.ModuleDict({"attention": attention, "head": nn.Linear(4, 3)}).double()
+    pairs = [torch.randn(5, 6, 4, generator=generator, dtype=torch.float64) for _ in range(2)]
+
+    def losses():
+        torch.manual_seed(0)
+        x = torch.cat(pairs)
+        first, second = model["head"](model["attention"](x, x, x)[0].mean(1)).chunk(2)
+        return F.cosine_embedding_loss(first, second, torch.tensor([1, -1, 1, -1, 1]), reduction="none")
+
+    params = dict(model.named_parameters())
+    per_example = [torch.autograd.grad(loss, list(params.values()), retain_graph=True) for loss in losses()]
+    grads = dict(zip(params, map(torch.stack, zip(*per_example, strict=True)), strict=True))
+    measured = measure(model, lambda: losses().mean())
+    assert relative_error(measured.grad, {name: grad.mean(0) for name, grad in grads.items()}) < 1e-9
+    assert relative_error(measured.curvature, {name: grad.square().mean(0) for name, grad in grads.items()}) < 1e-9
+
+
 class Experts(nn.Module):
     """Rows go to the expert that a gate chooses, by a mask or by numbers."""
 

@@ -130,7 +130,7 @@ def test_an_operation_without_a_batching_rule_is_looped(batch, monkeypatch):
     model = network(own=True)
     expected = measure(model, lambda: F.cross_entropy(model(x), y))
 
-    def refuse(function):
+    def refuse(function, *in_dims):
         raise RuntimeError("no batching rule")
 
     monkeypatch.setattr(torch, "vmap", refuse)

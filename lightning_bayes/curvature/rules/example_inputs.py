@@ -37,7 +37,8 @@ class ExampleInputs:
         self.batch_dim = 0 if getattr(module, "batch_first", True) else 1
         self.leaves, self._spec = tree_flatten((args, kwargs), is_leaf=lambda node: isinstance(node, PackedSequence))
         refuse_packed(module, self.leaves)
-        self._dims_by_id = _known_dims(module, args, kwargs)
+        known_dims = _known_dims(module, args, kwargs)
+        self._possible_dims = [known_dims.get(id(leaf), self.batch_dim) for leaf in self.leaves]
         self._set_batch_size(next(self._sizes(self.leaves), 0))
 
     def arguments(self, leaves: list[Any] | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -63,18 +64,17 @@ class ExampleInputs:
 
     def _sizes(self, values: list[Any]) -> Iterator[int]:
         """The batch-dimension size of each tensor that has this dimension."""
-        return (v.shape[self.batch_dim] for v in values if isinstance(v, Tensor) and v.dim() > self.batch_dim)
+        return (size for value in values if (size := _size(value, self.batch_dim)) is not None)
 
     def _set_batch_size(self, batch_size: int) -> None:
+        pairs = zip(self.leaves, self._possible_dims, strict=True)
         self.batch_size = batch_size
-        self.dims = tuple(
-            self._example_dim(leaf, self._dims_by_id.get(id(leaf), self.batch_dim)) for leaf in self.leaves
-        )
+        self.dims = tuple(dim if _size(leaf, dim) == batch_size else None for leaf, dim in pairs)
 
-    def _example_dim(self, leaf: Any, dim: int | None) -> int | None:
-        if dim is None or not isinstance(leaf, Tensor) or leaf.dim() <= dim or leaf.shape[dim] != self.batch_size:
-            return None
-        return dim
+
+def _size(value: Any, dim: int | None) -> int | None:
+    has_dim = dim is not None and isinstance(value, Tensor) and value.dim() > dim
+    return value.shape[dim] if has_dim else None
 
 
 def refuse_packed(module: nn.Module, values: Iterable[Any]) -> None:

@@ -9,52 +9,44 @@ costs a second forward, stores as many c_i at once as fit the workspace, and is 
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.rules.pytree import differentiable
-from lightning_bayes.curvature.rules.random_numbers import rng_state, same_rng, set_rng, with_rng
+from lightning_bayes.curvature.rules.random_numbers import set_rng, with_rng
 from lightning_bayes.curvature.rules.registry import PerExample, Sums
-from lightning_bayes.curvature.rules.replayed_call import ReplayedCall, are_close, refused_by_name, used_outputs
-from lightning_bayes.curvature.rules.stateless import call_with
+from lightning_bayes.curvature.rules.replayed_call import ReplayedCall, are_close, in_parts, used_outputs
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError
 
 
-class SingleExamples(ReplayedCall):
+@final
+class ReplayedExamples(ReplayedCall):
     """A call that is repeated for single examples."""
 
-    def forward(self, params: dict[str, Tensor], is_checked: Callable[[], bool] = lambda: True) -> Any:
-        """See `ReplayedCall.forward`. A module with noise runs example by example, so that backward can repeat the noise."""
-        state_before = rng_state()
-        output = call_with(self.module, params, *self.inputs.arguments())
-        tensors, rebuild = differentiable(output)
-        if self.inputs.batch_size == 1:
-            self.inputs.infer_batch_size(tensors)
-        draws_noise = bool(self.inputs.batch_size) and not same_rng(state_before, rng_state())
-        if draws_noise:
-            self._rng_state = state_before
-            set_rng(state_before)
-            tensors = self._one_by_one(params, tensors, is_checked())
-        if not is_checked():
-            self.keep_for_check(tensors)
-        return rebuild(tensors) if draws_noise else output
+    def gradient(self, grads: list[Tensor | None]) -> dict[str, Tensor]:
+        """See `ReplayedCall.gradient`. Raises `UnsupportedLayerError` for a module with noise."""
+        if self._rng_state is not None:
+            raise UnsupportedLayerError(
+                f"{type(self.module).__name__} has no curvature rule, draws noise, and examples share its output. Call it "
+                "with the batch in dimension 0, or freeze its parameters with requires_grad_(False)."
+            )
+        return super().gradient(grads)
 
-    def _one_by_one(self, params: dict[str, Tensor], outputs: list[Tensor], is_checked: bool) -> list[Tensor]:
-        """Compute the outputs in batches of one, given the outputs of the whole batch."""
-        parts = [self.replay(params, self.inputs.examples(i, 1)) for i in range(self.inputs.batch_size)]
-        dims = [_differing_dim(self.module, one.shape, out.shape) for one, out in zip(parts[0], outputs, strict=True)]
-        if not is_checked:
-            self._require_independent(params, outputs, dims)
+    def _with_repeatable_noise(self, outputs: list[Tensor], rng: list[Tensor]) -> list[Tensor]:
+        """Run example by example."""
+        set_rng(rng)
+        parts = [self._replay(self.inputs.examples(i, 1)) for i in range(self.inputs.batch_size)]
+        dims = self._batch_dims(parts[0], outputs)
+        if not self._is_checked:
+            self._require_independent(outputs, dims)
         return [torch.cat(pieces, dim) for pieces, dim in zip(zip(*parts, strict=True), dims, strict=True)]
 
     @torch.no_grad()
-    def _require_independent(self, params: dict[str, Tensor], outputs: list[Tensor], dims: list[int]) -> None:
+    def _require_independent(self, outputs: list[Tensor], dims: list[int]) -> None:
         """Require that the first example's output stays the same if all other examples are replaced by the first."""
-        repeated = with_rng(self._rng_state, self.replay, params, self.inputs.repeat_first())
+        repeated = with_rng(self._rng_state, self._replay, self.inputs.repeat_first())
         first, first_repeated = (
             [tensor.narrow(dim, 0, 1) for tensor, dim in zip(tensors, dims, strict=True) if tensor.dim()]
             for tensors in (outputs, repeated)
@@ -65,104 +57,51 @@ class SingleExamples(ReplayedCall):
                 "examples in dimension 0 and independent, or freeze its parameters with requires_grad_(False)."
             )
 
-    def gradient(self, params: dict[str, Tensor], grads: list[Tensor | None]) -> dict[str, Tensor]:
-        """See `ReplayedCall.gradient`. Raises `UnsupportedLayerError` for a module with noise."""
-        if self._rng_state is not None:
-            raise UnsupportedLayerError(
-                f"{type(self.module).__name__} has no curvature rule, draws noise, and examples share its output. Call it "
-                "with the batch in dimension 0, or freeze its parameters with requires_grad_(False)."
-            )
-        return super().gradient(params, grads)
-
-    def _visit(
-        self, params: dict[str, Tensor], grads: list[Tensor | None], visit: Callable[[PerExample], None]
-    ) -> None:
-        if not self.inputs.batch_size:
+    def _parts(self, grads: list[Tensor | None]) -> Iterator[PerExample]:
+        if self.inputs.batch_size == 1:
+            yield {name: gradient.unsqueeze(0) for name, gradient in super().gradient(grads).items()}
+        if self.inputs.batch_size <= 1:
             return
         indices, cotangents = used_outputs(grads)
+        first = with_rng(self._rng_state, self._replay, self.inputs.examples(0, 1))
+        grad_dims = self._batch_dims([first[i] for i in indices], cotangents)
+        in_dims = (*grad_dims, *self.inputs.dims)
 
-        def contribution(example_grads: list[Tensor], leaves: list[Any]) -> PerExample:
-            pull_back = torch.func.vjp(lambda p: [self.replay(p, leaves)[i] for i in indices], params)[1]
+        def select(start: int, count: int) -> list[Any]:
+            selected = [grad.narrow(dim, start, count) for grad, dim in zip(cotangents, grad_dims, strict=True)]
+            return [*selected, *self.inputs.examples(start, count)]
+
+        def contributions(*values: Any) -> PerExample:
+            pairs = zip(values, in_dims, strict=True)
+            batched = [value if dim is None else value.unsqueeze(dim) for value, dim in pairs]  # a batch of one
+            example_grads, leaves = batched[: len(grad_dims)], batched[len(grad_dims) :]
+            pull_back = torch.func.vjp(lambda p: [self._replay(leaves, p)[i] for i in indices], self.measured)[1]
             gradient: PerExample = pull_back(example_grads)[0]
             return gradient
 
-        with refused_by_name(self.module):
-            if self.inputs.batch_size == 1:
-                gradient = with_rng(self._rng_state, contribution, cotangents, self.inputs.leaves)
-                visit({name: value.unsqueeze(0) for name, value in gradient.items()})
-                return
-            dims = self._output_dims(params, cotangents, indices)
-            size = self.workspace.examples_at_once(sum(p.numel() for p in params.values()))
-            if self._rng_state is not None or not self._vectorised(contribution, cotangents, dims, size, visit):
-                with_rng(self._rng_state, self._looped, contribution, cotangents, dims, visit)
+        size = self.workspace.examples_at_once(sum(p.numel() for p in self.measured.values()))
+        size = size if self._rng_state is None else 0  # noise is drawn example by example
+        yield from in_parts(contributions, select, in_dims, self.inputs.batch_size, size)
 
-    def _vectorised(
-        self,
-        contribution: Callable[..., PerExample],
-        grads: list[Tensor],
-        dims: list[int],
-        size: int,
-        visit: Callable[[PerExample], None],
-    ) -> bool:
-        """Visit `size` examples at a time; return False if `torch.vmap` fails for the first of them."""
-        in_dims, batch_size = list(self.inputs.dims), self.inputs.batch_size
-
-        def with_batch_of_one(example_grads: list[Tensor], *leaves: Any) -> PerExample:
-            pairs = zip(leaves, in_dims, strict=True)
-            batched = [leaf if dim is None else leaf.unsqueeze(dim) for leaf, dim in pairs]
-            return contribution([g.unsqueeze(d) for g, d in zip(example_grads, dims, strict=True)], batched)
-
-        def contributions(start: int) -> PerExample:
-            count = min(size, batch_size - start)
-            part_grads = [g.narrow(d, start, count) for g, d in zip(grads, dims, strict=True)]
-            leaves = self.inputs.examples(start, count)
-            result: PerExample = torch.vmap(with_batch_of_one, (dims, *in_dims))(part_grads, *leaves)
-            return result
-
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "There is a performance drop")  # correct, only slow
-            try:
-                first = contributions(0)
-            except RuntimeError:  # recurrent layers, for example, have no batching rule
-                return False
-            visit(first)
-            for start in range(size, batch_size, size):
-                visit(contributions(start))
-        return True
-
-    def _looped(
-        self,
-        contribution: Callable[..., PerExample],
-        grads: list[Tensor],
-        dims: list[int],
-        visit: Callable[[PerExample], None],
-    ) -> None:
-        for i in range(self.inputs.batch_size):
-            example_grads = [g.narrow(d, i, 1) for g, d in zip(grads, dims, strict=True)]
-            gradient = contribution(example_grads, self.inputs.examples(i, 1))
-            visit({name: value.unsqueeze(0) for name, value in gradient.items()})
-
-    def _output_dims(self, params: dict[str, Tensor], grads: list[Tensor], indices: list[int]) -> list[int]:
+    def _batch_dims(self, example: list[Tensor], batch: list[Tensor]) -> list[int]:
         """The batch dimension of each output: the one in which a batch of one differs from the batch."""
-        outputs = with_rng(self._rng_state, self.replay, params, self.inputs.examples(0, 1))
-        return [_differing_dim(self.module, outputs[i].shape, g.shape) for i, g in zip(indices, grads, strict=True)]
+        return [_differing_dim(self.module, a.shape, b.shape) for a, b in zip(example, batch, strict=True)]
 
-    def check_sum(self, params: dict[str, Tensor], grads: list[Tensor | None], sums: Sums) -> None:
-        """Require that a repeated call returns the same outputs, and that the contributions add up to the batch gradient."""
+    def _check_sum(self, grads: list[Tensor | None], sums: Sums) -> dict[str, Tensor]:
+        """Require also that the contributions add up to the batch gradient."""
         if self._rng_state is not None:
-            return  # the batch draws its noise in another order than single examples
-        indices, cotangents = used_outputs(grads)
-        repeated, pull_back = self.vjp(params, indices)
-        self.require_same(repeated, indices)
+            return {}  # the batch draws its noise in another order than single examples
+        gradient = super()._check_sum(grads, sums)
         # A gradient may be zero except for rounding (a shift before a normalisation), so the largest terms set the scale.
         scale = max(float(square.max()) ** 0.5 for _, square in sums.values())
-        for name, grad in pull_back(cotangents)[0].items():
+        for name, grad in gradient.items():
             if not torch.allclose(sums[name][0], grad, rtol=1e-3, atol=1e-4 * float(grad.abs().max()) + 1e-5 * scale):
                 raise ExampleDimensionError(
                     f"The per-example gradients of {type(self.module).__name__}.{name} do not add up to its gradient. The "
                     f"module mixes examples, or has them in another dimension than {self.inputs.batch_dim}. Use batch-first "
                     "inputs, write a rule for it (see curvature/rules/linear.py), or freeze it."
                 )
+        return gradient
 
 
 def _differing_dim(module: nn.Module, one: torch.Size, batch: torch.Size) -> int:

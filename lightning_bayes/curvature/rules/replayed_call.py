@@ -2,125 +2,154 @@
 
 from __future__ import annotations
 
-import contextlib
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.rules.example_inputs import ExampleInputs
 from lightning_bayes.curvature.rules.pytree import differentiable
-from lightning_bayes.curvature.rules.random_numbers import with_rng
+from lightning_bayes.curvature.rules.random_numbers import rng_state, same_rng, with_rng
 from lightning_bayes.curvature.rules.registry import PerExample, Sums, add_sums
 from lightning_bayes.curvature.rules.stateless import call_with, without_trace
 from lightning_bayes.curvature.workspace import Workspace
 from lightning_bayes.errors import UnsupportedLayerError
 
+Checked: TypeAlias = set[tuple[nn.Module, tuple[int | None, ...]]]  # modules, example dimensions of their inputs
+
 _HALF = {torch.float16, torch.bfloat16}
 
 
+@dataclass(eq=False)
 class ReplayedCall(ABC):
-    """One call of a module, which can be repeated.
+    """One call of a module, which can be repeated."""
 
-    Args:
-        module: The module; it is called with detached parameters.
-        args: Positional arguments of the call.
-        kwargs: Keyword arguments of the call.
-        workspace: Limits the number of examples processed at once.
+    module: nn.Module
+    inputs: ExampleInputs
+    params: dict[str, Tensor]  # detached, by name; calls use them instead of the module's
+    measured_names: list[str]  # of the parameters to measure
+    workspace: Workspace  # limits the number of examples processed at once
+    checked: Checked  # calls that need no check; a call that passes its check is added
+    _rng_state: list[Tensor] | None = field(default=None, init=False)  # of the forward, if the module draws noise
+    _outputs: list[Tensor] | None = field(default=None, init=False)  # of the forward, until they are checked
 
-    Attributes:
-        inputs: The arguments, split into leaves.
-        buffers: The module's buffers before the forward, by name.
-        frozen: Parameters by name that replays use instead of the module's.
+    def __post_init__(self) -> None:
+        self.buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}  # before the forward
 
-    Raises:
-        UnsupportedLayerError: If the inputs are packed sequences.
-    """
+    def forward(self) -> Any:
+        """Return the module's output for the original call."""
+        before = rng_state()
+        output = call_with(self.module, self.params, *self.inputs.arguments())
+        tensors, rebuild = differentiable(output)
+        if self.inputs.batch_size == 1:
+            self.inputs.infer_batch_size(tensors)
+        if self.inputs.batch_size and not same_rng(before, rng_state()):
+            self._rng_state = before
+            tensors = self._with_repeatable_noise(tensors, before)
+            output = rebuild(tensors)
+        if not self._is_checked:
+            self._keep_for_check(tensors)
+        return output
 
-    def __init__(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], workspace: Workspace | None = None
-    ) -> None:
-        self.module, self.workspace = module, workspace or Workspace()
-        self.inputs = ExampleInputs(module, args, kwargs)
-        self.buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-        self.frozen: dict[str, Tensor] = {}
-        self._rng_state: list[Tensor] | None = None  # at the start of the forward, if the module draws noise
-        self._outputs: list[Tensor] | None = None  # of the forward, until they are checked
-
-    @abstractmethod
-    def forward(self, params: dict[str, Tensor], is_checked: Callable[[], bool] = lambda: True) -> Any:
-        """Return the module's output for the original call. `is_checked` returns whether such calls passed `check_sum`."""
-
-    def gradient(self, params: dict[str, Tensor], grads: list[Tensor | None]) -> dict[str, Tensor]:
+    def gradient(self, grads: list[Tensor | None]) -> dict[str, Tensor]:
         """The gradient of the call for the whole batch, by parameter name; arguments as in `per_example`."""
         indices, cotangents = used_outputs(grads)
-        gradient: dict[str, Tensor] = self.vjp(params, indices)[1](cotangents)[0]
+        gradient: dict[str, Tensor] = self._vjp(indices)[1](cotangents)[0]
         return gradient
 
-    @abstractmethod
-    def check_sum(self, params: dict[str, Tensor], grads: list[Tensor | None], sums: Sums) -> None:
-        """Check the assumptions behind the contributions; `sums` is the result of `ReplayedCall.sums`."""
-
-    @abstractmethod
-    def _visit(
-        self, params: dict[str, Tensor], grads: list[Tensor | None], visit: Callable[[PerExample], None]
-    ) -> None:
-        """Call `visit` with the contributions of successive groups of examples."""
-
-    def replay(self, params: dict[str, Tensor], leaves: list[Any]) -> list[Tensor]:
-        """Call the module with the buffers of the forward; return the flat list of its floating-point outputs."""
-        buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}  # the call may change them
-        with without_trace(self.module):
-            output = call_with(self.module, {**buffers, **self.frozen, **params}, *self.inputs.arguments(leaves))
-        return differentiable(output)[0]
-
-    def vjp(self, params: dict[str, Tensor], indices: list[int]) -> tuple[list[Tensor], Callable[..., Any]]:
-        """Repeat the call for the whole batch; return the outputs with these indices and their pull-back."""
-
-        def outputs(replaced: dict[str, Tensor]) -> list[Tensor]:
-            replayed = with_rng(self._rng_state, self.replay, replaced, self.inputs.leaves)
-            return [replayed[i] for i in indices]
-
-        repeated, pull_back, *_ = torch.func.vjp(outputs, params)
-        return repeated, pull_back
-
-    def per_example(self, params: dict[str, Tensor], grads: list[Tensor | None]) -> PerExample:
+    def per_example(self, grads: list[Tensor | None]) -> PerExample:
         """The contribution of each example to the gradient of each parameter.
 
         Args:
-            params: Detached parameters by name.
             grads: Gradient with respect to each floating-point output; None for an unused output.
 
         Returns:
             Contributions by parameter name, ``[B, *shape]``.
         """
-        parts: list[PerExample] = []
-        self._visit(params, grads, parts.append)
-        return {
-            name: torch.cat([p.new_zeros(0, *p.shape), *(part[name] for part in parts)]) for name, p in params.items()
+        parts: list[PerExample] = with_rng(self._rng_state, list, self._parts(grads))
+        contributions = {
+            name: torch.cat([p.new_zeros(0, *p.shape), *(part[name] for part in parts)])
+            for name, p in self.measured.items()
         }
+        if not self._is_checked:
+            self._check(grads, {name: (c.sum(0), c.square().sum(0)) for name, c in contributions.items()})
+        return contributions
 
-    def sums(self, params: dict[str, Tensor], grads: list[Tensor | None]) -> Sums:
+    def sums(self, grads: list[Tensor | None]) -> Sums:
         """Sums of contributions and of their squares, without storing all contributions; see `per_example`."""
-        total: Sums = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in params.items()}
+        total: Sums = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in self.measured.items()}
 
-        def add(part: PerExample) -> None:
-            for name, contribution in part.items():
-                add_sums(total, name, contribution.clone())  # contributions may share memory
+        def add_parts() -> None:
+            for part in self._parts(grads):
+                for name, contribution in part.items():
+                    add_sums(total, name, contribution.clone())  # contributions may share memory
 
-        self._visit(params, grads, add)
+        with_rng(self._rng_state, add_parts)
+        if not self._is_checked:
+            self._check(grads, total)
         return total
 
-    def keep_for_check(self, outputs: list[Tensor]) -> None:
-        """Store the outputs of the forward for `require_same`, unless they are rounded to half precision."""
+    @property
+    def measured(self) -> dict[str, Tensor]:
+        """The parameters to measure."""
+        return {name: self.params[name] for name in self.measured_names}
+
+    def _with_repeatable_noise(self, outputs: list[Tensor], rng: list[Tensor]) -> list[Tensor]:
+        """The outputs of a module with noise that `_parts` can repeat, given the outputs and random state of the call."""
+        return outputs
+
+    @abstractmethod
+    def _parts(self, grads: list[Tensor | None]) -> Iterator[PerExample]:
+        """Yield the contributions of successive groups of examples; runs with the random numbers of the forward."""
+
+    def _replay(self, leaves: list[Any], params: dict[str, Tensor] | None = None) -> list[Tensor]:
+        """Call the module with the buffers of the forward; return the flat list of its floating-point outputs."""
+        buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}  # the call may change them
+        tensors = {**buffers, **self.params, **(params or {})}
+        with without_trace(self.module):
+            output = call_with(self.module, tensors, *self.inputs.arguments(leaves))
+        return differentiable(output)[0]
+
+    def _vjp(self, indices: list[int]) -> tuple[list[Tensor], Callable[..., Any]]:
+        """Repeat the call for the whole batch; return the outputs with these indices and their pull-back."""
+
+        def outputs(params: dict[str, Tensor]) -> list[Tensor]:
+            repeated = with_rng(self._rng_state, self._replay, self.inputs.leaves, params)
+            return [repeated[i] for i in indices]
+
+        repeated, pull_back, *_ = torch.func.vjp(outputs, self.measured)
+        return repeated, pull_back
+
+    # -- the check of the first call ----------------------------------------------------------------------------------
+
+    @property
+    def _is_checked(self) -> bool:
+        """Whether a call with the same way of splitting the inputs passed the check."""
+        return (self.module, self.inputs.dims) in self.checked
+
+    def _keep_for_check(self, outputs: list[Tensor]) -> None:
+        """Store the outputs of the forward, unless they are rounded to half precision."""
         tensors = [*outputs, *self.module.parameters()]
         if not any(t.dtype in _HALF or torch.is_autocast_enabled(t.device.type) for t in tensors):
             self._outputs = [output.detach() for output in outputs]
 
-    def require_same(self, repeated: list[Tensor], indices: list[int]) -> None:
-        """Raise `UnsupportedLayerError` if the outputs of a repeated call differ from the outputs of the forward."""
+    def _check(self, grads: list[Tensor | None], sums: Sums) -> None:
+        """Check the assumptions behind the contributions; `sums` is the result of `ReplayedCall.sums`."""
+        if not all(grad.isfinite().all() for grad, _ in sums.values()):
+            return
+        self._check_sum(grads, sums)
+        if self.inputs.batch_size > 1:  # a single example cannot show mixing
+            self.checked.add((self.module, self.inputs.dims))
+
+    def _check_sum(self, grads: list[Tensor | None], sums: Sums) -> dict[str, Tensor]:
+        """Require that a repeated call returns the same outputs; return the batch gradient."""
+        indices, cotangents = used_outputs(grads)
+        repeated, pull_back = self._vjp(indices)
         outputs, self._outputs = self._outputs, None
         if outputs is not None and not all(map(are_close, (outputs[i] for i in indices), repeated)):
             raise UnsupportedLayerError(
@@ -128,6 +157,8 @@ class ReplayedCall(ABC):
                 "different output: it has state outside of its buffers. Store the state in buffers, change it outside of "
                 "forward, or freeze the parameters of the module with requires_grad_(False)."
             )
+        gradient: dict[str, Tensor] = pull_back(cotangents)[0]
+        return gradient
 
 
 def used_outputs(grads: list[Tensor | None]) -> tuple[list[int], list[Tensor]]:
@@ -142,16 +173,31 @@ def are_close(one: Tensor, other: Tensor) -> bool:
     return torch.allclose(one, other, rtol=1e-3, atol=1e-3 * scale, equal_nan=True)
 
 
-@contextlib.contextmanager
-def refused_by_name(module: nn.Module) -> Iterator[None]:
-    """Convert torch's errors about single examples to an error that names the module."""
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        raise UnsupportedLayerError(
-            f"{type(module).__name__} has no curvature rule and cannot run one example at a time: {error} Write a rule for "
-            "it (see curvature/rules/linear.py), move its own parameters into a small module, or freeze them with "
-            "requires_grad_(False). Apply activation checkpointing around such a module, not inside."
-        ) from error
+def in_parts(
+    function: Callable[..., PerExample],
+    select: Callable[[int, int], list[Any]],
+    in_dims: Sequence[int | None],
+    num_examples: int,
+    size: int,
+) -> Iterator[PerExample]:
+    """Yield the contributions of `size` examples at a time by `torch.vmap`, or of one if `torch.vmap` fails.
+
+    Args:
+        function: Returns the contributions of one example, given its values without the dimensions in `in_dims`.
+        select: Returns the values of some examples, given the index of the first and their number.
+        in_dims: Dimension of the examples in each value; None for a value that they share.
+        num_examples: Number of examples.
+        size: Number of examples at a time; with 0, `torch.vmap` is not used.
+    """
+    start = 0
+    with suppress(RuntimeError):  # recurrent layers, for example, have no batching rule
+        while size and start < num_examples:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "There is a performance drop")  # correct, only slow
+                part: PerExample = torch.vmap(function, tuple(in_dims))(*select(start, min(size, num_examples - start)))
+            yield part
+            start += size
+    for i in range(start, num_examples):
+        pairs = zip(select(i, 1), in_dims, strict=True)
+        contributions = function(*(value if dim is None else value.select(dim, 0) for value, dim in pairs))
+        yield {name: value.unsqueeze(0) for name, value in contributions.items()}

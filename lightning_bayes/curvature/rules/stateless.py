@@ -16,17 +16,18 @@ from lightning_bayes.private_torch import CALL_HOOKS, FLAT_WEIGHTS, PRE_HOOKS, o
 
 def call_with(module: nn.Module, tensors: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call `module` with replaced parameters and buffers, without its hooks, which the original call has run."""
-    with replaced(module, tensors), _only_weight_hooks(module):
+    named: list[tuple[str, Tensor]] = [*module.named_parameters(), *module.named_buffers()]
+    replacements = {original: tensors[name] for name, original in named if name in tensors}
+    with replaced(module, replacements), _only_weight_hooks(module):
         return module(*args, **kwargs)
 
 
 @contextmanager
-def replaced(module: nn.Module, tensors: dict[str, Tensor]) -> Iterator[None]:
-    """Replace parameters and buffers by name, shared ones under all names; restore the originals on exit."""
-    named: list[tuple[str, Tensor]] = [*module.named_parameters(), *module.named_buffers()]
-    replacements = {original: tensors[name] for name, original in named if name in tensors}
+def replaced(module: nn.Module, replacements: dict[Tensor, Tensor]) -> Iterator[None]:
+    """Replace parameters and buffers, shared ones under all names; restore the originals on exit."""
+    parts = list(module.modules())
     registries: list[dict[str, Any]] = [
-        registry for part in module.modules() for registry in (own_parameters(part), own_buffers(part)) if registry
+        registry for part in parts for registry in (own_parameters(part), own_buffers(part)) if registry
     ]
     originals = [
         (registry, name, tensor)
@@ -34,7 +35,7 @@ def replaced(module: nn.Module, tensors: dict[str, Tensor]) -> Iterator[None]:
         for name, tensor in registry.items()
         if tensor in replacements
     ]
-    recurrent_weights = [(part, flat_weights(part)) for part in module.modules() if isinstance(part, nn.RNNBase)]
+    recurrent_weights = [(part, _flat_weights(part)) for part in parts if isinstance(part, nn.RNNBase)]
     try:
         for registry, name, tensor in originals:
             registry[name] = replacements[tensor]
@@ -77,6 +78,6 @@ def _without_result(hook: Callable[..., Any]) -> Callable[..., None]:
     return run
 
 
-def flat_weights(layer: nn.Module) -> dict[str, Any]:
+def _flat_weights(layer: nn.Module) -> dict[str, Any]:
     """A recurrent layer's own lists of its parameters, which a call with other parameters changes."""
     return {name: value for name, value in vars(layer).items() if name in FLAT_WEIGHTS}
