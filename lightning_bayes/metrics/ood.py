@@ -9,16 +9,14 @@ Every value is undefined and ``nan`` if either kind of input is missing.
 
 from __future__ import annotations
 
-from abc import ABC
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 from torchmetrics.functional.classification import binary_auroc, binary_average_precision, binary_roc
 
 from lightning_bayes.errors import NonFiniteError, ShapeError
-from lightning_bayes.metrics.states import concatenated
+from lightning_bayes.metrics.stored import StoredMetric
 
 TRUE_POSITIVE_RATE = 0.95  # the 95 in FPR95
 
@@ -113,32 +111,15 @@ def _undefined(like: Tensor) -> Tensor:
     return like.new_full((), torch.nan)
 
 
-class OODMetric(Metric, ABC):
-    """Base class of metrics of OOD scores. Subclasses define ``compute``.
+class OODMetric(StoredMetric):
+    """Base class of metrics of OOD scores. Subclasses define ``measure``."""
 
-    Scores and labels are concatenated over processes and stored in the metric's dtype (``set_dtype`` changes it).
-    """
-
-    is_differentiable = False
-    full_state_update = False
-
-    scores: list[Tensor]
-    is_ood: list[Tensor]
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.add_state("scores", [], dist_reduce_fx="cat")
-        self.add_state("is_ood", [], dist_reduce_fx="cat")
+    columns = ("scores", "is_ood")
 
     def update(self, scores: Tensor, is_ood: Tensor) -> None:
         """Add a batch: scores ``[batch]`` (higher means more OOD) and booleans or 0/1 ``[batch]``."""
         _check(scores, is_ood)
-        self.scores.append(scores.detach().to(self.dtype))
-        self.is_ood.append(is_ood.to(self.dtype))  # the dtype of the empty state of a process without data
-
-    def scores_and_labels(self) -> tuple[Tensor, Tensor]:
-        """Return all scores and labels since the last reset, over all processes after synchronization."""
-        return concatenated(self, "scores"), concatenated(self, "is_ood")
+        self.store(scores, is_ood)
 
 
 @final
@@ -152,10 +133,7 @@ class OODAUROC(OODMetric):
     """
 
     higher_is_better = True
-
-    def compute(self) -> Tensor:
-        """Return the area over all inputs since the last reset; ``nan`` if one kind is missing."""
-        return ood_auroc(*self.scores_and_labels())
+    measure = staticmethod(ood_auroc)
 
 
 @final
@@ -169,10 +147,7 @@ class OODAUPR(OODMetric):
     """
 
     higher_is_better = True
-
-    def compute(self) -> Tensor:
-        """Return the average precision over all inputs since the last reset; ``nan`` if one kind is missing."""
-        return ood_aupr(*self.scores_and_labels())
+    measure = staticmethod(ood_aupr)
 
 
 @final
@@ -186,7 +161,4 @@ class OODFPR95(OODMetric):
     """
 
     higher_is_better = False
-
-    def compute(self) -> Tensor:
-        """Return the rate over all inputs since the last reset; ``nan`` if one kind is missing."""
-        return ood_fpr95(*self.scores_and_labels())
+    measure = staticmethod(ood_fpr95)
