@@ -11,6 +11,8 @@ from lightning_bayes.report.runs import Run
 # Prefix of a metric key → name of the evaluation.
 TEST = {"test/": "posterior", "test_mean/": "mean", "test/post/": "temperature-scaled"}
 VALIDATION = {"val/": "posterior"}
+OOD = {"ood/": "posterior", "ood_mean/": "mean"}
+SHIFT = {"shift/": "posterior", "shift_mean/": "mean"}
 
 
 class Table(NamedTuple):
@@ -38,57 +40,55 @@ class Table(NamedTuple):
 def metric_tables(runs: Sequence[Run]) -> list[Table]:
     """The tables of test metrics, OOD detection, shift and the last validation, without empty ones."""
     tables = [
-        _metrics("Test", TEST, runs),
-        *_detection(runs),
-        _shift(runs),
-        _metrics("Last validation", VALIDATION, runs),
+        _table("Test", HEADINGS, TEST, runs),
+        *(_table(f"Out-of-distribution detection: {name}", _detection(name, runs), OOD, runs) for name in OOD_HEADINGS),
+        _table("Distribution shift, mean over all kinds", _shift(runs), SHIFT, runs),
+        _table("Last validation", HEADINGS, VALIDATION, runs),
     ]
     return [table for table in tables if table.rows]
 
 
-def _metrics(title: str, evaluations: Mapping[str, str], runs: Sequence[Run]) -> Table:
-    rows = [
-        (run.name, evaluation, [run.last.get(prefix + key) for key in HEADINGS])
+def _detection(metric: str, runs: Sequence[Run]) -> dict[str, str]:
+    """Headings of one metric of OOD detection, by key without the prefix."""
+    # A key is METRIC for all sets together, SET/METRIC for the entropy, which SET/SCORE/METRIC repeats.
+    keys = [key for key in _logged(OOD, runs) if key.split("/")[-1] == metric and key.count("/") != 1]
+    arrow = OOD_HEADINGS[metric][-1]
+    headings = {}
+    for source in sorted(key.removesuffix(metric) for key in keys):
+        name = source.rstrip("/").replace("/", ", ").replace("_", " ")
+        headings[source + metric] = f"{name or 'all sets, entropy'} {arrow}"
+    return headings
+
+
+def _shift(runs: Sequence[Run]) -> dict[str, str]:
+    """Headings of the metrics at each severity, by key without the prefix."""
+    parts = [key.split("/") for key in _logged(SHIFT, runs) if key.count("/") > 1]
+    levels = sorted({int(level) for kind, level, *_ in parts if kind == "all" and level.isdecimal()})
+    metrics = {key: HEADINGS[key].rsplit(" ", 1) for key in ("cls/Acc", "cls/NLL", "cal/ECE")}
+    return {
+        f"all/{level}/{key}": f"{heading}, severity {level} {arrow}"
+        for key, (heading, arrow) in metrics.items()
+        for level in levels
+    }
+
+
+def _logged(evaluations: Iterable[str], runs: Sequence[Run]) -> list[str]:
+    """The keys that the runs have logged for any of the evaluations, without the prefix."""
+    keys = [key for run in runs for key in run.last]
+    return _ordered(key.removeprefix(prefix) for key in keys for prefix in evaluations if key.startswith(prefix))
+
+
+def _table(title: str, headings: Mapping[str, str], evaluations: Mapping[str, str], runs: Sequence[Run]) -> Table:
+    """The table of some metrics, without empty rows and columns."""
+    logged = [
+        (run.name, evaluation, [run.last.get(prefix + key) for key in headings])
         for run in runs
         for prefix, evaluation in evaluations.items()
     ]
-    return _trimmed(Table(title, list(HEADINGS.values()), rows))
-
-
-def _detection(runs: Sequence[Run]) -> list[Table]:
-    keys = _ordered(key.partition("/")[2] for run in runs for key in run.last if key.startswith(("ood/", "ood_mean/")))
-    return [_detection_by(metric, keys, runs) for metric in OOD_HEADINGS]
-
-
-def _detection_by(metric: str, keys: Sequence[str], runs: Sequence[Run]) -> Table:
-    # A key is METRIC for all sets together, SET/METRIC for the entropy, which SET/SCORE/METRIC repeats.
-    sources = [source for source, _, last in (key.rpartition("/") for key in keys) if last == metric]
-    sources = sorted(source for source in sources if not source or "/" in source)
-    rows = [
-        (run.name, evaluation, [run.last.get("/".join(filter(None, (prefix, source, metric)))) for source in sources])
-        for run in runs
-        for prefix, evaluation in (("ood", "posterior"), ("ood_mean", "mean"))
-    ]
-    heading, arrow = OOD_HEADINGS[metric].split()
-    names = [source.replace("/", ", ").replace("_", " ") or "all sets, entropy" for source in sources]
-    columns = [f"{name} {arrow}" for name in names]
-    return _trimmed(Table(f"Out-of-distribution detection: {heading}", columns, rows))
-
-
-def _shift(runs: Sequence[Run]) -> Table:
-    prefixes = {"shift": "posterior", "shift_mean": "mean"}
-    paths = [key.split("/") for run in runs for key in run.last if key.count("/") > 2]
-    levels = sorted(
-        {int(level) for prefix, kind, level, *_ in paths if prefix in prefixes and kind == "all" and level.isdecimal()}
-    )
-    metrics = {key: HEADINGS[key].rsplit(" ", 1) for key in ("cls/Acc", "cls/NLL", "cal/ECE")}
-    columns = [f"{heading}, severity {level} {arrow}" for heading, arrow in metrics.values() for level in levels]
-    rows = [
-        (run.name, evaluation, [run.last.get(f"{prefix}/all/{level}/{key}") for key in metrics for level in levels])
-        for run in runs
-        for prefix, evaluation in prefixes.items()
-    ]
-    return _trimmed(Table("Distribution shift, mean over all kinds", columns, rows))
+    rows = [row for row in logged if any(value is not None for value in row[2])]
+    used = [i for i in range(len(headings)) if any(values[i] is not None for _, _, values in rows)]
+    trimmed_rows = [(run, evaluation, [values[i] for i in used]) for run, evaluation, values in rows]
+    return Table(title, [list(headings.values())[i] for i in used], trimmed_rows)
 
 
 def config_differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
@@ -104,11 +104,3 @@ def _text(config: Mapping[str, object], key: str) -> str:
 
 def _ordered(keys: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(keys))
-
-
-def _trimmed(table: Table) -> Table:
-    """Drop empty rows and columns."""
-    rows = [row for row in table.rows if any(value is not None for value in row[2])]
-    used = [i for i in range(len(table.columns)) if any(values[i] is not None for _, _, values in rows)]
-    trimmed_rows = [(run, evaluation, [values[i] for i in used]) for run, evaluation, values in rows]
-    return Table(table.title, [table.columns[i] for i in used], trimmed_rows)
