@@ -12,9 +12,9 @@ from lightning_bayes.report.runs import CHECKPOINTS, CONFIG, Run
 
 # The metrics of the summary; the tables below it show all metrics.
 MEASURES: Final = {
-    **{key: HEADINGS[key] for key in ("cls/Acc", "cls/NLL", "cal/ECE", "sc/AURC")},
+    **{f"test/{key}": HEADINGS[key] for key in ("cls/Acc", "cls/NLL", "cal/ECE", "sc/AURC")},
     "ood/AUROC": f"OOD {OOD_HEADINGS['AUROC']}",
-    **{key: HEADINGS[key] for key in ("reg/RMSE", "reg/NLL")},
+    **{f"test/{key}": HEADINGS[key] for key in ("reg/RMSE", "reg/NLL")},
 }
 # Heading of a setting → endings of its dotted key in config.yaml; the first ending that matches is used.
 _SETTINGS: Final = {
@@ -177,9 +177,7 @@ def _shared_settings(runs: Sequence[Run]) -> dict[str, str]:
 
 def _both(run: Run, key: str) -> tuple[float | None, float | None]:
     """The values of a metric under the posterior and at its mean."""
-    if key.startswith("ood/"):
-        return run.last.get(key), run.last.get(key.replace("ood/", "ood_mean/", 1))
-    return run.last.get(f"test/{key}"), run.last.get(f"test_mean/{key}")
+    return run.last.get(key), run.last.get(key.replace("/", "_mean/", 1))
 
 
 def _cells(runs: Sequence[Run], key: str) -> Iterator[Cell]:
