@@ -9,6 +9,7 @@ Every value is undefined and ``nan`` if either kind of input is missing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import final
 
 import torch
@@ -35,10 +36,7 @@ def ood_auroc(scores: Tensor, is_ood: Tensor) -> Tensor:
         >>> ood_auroc(torch.tensor([-3.0, 20.0, 30.0, 40.0]), torch.tensor([0, 1, 0, 1]))
         tensor(0.7500)
     """
-    ranks, labels = _ranked(scores, is_ood)
-    if not _has_both(labels):
-        return _undefined(ranks)
-    return binary_auroc(ranks, labels, validate_args=False).clamp(max=1)  # rounding errors can exceed 1
+    return _of_ranks(binary_auroc, scores, is_ood).clamp(max=1)  # rounding errors can exceed 1
 
 
 def ood_aupr(scores: Tensor, is_ood: Tensor) -> Tensor:
@@ -55,8 +53,7 @@ def ood_aupr(scores: Tensor, is_ood: Tensor) -> Tensor:
         >>> ood_aupr(torch.tensor([-3.0, 20.0, 30.0, 40.0]), torch.tensor([0, 1, 0, 1]))
         tensor(0.8333)
     """
-    ranks, labels = _ranked(scores, is_ood)
-    return binary_average_precision(ranks, labels, validate_args=False) if _has_both(labels) else _undefined(ranks)
+    return _of_ranks(binary_average_precision, scores, is_ood)
 
 
 def ood_fpr95(scores: Tensor, is_ood: Tensor) -> Tensor:
@@ -75,17 +72,23 @@ def ood_fpr95(scores: Tensor, is_ood: Tensor) -> Tensor:
         >>> ood_fpr95(torch.tensor([-3.0, 20.0, 30.0, 40.0]), torch.tensor([0, 1, 0, 1]))
         tensor(0.5000)
     """
-    ranks, labels = _ranked(scores, is_ood)
-    if not _has_both(labels):
-        return _undefined(ranks)
-    false_positive_rate, true_positive_rate, _ = binary_roc(ranks, labels, validate_args=False)
+    return _of_ranks(_fpr95, scores, is_ood)
+
+
+def _fpr95(ranks: Tensor, labels: Tensor, *, validate_args: bool) -> Tensor:
+    false_positive_rate, true_positive_rate, _ = binary_roc(ranks, labels, validate_args=validate_args)
     return false_positive_rate[true_positive_rate >= TRUE_POSITIVE_RATE].min()
 
 
-def _ranked(scores: Tensor, is_ood: Tensor) -> tuple[Tensor, Tensor]:
+def _of_ranks(measure: Callable[..., Tensor], scores: Tensor, is_ood: Tensor) -> Tensor:
+    """Apply a measure to the ranks of the scores; ``nan`` if either kind of input is missing."""
     _check(scores, is_ood)
     distinct, rank = torch.unique(scores, return_inverse=True)
-    return rank / max(len(distinct) - 1, 1), is_ood.long()  # float32: exact up to 16 million distinct scores
+    ranks: Tensor = rank / max(len(distinct) - 1, 1)  # float32: exact up to 16 million distinct scores
+    labels = is_ood.long()
+    if not 0 < int(labels.sum()) < len(labels):
+        return ranks.new_full((), torch.nan)
+    return measure(ranks, labels, validate_args=False)
 
 
 def _check(scores: Tensor, is_ood: Tensor) -> None:
@@ -101,14 +104,6 @@ def _check(scores: Tensor, is_ood: Tensor) -> None:
             f"is_ood must be 1 for OOD inputs and 0 for others, but has values from {is_ood.min()} to {is_ood.max()}. "
             "Do not pass class labels."
         )
-
-
-def _has_both(labels: Tensor) -> bool:
-    return 0 < int(labels.sum()) < len(labels)
-
-
-def _undefined(like: Tensor) -> Tensor:
-    return like.new_full((), torch.nan)
 
 
 class OODMetric(StoredMetric):
