@@ -14,7 +14,7 @@ with bins b of p_c, and freq_cb the fraction of class c among the examples in bi
 
 from __future__ import annotations
 
-from abc import ABC
+from abc import ABC, abstractmethod
 from typing import Any, NamedTuple, final
 
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from lightning_bayes.metrics.bins import DEFAULT_BINS, BinSums, bin_sums, check_bins
-from lightning_bayes.metrics.top_label import TopLabel, TopLabelMetric, checked_probs, mean_over_ties, top_label
+from lightning_bayes.metrics.top_label import TopLabelMetric, checked_probs, mean_over_ties, top_label
 
 
 class ReliabilityBins(NamedTuple):
@@ -87,13 +87,13 @@ def adaptive_calibration_error(probs: Tensor, targets: Tensor, bins: int = DEFAU
         >>> adaptive_calibration_error(torch.tensor([[0.8, 0.2], [0.4, 0.6]]), torch.tensor([0, 0]), bins=2)
         tensor(0.4000)
     """
-    return _adaptive_error(top_label(probs, targets), bins)
+    return _adaptive_error(*top_label(probs, targets), bins)
 
 
-def _adaptive_error(top: TopLabel, bins: int) -> Tensor:
+def _adaptive_error(confidence: Tensor, correct: Tensor, bins: int) -> Tensor:
     check_bins(bins)
-    gap = mean_over_ties(top.confidence, top.correct) - top.confidence
-    gaps_per_bin = gap[top.confidence.argsort()].tensor_split(bins)
+    gap = mean_over_ties(confidence, correct) - confidence
+    gaps_per_bin = gap[confidence.argsort()].tensor_split(bins)
     # n_b |acc_b - conf_b| = |Σ gap|
     return torch.stack([bin_gaps.sum().abs() for bin_gaps in gaps_per_bin]).sum() / len(gap)
 
@@ -147,11 +147,11 @@ def _classwise_sums(probs: Tensor, targets: Tensor, bins: int) -> BinSums:
 
 
 class BinnedMetric(Metric, ABC):
-    """Base class of errors over bins of equal width, with one summed state. Subclasses define ``update`` and ``compute``.
+    """Base class of errors over bins of equal width, averaged over groups with separate bins, with one summed state.
 
     Args:
-        num_groups: Number of groups with separate bins.
         bins: Number of bins.
+        num_groups: Number of groups.
         **kwargs: Passed to `torchmetrics.Metric`.
     """
 
@@ -161,19 +161,28 @@ class BinnedMetric(Metric, ABC):
 
     sums: Tensor  # [3, groups, bins]
 
-    def __init__(self, num_groups: int, bins: int, **kwargs: Any) -> None:
+    def __init__(self, bins: int = DEFAULT_BINS, *, num_groups: int = 1, **kwargs: Any) -> None:
         check_bins(bins)
         super().__init__(**kwargs)
         self.bins = bins
         self.add_state("sums", torch.zeros(3, num_groups, bins), dist_reduce_fx="sum")
 
-    def add(self, sums: BinSums) -> None:
-        """Add the sums of a batch."""
-        self.sums = self.sums + torch.stack(sums).to(self.sums.dtype)
+    @staticmethod
+    @abstractmethod
+    def measure(sums: BinSums, /) -> Tensor:
+        """Compute the error of each group, ``[groups]``."""
 
-    def total(self) -> BinSums:
-        """Return the sums over all examples since the last reset, over all processes after synchronization."""
-        return BinSums(*self.sums)
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Add a batch: probabilities ``[batch, classes]`` and class indices ``[batch]``."""
+        self.sums = self.sums + torch.stack(self.batch_sums(preds, target)).to(self.sums.dtype)
+
+    def batch_sums(self, preds: Tensor, target: Tensor) -> BinSums:
+        """Return the sums of a batch, by default of the most probable classes in one group."""
+        return bin_sums(*top_label(preds, target), self.bins)
+
+    def compute(self) -> Tensor:
+        """Return the error over all examples since the last reset; ``nan`` if there were none."""
+        return self.measure(BinSums(*self.sums)).mean()
 
 
 @final
@@ -190,16 +199,7 @@ class ExpectedCalibrationError(BinnedMetric):
         tensor(0.3000)
     """
 
-    def __init__(self, bins: int = DEFAULT_BINS, **kwargs: Any) -> None:
-        super().__init__(1, bins, **kwargs)
-
-    def update(self, preds: Tensor, target: Tensor) -> None:
-        """Add a batch: probabilities ``[batch, classes]`` and class indices ``[batch]``."""
-        self.add(bin_sums(*top_label(preds, target), self.bins))
-
-    def compute(self) -> Tensor:
-        """Return the error over all examples since the last reset; ``nan`` if there were none."""
-        return self.total().expected_error()[0]
+    measure = staticmethod(BinSums.expected_error)
 
 
 @final
@@ -216,16 +216,7 @@ class MaximumCalibrationError(BinnedMetric):
         tensor(0.6000)
     """
 
-    def __init__(self, bins: int = DEFAULT_BINS, **kwargs: Any) -> None:
-        super().__init__(1, bins, **kwargs)
-
-    def update(self, preds: Tensor, target: Tensor) -> None:
-        """Add a batch: probabilities ``[batch, classes]`` and class indices ``[batch]``."""
-        self.add(bin_sums(*top_label(preds, target), self.bins))
-
-    def compute(self) -> Tensor:
-        """Return the gap over all examples since the last reset; ``nan`` if there were none."""
-        return self.total().largest_error()[0]
+    measure = staticmethod(BinSums.largest_error)
 
 
 @final
@@ -243,16 +234,14 @@ class ClasswiseCalibrationError(BinnedMetric):
         tensor(0.3000)
     """
 
+    measure = staticmethod(BinSums.expected_error)
+
     def __init__(self, num_classes: int, bins: int = DEFAULT_BINS, **kwargs: Any) -> None:
-        super().__init__(num_classes, bins, **kwargs)
+        super().__init__(bins, num_groups=num_classes, **kwargs)
 
-    def update(self, preds: Tensor, target: Tensor) -> None:
-        """Add a batch: probabilities ``[batch, classes]`` and class indices ``[batch]``."""
-        self.add(_classwise_sums(preds, target, self.bins))
-
-    def compute(self) -> Tensor:
-        """Return the error over all examples since the last reset; ``nan`` if there were none."""
-        return self.total().expected_error().mean()
+    def batch_sums(self, preds: Tensor, target: Tensor) -> BinSums:
+        """Return the sums of a batch, with one group per class."""
+        return _classwise_sums(preds, target, self.bins)
 
 
 @final
@@ -276,6 +265,6 @@ class AdaptiveCalibrationError(TopLabelMetric):
         super().__init__(**kwargs)
         self.bins = bins
 
-    def compute(self) -> Tensor:
-        """Return the error over all examples since the last reset; ``nan`` if there were none."""
-        return _adaptive_error(self.top_labels(), self.bins)
+    def measure(self, confidence: Tensor, correct: Tensor) -> Tensor:
+        """See `StoredMetric`."""
+        return _adaptive_error(confidence, correct, self.bins)

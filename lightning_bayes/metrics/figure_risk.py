@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from lightning_bayes.metrics.figure_style import DPI, SERIES, check_not_empty, quiet_frame
+from lightning_bayes.metrics.figure_style import DPI, check_not_empty, line_style, quiet_frame
 from lightning_bayes.metrics.selective import aurc, risk_coverage
 
 FIRST_POINT = 0.02  # smallest coverage drawn; below it, single errors among few answers make the curve jump
@@ -40,9 +40,8 @@ def risk_coverage_diagram(curves: Mapping[str, tuple[Tensor, Tensor]]) -> Figure
         axes.plot(
             100 * coverage[shown].numpy(),
             100 * risk[shown].numpy(),
-            color=SERIES[index % len(SERIES)],
-            linestyle=("-", "--")[index // len(SERIES) % 2],
             label=f"{name}, AURC {100 * aurc(probs, targets):.2f} %",
+            **line_style(index),
         )
     axes.set(xlabel="Coverage: inputs answered [%]", ylabel="Risk: wrong answers [%]", xlim=(0, 100))
     axes.set_ylim(bottom=0)

@@ -10,17 +10,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from lightning_bayes.errors import HyperparameterError
-from lightning_bayes.metrics.figure_style import DPI, PANEL_WIDTH, check_not_empty, checked_values, draw_histograms
+from lightning_bayes.metrics.figure_style import DPI, PANEL_WIDTH, Panels, checked_panels, draw_histograms
 from lightning_bayes.metrics.ood import ood_auroc
 
 TAIL = 0.005  # fraction of values beyond either end of the axis, because one outlier would compress the others
 COLUMNS = 3
 
 
-def score_histograms(
-    scores: Mapping[str, Mapping[str, Tensor]], title: str = "Scores for inputs out of distribution", bins: int = 40
-) -> Figure:
+def score_histograms(scores: Panels, title: str = "Scores for inputs out of distribution", bins: int = 40) -> Figure:
     """Draw one panel per score, three in a row, with one histogram per set of inputs.
 
     Histograms show fractions of their set. The first set is in-distribution, and the legend gives the AUROC of every other
@@ -29,30 +26,23 @@ def score_histograms(
     Args:
         scores: For each score and each set of inputs, the values, ``[inputs]``; higher means more OOD.
         title: Title of the figure.
-        bins: Number of bins.
+        bins: Number of bins. Raises `HyperparameterError` if there is none.
 
     Returns:
         A figure with one axes per score.
-
-    Raises:
-        HyperparameterError: If there is no bin.
 
     Example:
         >>> figure = score_histograms({"entropy": {"test": torch.tensor([0.0, 0.1]), "photos": torch.tensor([2.1])}})
         >>> [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
         ['test', 'photos, AUROC 100.0 %']
     """
-    check_not_empty(scores, "score with its {set of inputs: values}")
-    if bins < 1:
-        raise HyperparameterError(f"A histogram needs at least one bin, got bins={bins}.")
+    checked = checked_panels(scores, "score with its {set of inputs: values}", "Scores", bins)
     columns, rows = min(COLUMNS, len(scores)), math.ceil(len(scores) / COLUMNS)
     figure = Figure(figsize=(PANEL_WIDTH * columns + 0.4, 3.3 * rows + 0.3), dpi=DPI, layout="constrained")
     figure.suptitle(title)
-    for position, (score, sets) in enumerate(scores.items()):
+    for position, (score, sets) in enumerate(checked.items()):
         axes = figure.add_subplot(rows, columns, position + 1)
-        check_not_empty(sets, f"set of inputs for {score}")
-        checked = {name: checked_values(values, "Scores", f"{score}, {name}") for name, values in sets.items()}
-        draw_histograms(axes, _with_auroc(checked), _edges(torch.cat(list(checked.values())), bins))
+        draw_histograms(axes, _with_auroc(sets), _edges(torch.cat(list(sets.values())), bins))
         axes.legend(frameon=False, fontsize=8, loc="upper right")
         axes.set(title=score.replace("_", " "), xlabel="Score (higher means more OOD)")
         axes.xaxis.set_major_locator(MaxNLocator(nbins=5))  # labels such as -0.998 need room

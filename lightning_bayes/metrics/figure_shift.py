@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from lightning_bayes.metrics.figure_style import DPI, PANEL_WIDTH, SERIES, check_not_empty, quiet_frame
+from lightning_bayes.metrics.figure_style import DPI, PANEL_WIDTH, check_not_empty, line_style, quiet_frame
 
 # Metric key → axis label, and factor from the metric to the axis.
 PANELS = {"cls/Acc": ("Accuracy [%]", 100.0), "cls/NLL": ("NLL [nats]", 1.0), "cal/ECE": ("ECE [%]", 100.0)}
@@ -47,10 +47,10 @@ def shift_curves(models: Mapping[str, Mapping[str, Mapping[int, Sequence[float]]
 
 
 def _draw_curve(axes: Axes, name: str, curve: Mapping[int, Sequence[float]], factor: float, index: int) -> None:
-    colour = SERIES[index % len(SERIES)]
     severities = sorted(curve)
     scaled = [[factor * value for value in curve[severity]] for severity in severities]
     means = [sum(values) / len(values) for values in scaled]
-    style = ("-", "--")[index // len(SERIES) % 2]
-    axes.plot(severities, means, color=colour, linestyle=style, marker="o", markersize=4, label=name)
-    axes.fill_between(severities, [min(v) for v in scaled], [max(v) for v in scaled], color=colour, alpha=0.15, lw=0)
+    style = line_style(index)
+    axes.plot(severities, means, marker="o", markersize=4, label=name, **style)
+    lowest, highest = [min(values) for values in scaled], [max(values) for values in scaled]
+    axes.fill_between(severities, lowest, highest, color=style["color"], alpha=0.15, lw=0)

@@ -7,13 +7,16 @@ are safe in a training process. Save one with ``figure.savefig(path)`` or pass i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sized
+from typing import Any, TypeAlias
 
 import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
 from torch import Tensor
 
-from lightning_bayes.errors import NonFiniteError, ShapeError
+from lightning_bayes.errors import HyperparameterError, NonFiniteError, ShapeError
+
+Panels: TypeAlias = Mapping[str, Mapping[str, Tensor]]  # for each panel and each set of inputs, the values [inputs]
 
 # Okabe & Ito's palette, which is readable with all common colour vision deficiencies.
 BLUE, ORANGE, GREEN, VERMILLION, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7"
@@ -30,6 +33,11 @@ def check_not_empty(panels: Sized, needed: str) -> None:
         raise ShapeError(f"Nothing to draw: pass at least one {needed}.")
 
 
+def line_style(index: int) -> dict[str, Any]:
+    """Colour and line style of a series; lines are dashed once all colours are used."""
+    return {"color": SERIES[index % len(SERIES)], "linestyle": ("-", "--")[index // len(SERIES) % 2]}
+
+
 def quiet_frame(axes: Axes) -> None:
     """Remove the upper and right lines of the frame, and draw a faint horizontal grid behind the data."""
     axes.spines[["top", "right"]].set_visible(False)
@@ -37,8 +45,20 @@ def quiet_frame(axes: Axes) -> None:
     axes.set_axisbelow(True)
 
 
-def checked_values(values: Tensor, what: str, where: str) -> Tensor:
-    """Return a vector of finite values on the CPU in float64; `what` and `where` name the values in errors."""
+def checked_panels(panels: Panels, panel: str, what: str, bins: int) -> dict[str, dict[str, Tensor]]:
+    """Return the values of histograms on the CPU in float64, all finite; `panel` and `what` describe them in errors."""
+    check_not_empty(panels, panel)
+    if bins < 1:
+        raise HyperparameterError(f"A histogram needs at least one bin, got bins={bins}.")
+    for name, sets in panels.items():
+        check_not_empty(sets, f"set of inputs for {name}")
+    return {
+        name: {key: _checked_values(values, what, f"{name}, {key}") for key, values in sets.items()}
+        for name, sets in panels.items()
+    }
+
+
+def _checked_values(values: Tensor, what: str, where: str) -> Tensor:
     if values.ndim != 1 or len(values) == 0:
         raise ShapeError(f"{what} of {where} must be a non-empty vector [inputs], got {list(values.shape)}.")
     if not bool(values.isfinite().all()):
@@ -54,11 +74,11 @@ def draw_histograms(axes: Axes, sets: Mapping[str, Tensor], edges: Tensor) -> No
 
     Args:
         axes: Where to draw.
-        sets: Values by name of the set, ``[inputs]`` each. Values outside the edges count in the first or last bin.
+        sets: Values of `checked_panels` by name of the set. Values outside the edges count in the first or last bin.
         edges: Edges of the bins, increasing, float64.
     """
     for index, (name, values) in enumerate(sets.items()):
-        clamped = values.detach().cpu().double().clamp(edges[0].item(), edges[-1].item())
+        clamped = values.clamp(edges[0].item(), edges[-1].item())
         percent = 100 * torch.histogram(clamped, edges).hist / len(clamped)
         colour = SERIES[index % len(SERIES)]
         axes.stairs(

@@ -14,7 +14,8 @@ from typing import final
 from torch import Tensor
 
 from lightning_bayes.metrics.ood import ood_aupr, ood_auroc, ood_fpr95
-from lightning_bayes.metrics.top_label import TopLabel, TopLabelMetric, top_label
+from lightning_bayes.metrics.stored import StoredMetric
+from lightning_bayes.metrics.top_label import top_label
 
 
 def misclassification_auroc(probs: Tensor, targets: Tensor) -> Tensor:
@@ -33,7 +34,7 @@ def misclassification_auroc(probs: Tensor, targets: Tensor) -> Tensor:
         >>> misclassification_auroc(probs, torch.tensor([0, 1, 0, 1]))
         tensor(0.7500)
     """
-    return ood_auroc(*_scored(top_label(probs, targets)))
+    return ood_auroc(*_scored(probs, targets))
 
 
 def misclassification_aupr(probs: Tensor, targets: Tensor) -> Tensor:
@@ -52,7 +53,7 @@ def misclassification_aupr(probs: Tensor, targets: Tensor) -> Tensor:
         >>> misclassification_aupr(probs, torch.tensor([0, 1, 0, 1]))
         tensor(0.8333)
     """
-    return ood_aupr(*_scored(top_label(probs, targets)))
+    return ood_aupr(*_scored(probs, targets))
 
 
 def misclassification_fpr95(probs: Tensor, targets: Tensor) -> Tensor:
@@ -71,16 +72,27 @@ def misclassification_fpr95(probs: Tensor, targets: Tensor) -> Tensor:
         >>> misclassification_fpr95(probs, torch.tensor([0, 1, 0, 1]))
         tensor(0.5000)
     """
-    return ood_fpr95(*_scored(top_label(probs, targets)))
+    return ood_fpr95(*_scored(probs, targets))
 
 
-def _scored(top: TopLabel) -> tuple[Tensor, Tensor]:
+def _scored(probs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Scores and labels of errors; the score is not 1 - confidence, which would round small differences away."""
-    return -top.confidence, 1 - top.correct
+    confidence, correct = top_label(probs, targets)
+    return -confidence, 1 - correct
+
+
+class ErrorMetric(StoredMetric):
+    """Base class of metrics of the detection of errors. Subclasses define ``measure``."""
+
+    columns = ("scores", "is_error")
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Add a batch: probabilities ``[batch, classes]`` and class indices ``[batch]``."""
+        self.store(*_scored(preds, target))
 
 
 @final
-class MisclassificationAUROC(TopLabelMetric):
+class MisclassificationAUROC(ErrorMetric):
     """Area under the ROC curve with errors as the positive class (see `misclassification_auroc`).
 
     Example:
@@ -91,14 +103,11 @@ class MisclassificationAUROC(TopLabelMetric):
     """
 
     higher_is_better = True
-
-    def compute(self) -> Tensor:
-        """Return the area over all examples since the last reset; ``nan`` if there were none."""
-        return ood_auroc(*_scored(self.top_labels()))
+    measure = staticmethod(ood_auroc)
 
 
 @final
-class MisclassificationAUPR(TopLabelMetric):
+class MisclassificationAUPR(ErrorMetric):
     """Average precision with errors as the positive class (see `misclassification_aupr`).
 
     Example:
@@ -109,14 +118,11 @@ class MisclassificationAUPR(TopLabelMetric):
     """
 
     higher_is_better = True
-
-    def compute(self) -> Tensor:
-        """Return the average precision over all examples since the last reset; ``nan`` if there were none."""
-        return ood_aupr(*_scored(self.top_labels()))
+    measure = staticmethod(ood_aupr)
 
 
 @final
-class MisclassificationFPR95(TopLabelMetric):
+class MisclassificationFPR95(ErrorMetric):
     """False-positive rate at 95 % true-positive rate, errors positive (see `misclassification_fpr95`).
 
     Example:
@@ -127,7 +133,4 @@ class MisclassificationFPR95(TopLabelMetric):
     """
 
     higher_is_better = False
-
-    def compute(self) -> Tensor:
-        """Return the rate over all examples since the last reset; ``nan`` if there were none."""
-        return ood_fpr95(*_scored(self.top_labels()))
+    measure = staticmethod(ood_fpr95)

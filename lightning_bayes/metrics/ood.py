@@ -9,16 +9,15 @@ Every value is undefined and ``nan`` if either kind of input is missing.
 
 from __future__ import annotations
 
-from abc import ABC
-from typing import Any, final
+from collections.abc import Callable
+from typing import final
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 from torchmetrics.functional.classification import binary_auroc, binary_average_precision, binary_roc
 
 from lightning_bayes.errors import NonFiniteError, ShapeError
-from lightning_bayes.metrics.states import concatenated
+from lightning_bayes.metrics.stored import StoredMetric
 
 TRUE_POSITIVE_RATE = 0.95  # the 95 in FPR95
 
@@ -37,10 +36,7 @@ def ood_auroc(scores: Tensor, is_ood: Tensor) -> Tensor:
         >>> ood_auroc(torch.tensor([-3.0, 20.0, 30.0, 40.0]), torch.tensor([0, 1, 0, 1]))
         tensor(0.7500)
     """
-    ranks, labels = _ranked(scores, is_ood)
-    if not _has_both(labels):
-        return _undefined(ranks)
-    return binary_auroc(ranks, labels, validate_args=False).clamp(max=1)  # rounding errors can exceed 1
+    return _of_ranks(binary_auroc, scores, is_ood).clamp(max=1)  # rounding errors can exceed 1
 
 
 def ood_aupr(scores: Tensor, is_ood: Tensor) -> Tensor:
@@ -57,8 +53,7 @@ def ood_aupr(scores: Tensor, is_ood: Tensor) -> Tensor:
         >>> ood_aupr(torch.tensor([-3.0, 20.0, 30.0, 40.0]), torch.tensor([0, 1, 0, 1]))
         tensor(0.8333)
     """
-    ranks, labels = _ranked(scores, is_ood)
-    return binary_average_precision(ranks, labels, validate_args=False) if _has_both(labels) else _undefined(ranks)
+    return _of_ranks(binary_average_precision, scores, is_ood)
 
 
 def ood_fpr95(scores: Tensor, is_ood: Tensor) -> Tensor:
@@ -77,17 +72,23 @@ def ood_fpr95(scores: Tensor, is_ood: Tensor) -> Tensor:
         >>> ood_fpr95(torch.tensor([-3.0, 20.0, 30.0, 40.0]), torch.tensor([0, 1, 0, 1]))
         tensor(0.5000)
     """
-    ranks, labels = _ranked(scores, is_ood)
-    if not _has_both(labels):
-        return _undefined(ranks)
-    false_positive_rate, true_positive_rate, _ = binary_roc(ranks, labels, validate_args=False)
+    return _of_ranks(_fpr95, scores, is_ood)
+
+
+def _fpr95(ranks: Tensor, labels: Tensor, *, validate_args: bool) -> Tensor:
+    false_positive_rate, true_positive_rate, _ = binary_roc(ranks, labels, validate_args=validate_args)
     return false_positive_rate[true_positive_rate >= TRUE_POSITIVE_RATE].min()
 
 
-def _ranked(scores: Tensor, is_ood: Tensor) -> tuple[Tensor, Tensor]:
+def _of_ranks(measure: Callable[..., Tensor], scores: Tensor, is_ood: Tensor) -> Tensor:
+    """Apply a measure to the ranks of the scores; ``nan`` if either kind of input is missing."""
     _check(scores, is_ood)
     distinct, rank = torch.unique(scores, return_inverse=True)
-    return rank / max(len(distinct) - 1, 1), is_ood.long()  # float32: exact up to 16 million distinct scores
+    ranks: Tensor = rank / max(len(distinct) - 1, 1)  # float32: exact up to 16 million distinct scores
+    labels = is_ood.long()
+    if not 0 < int(labels.sum()) < len(labels):
+        return ranks.new_full((), torch.nan)
+    return measure(ranks, labels, validate_args=False)
 
 
 def _check(scores: Tensor, is_ood: Tensor) -> None:
@@ -105,40 +106,15 @@ def _check(scores: Tensor, is_ood: Tensor) -> None:
         )
 
 
-def _has_both(labels: Tensor) -> bool:
-    return 0 < int(labels.sum()) < len(labels)
+class OODMetric(StoredMetric):
+    """Base class of metrics of OOD scores. Subclasses define ``measure``."""
 
-
-def _undefined(like: Tensor) -> Tensor:
-    return like.new_full((), torch.nan)
-
-
-class OODMetric(Metric, ABC):
-    """Base class of metrics of OOD scores. Subclasses define ``compute``.
-
-    Scores and labels are concatenated over processes and stored in the metric's dtype (``set_dtype`` changes it).
-    """
-
-    is_differentiable = False
-    full_state_update = False
-
-    scores: list[Tensor]
-    is_ood: list[Tensor]
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.add_state("scores", [], dist_reduce_fx="cat")
-        self.add_state("is_ood", [], dist_reduce_fx="cat")
+    columns = ("scores", "is_ood")
 
     def update(self, scores: Tensor, is_ood: Tensor) -> None:
         """Add a batch: scores ``[batch]`` (higher means more OOD) and booleans or 0/1 ``[batch]``."""
         _check(scores, is_ood)
-        self.scores.append(scores.detach().to(self.dtype))
-        self.is_ood.append(is_ood.to(self.dtype))  # the dtype of the empty state of a process without data
-
-    def scores_and_labels(self) -> tuple[Tensor, Tensor]:
-        """Return all scores and labels since the last reset, over all processes after synchronization."""
-        return concatenated(self, "scores"), concatenated(self, "is_ood")
+        self.store(scores, is_ood)
 
 
 @final
@@ -152,10 +128,7 @@ class OODAUROC(OODMetric):
     """
 
     higher_is_better = True
-
-    def compute(self) -> Tensor:
-        """Return the area over all inputs since the last reset; ``nan`` if one kind is missing."""
-        return ood_auroc(*self.scores_and_labels())
+    measure = staticmethod(ood_auroc)
 
 
 @final
@@ -169,10 +142,7 @@ class OODAUPR(OODMetric):
     """
 
     higher_is_better = True
-
-    def compute(self) -> Tensor:
-        """Return the average precision over all inputs since the last reset; ``nan`` if one kind is missing."""
-        return ood_aupr(*self.scores_and_labels())
+    measure = staticmethod(ood_aupr)
 
 
 @final
@@ -186,7 +156,4 @@ class OODFPR95(OODMetric):
     """
 
     higher_is_better = False
-
-    def compute(self) -> Tensor:
-        """Return the rate over all inputs since the last reset; ``nan`` if one kind is missing."""
-        return ood_fpr95(*self.scores_and_labels())
+    measure = staticmethod(ood_fpr95)

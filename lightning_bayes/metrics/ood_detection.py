@@ -7,17 +7,16 @@ from typing import Any, final
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 
 from lightning_bayes.errors import HyperparameterError, NonFiniteError, ShapeError
 from lightning_bayes.metrics.ood import ood_aupr, ood_auroc, ood_fpr95
-from lightning_bayes.metrics.states import concatenated
+from lightning_bayes.metrics.stored import StoredMetric
 
 _MEASURES = {"AUROC": ood_auroc, "AUPR": ood_aupr, "FPR95": ood_fpr95}
 
 
 @final
-class OODDetection(Metric):
+class OODDetection(StoredMetric):
     """AUROC, AUPR and FPR95 of every score on every set; OOD is the positive class (see `ood`).
 
     ``compute`` returns ``{set}/{score}/{measure}`` for each score and each set against the test set. For the first score it
@@ -41,11 +40,9 @@ class OODDetection(Metric):
         (tensor(1.), tensor(1.), tensor(0.5000))
     """
 
-    is_differentiable = False
-    full_state_update = False
-
-    scores: list[Tensor]  # [batch, scores], flattened because the state of a process without data has one dimension
-    set_index: list[Tensor]  # 0 for the test set
+    # Scores are [batch, scores], flattened because the state of a process without data has one dimension. The set index is
+    # 0 for the test set.
+    columns = ("scores", "set_index")
 
     def __init__(self, sets: Sequence[str], scores: Sequence[str], prefix: str = "ood/", **kwargs: Any) -> None:
         for argument, names in (("sets", sets), ("scores", scores)):
@@ -53,8 +50,6 @@ class OODDetection(Metric):
                 raise HyperparameterError(f"{argument}={list(names)} must contain at least one name, each once.")
         super().__init__(**kwargs)
         self.sets, self.score_names, self.prefix = tuple(sets), tuple(scores), prefix
-        self.add_state("scores", [], dist_reduce_fx="cat")
-        self.add_state("set_index", [], dist_reduce_fx="cat")
 
     def update(self, scores: Mapping[str, Tensor], set_index: int) -> None:
         """Add a batch.
@@ -74,16 +69,14 @@ class OODDetection(Metric):
         columns = torch.stack([scores[name].detach() for name in self.score_names], -1)
         if bool(columns.isnan().any()):
             raise NonFiniteError(f"{int(columns.isnan().any(-1).sum())} of {len(columns)} inputs have a score of nan.")
-        self.scores.append(columns.flatten().to(self.dtype))
-        self.set_index.append(torch.full((len(columns),), set_index, dtype=self.dtype, device=columns.device))
+        self.store(columns.flatten(), torch.full((len(columns),), set_index, device=columns.device))
 
-    def compute(self) -> dict[str, Tensor]:
-        """Return the values over all inputs since the last reset, by key; ``nan`` if either kind of input is missing."""
-        return {self.prefix + key: value for key, value in self._values()}
+    def measure(self, scores: Tensor, set_index: Tensor) -> dict[str, Tensor]:
+        """Return all values by key; ``nan`` if either kind of input is missing."""
+        values = self._values(scores.view(-1, len(self.score_names)), set_index)
+        return {self.prefix + key: value for key, value in values}
 
-    def _values(self) -> Iterator[tuple[str, Tensor]]:
-        columns = concatenated(self, "scores").view(-1, len(self.score_names))
-        index = concatenated(self, "set_index")
+    def _values(self, columns: Tensor, index: Tensor) -> Iterator[tuple[str, Tensor]]:
         yield from _measured("", columns[:, 0], index > 0)
         for position, name in enumerate(self.sets, start=1):
             either = (index == 0) | (index == position)

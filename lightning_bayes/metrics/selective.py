@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lightning_bayes.errors import HyperparameterError
-from lightning_bayes.metrics.top_label import TopLabel, TopLabelMetric, mean_over_ties, top_label
+from lightning_bayes.metrics.top_label import TopLabelMetric, mean_over_ties, top_label
 
 DEFAULT_RISK = 0.05
 DEFAULT_COVERAGE = 0.8
@@ -45,14 +45,14 @@ def risk_coverage(probs: Tensor, targets: Tensor) -> RiskCoverage:
         >>> risk_coverage(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
         RiskCoverage(coverage=tensor([0.5000, 1.0000]), risk=tensor([0.0000, 0.5000]))
     """
-    return _curve(top_label(probs, targets))
+    return _curve(*top_label(probs, targets))
 
 
-def _curve(top: TopLabel) -> RiskCoverage:
-    distinct, group, count = torch.unique(top.confidence, return_inverse=True, return_counts=True)
-    errors = torch.zeros_like(distinct).index_add_(0, group, 1 - top.correct)
+def _curve(confidence: Tensor, correct: Tensor) -> RiskCoverage:
+    distinct, group, count = torch.unique(confidence, return_inverse=True, return_counts=True)
+    errors = torch.zeros_like(distinct).index_add_(0, group, 1 - correct)
     answered = count.flip(0).cumsum(0)
-    return RiskCoverage(answered / len(top.confidence), errors.flip(0).cumsum(0) / answered)
+    return RiskCoverage(answered / len(confidence), errors.flip(0).cumsum(0) / answered)
 
 
 def coverage_at_risk(probs: Tensor, targets: Tensor, risk: float = DEFAULT_RISK) -> Tensor:
@@ -71,7 +71,7 @@ def coverage_at_risk(probs: Tensor, targets: Tensor, risk: float = DEFAULT_RISK)
         tensor(0.5000)
     """
     _check_fraction("risk", risk)
-    return _coverage_at(_curve(top_label(probs, targets)), risk)
+    return _coverage_at(risk_coverage(probs, targets), risk)
 
 
 def _coverage_at(curve: RiskCoverage, risk: float) -> Tensor:
@@ -94,7 +94,7 @@ def risk_at_coverage(probs: Tensor, targets: Tensor, coverage: float = DEFAULT_C
         tensor(0.5000)
     """
     _check_fraction("coverage", coverage)
-    return _risk_at(_curve(top_label(probs, targets)), coverage)
+    return _risk_at(risk_coverage(probs, targets), coverage)
 
 
 def _risk_at(curve: RiskCoverage, coverage: float) -> Tensor:
@@ -127,12 +127,12 @@ def aurc(probs: Tensor, targets: Tensor) -> Tensor:
         >>> aurc(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))  # risks 0 and 1/2
         tensor(0.2500)
     """
-    return _aurc(top_label(probs, targets))
+    return _aurc(*top_label(probs, targets))
 
 
-def _aurc(top: TopLabel) -> Tensor:
-    error = 1 - mean_over_ties(top.confidence, top.correct)
-    errors_so_far = error[top.confidence.argsort(descending=True)].cumsum(0)
+def _aurc(confidence: Tensor, correct: Tensor) -> Tensor:
+    error = 1 - mean_over_ties(confidence, correct)
+    errors_so_far = error[confidence.argsort(descending=True)].cumsum(0)
     examples_so_far = torch.arange(1, len(error) + 1, device=error.device)
     return (errors_so_far / examples_so_far).mean()
 
@@ -148,10 +148,7 @@ class AURC(TopLabelMetric):
     """
 
     higher_is_better = False
-
-    def compute(self) -> Tensor:
-        """Return the area over all examples since the last reset; ``nan`` if there were none."""
-        return _aurc(self.top_labels())
+    measure = staticmethod(_aurc)
 
 
 @final
@@ -175,9 +172,9 @@ class CoverageAtRisk(TopLabelMetric):
         super().__init__(**kwargs)
         self.risk = risk
 
-    def compute(self) -> Tensor:
-        """Return the coverage over all examples since the last reset; ``nan`` if there were none."""
-        return _coverage_at(_curve(self.top_labels()), self.risk)
+    def measure(self, confidence: Tensor, correct: Tensor) -> Tensor:
+        """See `StoredMetric`."""
+        return _coverage_at(_curve(confidence, correct), self.risk)
 
 
 @final
@@ -201,6 +198,6 @@ class RiskAtCoverage(TopLabelMetric):
         super().__init__(**kwargs)
         self.coverage = coverage
 
-    def compute(self) -> Tensor:
-        """Return the risk over all examples since the last reset; ``nan`` if there were none."""
-        return _risk_at(_curve(self.top_labels()), self.coverage)
+    def measure(self, confidence: Tensor, correct: Tensor) -> Tensor:
+        """See `StoredMetric`."""
+        return _risk_at(_curve(confidence, correct), self.coverage)

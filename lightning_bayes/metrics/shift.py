@@ -73,9 +73,8 @@ class ShiftMetrics(Metric):
         bins = bin_sums(confidence, correct, DEFAULT_BINS, group, len(self.shifts))
         self.bin_sums = self.bin_sums + torch.stack(bins).to(self.bin_sums.dtype)
         scores = torch.stack([nll_per_example(preds, target).sum(), brier_per_example(preds, target).sum()])
-        added = torch.zeros_like(self.score_sums)
-        added[shift] = scores.to(added.dtype)
-        self.score_sums = self.score_sums + added
+        self.score_sums = self.score_sums.clone()
+        self.score_sums[shift] += scores.to(self.score_sums.dtype)
 
     def compute(self) -> dict[str, Tensor]:
         """Return the values over all examples since the last reset, by key; ``nan`` for a shift without examples."""

@@ -6,15 +6,13 @@ package, and defines the base class of metrics that need all examples at the end
 
 from __future__ import annotations
 
-from abc import ABC
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 
 from lightning_bayes.errors import NonFiniteError, ShapeError
-from lightning_bayes.metrics.states import concatenated
+from lightning_bayes.metrics.stored import StoredMetric
 
 
 class TopLabel(NamedTuple):
@@ -123,29 +121,11 @@ def mean_over_ties(keys: Tensor, values: Tensor) -> Tensor:
     return means[group]
 
 
-class TopLabelMetric(Metric, ABC):
-    """Base class of metrics that need the confidence and correctness of all examples. Subclasses define ``compute``.
+class TopLabelMetric(StoredMetric):
+    """Base class of metrics that need the confidence and correctness of all examples. Subclasses define ``measure``."""
 
-    The two states are concatenated over processes and stored in the metric's dtype (``set_dtype`` changes it).
-    """
-
-    is_differentiable = False
-    full_state_update = False
-
-    confidence: list[Tensor]
-    correct: list[Tensor]
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.add_state("confidence", [], dist_reduce_fx="cat")
-        self.add_state("correct", [], dist_reduce_fx="cat")
+    columns = ("confidence", "correct")
 
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Add a batch: probabilities ``[batch, classes]`` and class indices ``[batch]``."""
-        top = top_label(preds, target)
-        self.confidence.append(top.confidence.to(self.dtype))
-        self.correct.append(top.correct.to(self.dtype))
-
-    def top_labels(self) -> TopLabel:
-        """Return all examples since the last reset, over all processes after synchronization."""
-        return TopLabel(concatenated(self, "confidence"), concatenated(self, "correct"))
+        self.store(*top_label(preds, target))

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lightning_bayes.curvature.rules.batch_norm import uses_batch_statistics
 from lightning_bayes.errors import DataError, UnsupportedTrainingError, name_some
+from lightning_bayes.posteriors.base import moved
 from lightning_bayes.predictive import dropout_layers
 
 
@@ -23,7 +24,7 @@ def labelled(loader: Iterable[Any], device: torch.device) -> Iterator[tuple[Any,
                 "marginal likelihood need labels. Let it yield pairs (inputs, targets) of tensors."
             )
         is_empty = False
-        yield _moved(batch[0], device), batch[1].to(device)
+        yield moved(batch[0], device), batch[1].to(device)
     if is_empty:
         raise DataError("The loader yields no batch. Pass the training data, and a new loader if this was an iterator.")
 
@@ -41,13 +42,3 @@ def require_evaluation_mode(model: nn.Module) -> None:
             f"{name_some(unsupported)} is in training mode, where outputs are random or depend on the other examples of the "
             "batch. Call model.eval() first; BatchNorm then uses its running statistics."
         )
-
-
-def _moved(inputs: Any, device: torch.device) -> Any:
-    if isinstance(inputs, Tensor):
-        return inputs.to(device)
-    if isinstance(inputs, (tuple, list)):
-        return type(inputs)(_moved(item, device) for item in inputs)
-    if isinstance(inputs, dict):
-        return {key: _moved(value, device) for key, value in inputs.items()}
-    return inputs

@@ -10,24 +10,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from lightning_bayes.curvature.likelihood import Gaussian
+from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.posthoc.structure import AbstractStructure, Prior
+from lightning_bayes.posthoc.trained import TrainingFit
 
 SMALLEST, LARGEST = 1e-8, 1e8  # bounds of prior precisions and of 1/σ²
 _ITERATIONS = 200
 _TOLERANCE = 1e-9  # of the gradient per parameter group, in nats
-
-
-class Fit(NamedTuple):
-    """The network's fit to the training data."""
-
-    nll: float  # -Σ log p(y_i | f_i) in nats; at σ = 1 for regression
-    squares: float | None  # Σ (y - f)² for regression, otherwise None
-    targets: int  # number of targets
 
 
 @dataclass(frozen=True)
@@ -41,16 +35,12 @@ class Evidence:
     """
 
     structure: AbstractStructure
-    fit: Fit
+    fit: TrainingFit
     noise_power: int = -2
-
-    def factor(self, std: Tensor) -> Tensor:
-        """Return the curvature factor c for noise σ."""
-        return std**self.noise_power
 
     def log_likelihood(self, std: Tensor) -> Tensor:
         """Return log p(D | θ) for noise σ, which only regression uses."""
-        if self.fit.squares is None:
+        if not isinstance(self.fit.likelihood, Gaussian):
             return torch.tensor(-self.fit.nll, dtype=torch.float64)
         constant = self.fit.targets * (std.log() + math.log(2 * math.pi) / 2)
         return -self.fit.squares / (2 * std.square()) - constant
@@ -61,12 +51,16 @@ class Evidence:
         for name, param in self.structure.params.items():
             squared_norm = param.detach().double().square().sum()
             log_prior_terms.append(param.numel() * prior[name].log() - prior[name] * squared_norm)
-        ratio = self.structure.log_det(prior, self.factor(std)) - torch.stack(log_prior_terms).sum()
+        ratio = self.structure.log_det(prior, std**self.noise_power) - torch.stack(log_prior_terms).sum()
         return self.log_likelihood(std) - 0.5 * ratio
+
+    def posterior(self, prior: dict[str, float], std: float) -> AbstractPosterior:
+        """Return the posterior for δ by name and noise σ."""
+        return self.structure.posterior(prior, std**self.noise_power, self.fit.examples)
 
 
 def maximise(
-    evidence: Evidence, groups: list[list[str]], std: float, fixed_deltas: list[float] | None, chooses_noise: bool
+    evidence: Evidence, groups: dict[str, int], std: float, delta: float | None, chooses_noise: bool
 ) -> tuple[list[float], float]:
     """Find the prior precisions and the noise with the highest marginal likelihood.
 
@@ -74,22 +68,21 @@ def maximise(
 
     Args:
         evidence: The marginal likelihood.
-        groups: Names of the parameters that share a prior precision, for each prior precision.
+        groups: Index of the prior precision of each parameter.
         std: σ, the initial value if `chooses_noise`.
-        fixed_deltas: δ of each group, or None to optimise them.
+        delta: δ of all parameters, or None to optimise the prior precisions.
         chooses_noise: Whether to optimise σ.
 
     Returns:
-        δ of each group, and σ.
+        The prior precisions, and σ.
     """
     device = next(iter(evidence.structure.params.values())).device
-    initial_deltas = fixed_deltas or [1.0] * len(groups)
-    log_prior = torch.tensor(initial_deltas, dtype=torch.float64, device=device).log()
-    log_prior.requires_grad_(fixed_deltas is None)
+    initial = [1.0 if delta is None else delta] * (1 + max(groups.values()))
+    log_prior = torch.tensor(initial, dtype=torch.float64, device=device).log().requires_grad_(delta is None)
     log_noise = torch.tensor(std, dtype=torch.float64, device=device).log().requires_grad_(chooses_noise)
     variables = [variable for variable in (log_prior, log_noise) if variable.requires_grad]
     if not variables:
-        return initial_deltas, std
+        return initial, std
     optimizer = torch.optim.LBFGS(
         variables, max_iter=_ITERATIONS, tolerance_grad=_TOLERANCE, line_search_fn="strong_wolfe"
     )
@@ -99,7 +92,8 @@ def maximise(
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        prior = {name: delta for group, delta in zip(groups, deltas().unbind(), strict=True) for name in group}
+        values = deltas().unbind()
+        prior = {name: values[index] for name, index in groups.items()}
         loss = -evidence.log_marginal(prior, log_noise.exp())
         loss.backward()  # type: ignore[no-untyped-call]
         return loss

@@ -80,13 +80,11 @@ class Full(AbstractStructure):
         root: Tensor = torch.linalg.cholesky(precision.mT, out=target)
         return 2 * root.diagonal().log().sum()
 
-    def posterior(
-        self, prior: dict[str, float], factor: float, num_data: int, constants: dict[str, Tensor]
-    ) -> FullGaussian:
+    def posterior(self, prior: dict[str, float], factor: float, num_data: int) -> FullGaussian:
         """P = c G + diag(δ); see `AbstractStructure.posterior`."""
         deltas = {name: self.matrix.new_tensor(delta) for name, delta in prior.items()}
         precision = self._precision(deltas, self.matrix.new_tensor(factor))
-        return FullGaussian(self.mean, precision, prior, num_data, constants)
+        return FullGaussian(self.mean, precision, prior, num_data, self.constants)
 
     def _precision(self, prior: Prior, factor: Tensor) -> Tensor:
         """Return c G + diag(δ), in the dtype of `factor`."""

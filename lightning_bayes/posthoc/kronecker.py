@@ -1,9 +1,9 @@
-"""Kronecker-factored curvature of every weight matrix, eigendecomposed.
+"""Kronecker-factored curvature of every weight matrix, eigendecomposed, and diagonal curvature.
 
     weight: O ⊗ I        bias: T O        O = Σ_i Σ_c (1/T) Σ_t δ_it δ_itᵀ        I = (1/N) Σ_i Σ_t a_it a_itᵀ
 
 An example has T positions, as in K-FAC-expand (Eschenhagen et al. 2023, https://arxiv.org/abs/2311.00636). Parameters
-without Kronecker factors use the diagonal: norms, embeddings and weights tied between layers.
+without Kronecker factors use the diagonal, Σ_i Σ_c (J_iᵀ v_ic)²: norms, embeddings and weights tied between layers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lightning_bayes.curvature.measured_modules import find_measured_modules
 from lightning_bayes.curvature.output_roots import Columns
 from lightning_bayes.curvature.selection import require_measured
 from lightning_bayes.linalg import symmetric_eigen
-from lightning_bayes.posteriors import EigenGaussian
+from lightning_bayes.posteriors import EigenGaussian, MeanField
 from lightning_bayes.posthoc.structure import AbstractStructure, Prior
 
 
@@ -36,12 +36,13 @@ class _Spectrum(NamedTuple):
 
 @final
 class Kronecker(AbstractStructure):
-    """Sums the Kronecker factors of all batches; arguments as in `AbstractStructure`."""
+    """Sums the Kronecker factors of all batches; `diagonal` uses none. Other arguments as in `AbstractStructure`."""
 
-    def __init__(self, model: nn.Module, params: dict[str, nn.Parameter]) -> None:
+    def __init__(self, model: nn.Module, params: dict[str, nn.Parameter], *, diagonal: bool = False) -> None:
         super().__init__(model, params)
         self.engine = KroneckerEngine(model, "sum")
-        self.layers = dict(_layers_with_factors(model))
+        self.diagonal = diagonal
+        self.layers = {} if diagonal else dict(_layers_with_factors(model))
         self.factors: dict[str, list[Tensor]] = {}
         self.squares: dict[str, Tensor] = {}
         self.num_data = 0
@@ -80,19 +81,19 @@ class Kronecker(AbstractStructure):
         return spectra
 
     def log_det(self, prior: Prior, factor: Tensor) -> Tensor:
-        """Σ log (c λ_O λ_I + δ); see `AbstractStructure.log_det`."""
+        """Σ log (c λ_O λ_I + δ) + Σ log (c s + δ); see `AbstractStructure.log_det`."""
         values = {**self.squares, **{name: spectrum.values for name, spectrum in self._spectra.items()}}
         terms = [(factor * value.double() + prior[name]).log().sum() for name, value in values.items()]
         return torch.stack(terms).sum()
 
-    def posterior(
-        self, prior: dict[str, float], factor: float, num_data: int, constants: dict[str, Tensor]
-    ) -> EigenGaussian:
-        """D = c λ_O λ_I + δ; see `AbstractStructure.posterior`."""
+    def posterior(self, prior: dict[str, float], factor: float, num_data: int) -> EigenGaussian | MeanField:
+        """D = c λ_O λ_I + δ, and c s + δ without factors; see `AbstractStructure.posterior`."""
+        precision = {name: factor * square + prior[name] for name, square in self.squares.items()}
+        if self.diagonal:
+            return MeanField(self.mean, precision, prior, num_data, self.constants)
         bases = {name: spectrum.bases for name, spectrum in self._spectra.items()}
         values = {name: factor * spectrum.values + prior[name] for name, spectrum in self._spectra.items()}
-        precision = {name: factor * square + prior[name] for name, square in self.squares.items()}
-        return EigenGaussian(self.mean, bases, values, precision, prior, num_data, constants)
+        return EigenGaussian(self.mean, bases, values, precision, prior, num_data, self.constants)
 
 
 def _layers_with_factors(model: nn.Module) -> Iterator[tuple[nn.Module, bool]]:

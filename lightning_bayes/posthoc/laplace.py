@@ -9,12 +9,13 @@ last layers, all curvatures and their predictives Daxberger et al. 2021, https:/
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lightning_bayes.curvature.likelihood import Gaussian, Likelihood
 from lightning_bayes.curvature.output_roots import CurvatureName, check_curvature, root_columns
@@ -23,7 +24,6 @@ from lightning_bayes.curvature.selection import last_called, only_trained
 from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError, name_some
 from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.posthoc.batches import labelled, require_evaluation_mode
-from lightning_bayes.posthoc.diagonal import Diagonal
 from lightning_bayes.posthoc.evidence import Evidence, log_evidence, maximise
 from lightning_bayes.posthoc.full import Full
 from lightning_bayes.posthoc.kronecker import Kronecker
@@ -39,8 +39,8 @@ from lightning_bayes.posthoc.structure import AbstractStructure
 from lightning_bayes.posthoc.trained import TrainingFit
 from lightning_bayes.posthoc.validation import choose_by_validation
 
-_STRUCTURES: Final[dict[str, type[AbstractStructure]]] = {
-    "diagonal": Diagonal,
+_STRUCTURES: Final[dict[str, Callable[[nn.Module, dict[str, nn.Parameter]], AbstractStructure]]] = {
+    "diagonal": partial(Kronecker, diagonal=True),
     "kronecker": Kronecker,
     "full": Full,
 }
@@ -140,44 +140,24 @@ def laplace(
         training = _measure(measured, loader, unit_likelihood, curvature, mc_samples, seed)
         if require_trained:
             training.require_trained(type(model).__name__)
-    evidence = Evidence(measured, training.fit, -4 if curvature == "empirical_fisher" else -2)
-    groups = [list(params)] if prior_structure == "scalar" else _by_layer(params)
-    build = _Builder(model, evidence, groups, likelihood, training.examples)
-    if prior_precision == "validation":
-        assert validation is not None
-        _, std = maximise(evidence, groups, std, None, chooses_noise)
-        delta, std = choose_by_validation(model, build, validation, likelihood, std, chooses_noise)
+    evidence = Evidence(measured, training, -4 if curvature == "empirical_fisher" else -2)
+    groups = _prior_groups(params, prior_structure)
+    fixed_delta = None if isinstance(prior_precision, str) else float(prior_precision)
+    deltas, std = maximise(evidence, groups, std, fixed_delta, chooses_noise)
+    if validation is not None:
+        delta, std = choose_by_validation(evidence, validation, likelihood, std, chooses_noise)
         deltas = [delta]
-    else:
-        fixed_deltas = None if prior_precision == "marglik" else [float(prior_precision)] * len(groups)
-        deltas, std = maximise(evidence, groups, std, fixed_deltas, chooses_noise)
-    return build(deltas, std)
+    prior = {name: deltas[index] for name, index in groups.items()}
+    log_marginal = log_evidence(evidence, prior, std)  # before the posterior, because both need much memory
+    likelihood = Gaussian(std) if isinstance(likelihood, Gaussian) else likelihood
+    return Laplace(evidence.posterior(prior, std), likelihood, log_marginal, prior)
 
 
-@final
-@dataclass(frozen=True)
-class _Builder:
-    """Builds the result for prior precisions and a noise."""
-
-    model: nn.Module
-    evidence: Evidence
-    groups: list[list[str]]
-    likelihood: Likelihood
-    num_data: int
-
-    def __call__(self, deltas: list[float], std: float) -> Laplace:
-        prior = {name: delta for group, delta in zip(self.groups, deltas, strict=True) for name in group}
-        prior = {name: prior[name] for name in self.evidence.structure.params}
-        factor = float(self.evidence.factor(torch.tensor(std, dtype=torch.float64)))
-        constants = {
-            name: value.detach().clone()
-            for name, value in self.model.state_dict().items()
-            if name not in prior and isinstance(value, Tensor)
-        }
-        evidence = log_evidence(self.evidence, prior, std)  # before the posterior, because both need much memory
-        posterior = self.evidence.structure.posterior(prior, factor, self.num_data, constants)
-        likelihood = Gaussian(std) if isinstance(self.likelihood, Gaussian) else self.likelihood
-        return Laplace(posterior, likelihood, evidence, prior)
+def _prior_groups(params: Iterable[str], prior_structure: PriorStructure) -> dict[str, int]:
+    """Index of the prior precision of each parameter."""
+    layers = {name: name.rpartition(".")[0] if prior_structure == "layerwise" else "" for name in params}
+    distinct = list(dict.fromkeys(layers.values()))
+    return {name: distinct.index(layer) for name, layer in layers.items()}
 
 
 def chosen_names(model: nn.Module, subset: str, loader: Iterable[Any]) -> list[str]:
@@ -229,10 +209,3 @@ def _measure(
             outputs = measured.measure(lambda inputs=inputs: model(inputs), columns)  # type: ignore[misc]
         training.update(outputs, targets)
     return training
-
-
-def _by_layer(params: dict[str, nn.Parameter]) -> list[list[str]]:
-    layers: dict[str, list[str]] = {}
-    for name in params:
-        layers.setdefault(name.rpartition(".")[0], []).append(name)
-    return list(layers.values())

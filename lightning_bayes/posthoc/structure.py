@@ -47,19 +47,26 @@ class AbstractStructure(ABC):
         """Return log det (c G + diag(δ)), a float64 scalar that is differentiable in δ (`prior`) and c (`factor`)."""
 
     @abstractmethod
-    def posterior(
-        self, prior: dict[str, float], factor: float, num_data: int, constants: dict[str, Tensor]
-    ) -> AbstractPosterior:
+    def posterior(self, prior: dict[str, float], factor: float, num_data: int) -> AbstractPosterior:
         """Build the Gaussian around the current weights.
 
         Args:
             prior: δ by parameter name.
             factor: c.
             num_data: N.
-            constants: Other tensors that prediction needs, such as buffers.
         """
 
     @property
     def mean(self) -> dict[str, Tensor]:
         """Copies of the weights."""
         return {name: param.detach().clone() for name, param in self.params.items()}
+
+    @property
+    def constants(self) -> dict[str, Tensor]:
+        """Copies of the model's other tensors, which prediction needs, such as buffers."""
+        state = self.model.state_dict().items()
+        return {
+            name: value.detach().clone()
+            for name, value in state
+            if name not in self.params and isinstance(value, Tensor)
+        }

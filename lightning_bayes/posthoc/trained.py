@@ -1,4 +1,4 @@
-"""Check whether a network was trained: it must predict its training data better than a constant does."""
+"""A network's fit to its training data. A trained network predicts them better than a constant does."""
 
 from __future__ import annotations
 
@@ -10,17 +10,22 @@ from torch import Tensor
 
 from lightning_bayes.curvature.likelihood import Bernoulli, Gaussian, Likelihood, Softmax
 from lightning_bayes.errors import NonFiniteError, UnsupportedTrainingError
-from lightning_bayes.posthoc.evidence import Fit
+from lightning_bayes.predictive import entropy
 
 
 @final
 class TrainingFit:
-    """Sums the errors of a network and of the best constant prediction on the training data."""
+    """Sums the errors of a network and of the best constant prediction on the training data.
+
+    Args:
+        likelihood: The likelihood of the targets; σ = 1 for regression.
+    """
 
     def __init__(self, likelihood: Likelihood) -> None:
         self.likelihood = likelihood
-        self.nll = self.squares = 0.0
-        self.targets = self.examples = 0
+        self.nll = 0.0  # -Σ log p(y_i | f_i) in nats
+        self.squares = 0.0  # Σ (y - f)², except for classes
+        self.targets = self.examples = 0  # their numbers
         self.total: Tensor | float = 0.0  # sum of the targets, or class counts
         self.total_square = 0.0
 
@@ -35,12 +40,6 @@ class TrainingFit:
         targets = targets.to(outputs.dtype).double()
         self.total, self.total_square = self.total + targets.sum(0), self.total_square + float(targets.square().sum())
         self.squares += float((outputs.double() - targets).square().sum())
-
-    @property
-    def fit(self) -> Fit:
-        """The network's fit to the training data."""
-        squares = self.squares if isinstance(self.likelihood, Gaussian) else None
-        return Fit(self.nll, squares, self.targets)
 
     def require_trained(self, model: str) -> None:
         """Raise an error unless the network, with name `model`, predicts better than the best constant."""
@@ -62,9 +61,9 @@ class TrainingFit:
             constant_squares = self.total_square - float(total.square().sum()) / rows
             return self.squares / self.targets, constant_squares / self.targets, "mean squared error"
         if isinstance(self.likelihood, Bernoulli):
-            constant_nll = _entropy(torch.stack([total, rows - total]) / rows) * rows
+            constant_nll = float(entropy(torch.stack([total, rows - total]) / rows, 0).sum()) * rows
         elif isinstance(self.likelihood, Softmax):
-            constant_nll = _entropy(total / total.sum()) * self.targets
+            constant_nll = float(entropy(total / total.sum())) * self.targets
         else:
             constant_nll = 0.0
         return self.nll / self.targets, constant_nll / self.targets, "NLL"
@@ -75,7 +74,3 @@ def _class_counts(outputs: Tensor, targets: Tensor) -> Tensor:
         return targets.double().flatten(2).sum((0, 2)) if targets.dim() > 2 else targets.double().sum(0)
     labelled = targets[targets >= 0]  # negative indices mark ignored targets
     return torch.bincount(labelled, minlength=outputs.shape[1]).double()
-
-
-def _entropy(probs: Tensor) -> float:
-    return float(torch.special.entr(probs).sum())

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from lightning_bayes.curvature.likelihood import Likelihood
 from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.posthoc.batches import labelled
+from lightning_bayes.posthoc.evidence import Evidence
 from lightning_bayes.posthoc.settings import link_of
 from lightning_bayes.predictive import predictive_nll
 from lightning_bayes.predictive.closed_form import output_moments, probit
@@ -23,27 +24,13 @@ _TOLERANCE = 0.05  # of the logarithm
 _NOISE_RANGE = 10.0  # largest factor between the chosen and the initial σ
 
 
-class HasPosterior(Protocol):
-    """A result with a posterior, such as `Laplace`."""
-
-    @property
-    def posterior(self) -> AbstractPosterior:
-        """The posterior."""
-
-
 def choose_by_validation(
-    model: nn.Module,
-    build: Callable[[list[float], float], HasPosterior],
-    validation: Iterable[Any],
-    likelihood: Likelihood,
-    std: float,
-    chooses_noise: bool,
+    evidence: Evidence, validation: Iterable[Any], likelihood: Likelihood, std: float, chooses_noise: bool
 ) -> tuple[float, float]:
     """Choose the prior precision with the lowest NLL. If requested, choose the noise too, then the precision again.
 
     Args:
-        model: The network.
-        build: Builds the posterior for a prior precision and a noise.
+        evidence: Builds the posterior for a prior precision and a noise.
         validation: Held-out data as pairs (inputs, targets).
         likelihood: The likelihood of the targets.
         std: σ, the initial value if `chooses_noise`.
@@ -52,10 +39,11 @@ def choose_by_validation(
     Returns:
         δ and σ.
     """
+    model, params = evidence.structure.model, evidence.structure.params
     batches = list(labelled(validation, next(model.parameters()).device))
 
     def nll(delta: float, std: float) -> float:
-        posterior = build([delta], std).posterior
+        posterior = evidence.posterior(dict.fromkeys(params, delta), std)
         return sum(_nll(model, posterior, x, y, likelihood, std) * len(y) for x, y in batches)
 
     def best_delta(std: float) -> float:

@@ -25,7 +25,7 @@ from lightning_bayes.curvature.fused import FusedEngine
 from lightning_bayes.curvature.output_roots import unit_columns
 from lightning_bayes.curvature.selection import only_trained, require_measured
 from lightning_bayes.errors import HyperparameterError
-from lightning_bayes.posteriors import AbstractPosterior, ScaledPosterior
+from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.predictive.linearized import LinearizedSamples
 from lightning_bayes.predictive.links import Link
 from lightning_bayes.predictive.samples import PosteriorSamples, Samples, require_tensor, temporary_weights
@@ -206,8 +206,7 @@ class ClosedFormSamples(Samples):
 
     def scaled(self, scale: float) -> ClosedFormSamples:
         """The same predictive with the posterior's standard deviations multiplied by `scale`."""
-        posterior = ScaledPosterior(self.samples.posterior, scale)
-        return ClosedFormSamples(PosteriorSamples(posterior, self.samples.count, self.samples.seed), self.link)
+        return ClosedFormSamples(self.samples.scaled(scale), self.link)
 
 
 def predictive_samples(samples: PosteriorSamples, linearized: Linearized, link: Link) -> Samples:

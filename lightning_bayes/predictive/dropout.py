@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import nn
 
+from lightning_bayes.curvature.rules.random_numbers import seeded
 from lightning_bayes.predictive.samples import NetworkSamples, restored_modes, sample_seed
 
 _DROPOUTS = (
@@ -68,24 +69,7 @@ class DropoutSamples(NetworkSamples):
         """Context in which dropout is active; `index` is not used, because every pass is a new sample."""
         device = next(model.parameters(), torch.empty(0)).device
         self._passes += 1
-        with restored_modes(self.layers), _seeded(device, sample_seed(self.seed, self._passes)):
+        with restored_modes(self.layers), seeded(device, sample_seed(self.seed, self._passes)):
             for layer in self.layers:
                 layer.training = True
             yield
-
-
-@contextmanager
-def _seeded(device: torch.device, seed: int) -> Iterator[None]:
-    """Seed the global generators of the CPU and of `device`; their states are restored on exit."""
-    accelerator: Any = None if device.type == "cpu" else getattr(torch, device.type)
-    cpu_state = torch.get_rng_state()
-    accelerator_state = accelerator.get_rng_state() if accelerator else None
-    try:
-        torch.default_generator.manual_seed(seed)
-        if accelerator:
-            accelerator.manual_seed(seed)
-        yield
-    finally:
-        torch.set_rng_state(cpu_state)
-        if accelerator:
-            accelerator.set_rng_state(accelerator_state)

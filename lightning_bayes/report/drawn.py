@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from lightning_bayes.metrics import by_severity, shift_curves
-from lightning_bayes.metrics.figure_style import DPI, PANEL_WIDTH, SERIES, quiet_frame
+from lightning_bayes.metrics.figure_style import DPI, PANEL_WIDTH, line_style, quiet_frame
 from lightning_bayes.report.runs import Run
 
 CURVES = {
@@ -45,9 +45,7 @@ def training_curves(runs: Sequence[Run]) -> Figure | None:
     lines: dict[str, Line2D] = {}
     for axes, (key, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
         for name, points in curves:
-            index = names.index(name)
-            style = ("-", "--")[index // len(SERIES) % 2]
-            (lines[name],) = axes.plot(*zip(*points, strict=True), color=SERIES[index % len(SERIES)], linestyle=style)
+            (lines[name],) = axes.plot(*zip(*points, strict=True), **line_style(names.index(name)))
         axes.set(title=CURVES[key], xlabel="Epoch")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         quiet_frame(axes)

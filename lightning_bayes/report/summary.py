@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from lightning_bayes.report.measures import HEADINGS, OOD_HEADINGS, shown, unique_best
+from lightning_bayes.report.measures import HEADINGS, OOD_HEADINGS
 from lightning_bayes.report.runs import CHECKPOINTS, CONFIG, Run
+from lightning_bayes.report.tables import EVALUATIONS, logged_table
 
 # The metrics of the summary; the tables below it show all metrics.
 MEASURES: Final = {
-    **{key: HEADINGS[key] for key in ("cls/Acc", "cls/NLL", "cal/ECE", "sc/AURC")},
+    **{f"test/{key}": HEADINGS[key] for key in ("cls/Acc", "cls/NLL", "cal/ECE", "sc/AURC")},
     "ood/AUROC": f"OOD {OOD_HEADINGS['AUROC']}",
-    **{key: HEADINGS[key] for key in ("reg/RMSE", "reg/NLL")},
+    **{f"test/{key}": HEADINGS[key] for key in ("reg/RMSE", "reg/NLL")},
 }
 # Heading of a setting → endings of its dotted key in config.yaml; the first ending that matches is used.
 _SETTINGS: Final = {
@@ -38,16 +39,6 @@ _NOT_METHODS: Final = (
 )
 
 
-class Cell(NamedTuple):
-    """A metric of a run under the posterior and at its mean."""
-
-    heading: str
-    posterior: str
-    mean: str
-    best: tuple[bool, bool]  # whether each value is better than the same evaluation of every other run
-    is_point: bool  # whether the run has only one evaluation, such as a run of Adam
-
-
 class Row(NamedTuple):
     """One run in the summary."""
 
@@ -55,7 +46,7 @@ class Row(NamedTuple):
     method: str
     settings: str
     config: str | None  # link from the page to the config
-    cells: list[Cell]
+    cells: list[tuple[str, tuple[str, bool], tuple[str, bool]]]  # heading, and the cells of the posterior and its mean
 
 
 def joined(runs: Sequence[Run]) -> list[Run]:
@@ -153,13 +144,14 @@ def summary(runs: Sequence[Run], page: Path) -> list[Row]:
     Returns:
         One row per run, with every metric that at least one run has.
     """
-    used = [key for key in MEASURES if any(value is not None for run in runs for value in _both(run, key))]
-    columns = [list(_cells(runs, key)) for key in used]
+    measures = list(logged_table("Summary", MEASURES, runs).measures())
     shared = _shared_settings(runs)  # the page prints them once, above the table
     rows = []
     for index, run in enumerate(runs):
         settings = ", ".join(f"{name} {value}" for name, value in settings_of(run.config).items() if name not in shared)
-        rows.append(Row(run, method_of(run.config), settings, _link(run, page), [column[index] for column in columns]))
+        position = index * len(EVALUATIONS)
+        cells = [(heading, values[position], values[position + 1]) for heading, values in measures]
+        rows.append(Row(run, method_of(run.config), settings, _link(run, page), cells))
     return rows
 
 
@@ -173,23 +165,6 @@ def _shared_settings(runs: Sequence[Run]) -> dict[str, str]:
         return {}
     first, *others = [settings_of(run.config) for run in runs]
     return {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
-
-
-def _both(run: Run, key: str) -> tuple[float | None, float | None]:
-    """The values of a metric under the posterior and at its mean."""
-    if key.startswith("ood/"):
-        return run.last.get(key), run.last.get(key.replace("ood/", "ood_mean/", 1))
-    return run.last.get(f"test/{key}"), run.last.get(f"test_mean/{key}")
-
-
-def _cells(runs: Sequence[Run], key: str) -> Iterator[Cell]:
-    values = [_both(run, key) for run in runs]
-    heading = MEASURES[key]
-    best_posterior = unique_best([posterior for posterior, _ in values], heading)
-    best_mean = unique_best([mean for _, mean in values], heading)
-    for index, (posterior, mean) in enumerate(values):
-        best = (index == best_posterior, index == best_mean)
-        yield Cell(heading, shown(posterior), shown(mean), best, is_point=mean is None)
 
 
 def _link(run: Run, page: Path) -> str | None:

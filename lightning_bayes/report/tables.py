@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from lightning_bayes.report.measures import HEADINGS, OOD_HEADINGS, shown, unique_best
 from lightning_bayes.report.runs import Run
 
-# Prefix of a metric key → name of the evaluation.
-TEST = {"test/": "posterior", "test_mean/": "mean", "test/post/": "temperature-scaled"}
-VALIDATION = {"val/": "posterior"}
+# What follows the stage in a metric key → name of the evaluation.
+EVALUATIONS: Final = {"": "posterior", "_mean": "mean", "/post": "temperature-scaled"}
 
 
 class Table(NamedTuple):
@@ -29,66 +28,78 @@ class Table(NamedTuple):
         return {index for index in winners if index is not None}
 
     def measures(self) -> Iterator[tuple[str, list[tuple[str, bool]]]]:
-        """Yield each heading with its cells: the text, and whether it is the best value."""
+        """Yield each heading with its cells: the text, empty if not logged, and whether it is the best value."""
         for column, heading in enumerate(self.columns):
             best = self.best(column)
-            yield heading, [(shown(row[column]), index in best) for index, (_, _, row) in enumerate(self.rows)]
+            values = [row[column] for _, _, row in self.rows]
+            texts = ["" if value is None else shown(value) for value in values]
+            yield heading, [(text, index in best) for index, text in enumerate(texts)]
 
 
 def metric_tables(runs: Sequence[Run]) -> list[Table]:
     """The tables of test metrics, OOD detection, shift and the last validation, without empty ones."""
     tables = [
-        _metrics("Test", TEST, runs),
-        *_detection(runs),
-        _shift(runs),
-        _metrics("Last validation", VALIDATION, runs),
+        logged_table("Test", {f"test/{key}": heading for key, heading in HEADINGS.items()}, runs),
+        *(
+            logged_table(f"Out-of-distribution detection: {name}", _detection(name, runs), runs)
+            for name in OOD_HEADINGS
+        ),
+        logged_table("Distribution shift, mean over all kinds", _shift(runs), runs),
+        logged_table("Last validation", {f"val/{key}": heading for key, heading in HEADINGS.items()}, runs),
     ]
-    return [table for table in tables if table.rows]
+    trimmed = [table._replace(rows=[row for row in table.rows if set(row[2]) != {None}]) for table in tables]
+    return [table for table in trimmed if table.columns]
 
 
-def _metrics(title: str, evaluations: Mapping[str, str], runs: Sequence[Run]) -> Table:
-    rows = [
-        (run.name, evaluation, [run.last.get(prefix + key) for key in HEADINGS])
-        for run in runs
-        for prefix, evaluation in evaluations.items()
-    ]
-    return _trimmed(Table(title, list(HEADINGS.values()), rows))
+def _detection(metric: str, runs: Sequence[Run]) -> dict[str, str]:
+    """Headings of one metric of OOD detection, by key."""
+    # A key is ood/METRIC for all sets together, ood/SET/METRIC for the entropy, which ood/SET/SCORE/METRIC repeats.
+    keys = [key for key in _logged("ood", runs) if key.split("/")[-1] == metric and key.count("/") != 2]
+    arrow = OOD_HEADINGS[metric][-1]
+    headings = {}
+    for source in sorted(key.removesuffix(metric) for key in keys):
+        name = source.removeprefix("ood/").rstrip("/").replace("/", ", ").replace("_", " ")
+        headings[source + metric] = f"{name or 'all sets, entropy'} {arrow}"
+    return headings
 
 
-def _detection(runs: Sequence[Run]) -> list[Table]:
-    keys = _ordered(key.partition("/")[2] for run in runs for key in run.last if key.startswith(("ood/", "ood_mean/")))
-    return [_detection_by(metric, keys, runs) for metric in OOD_HEADINGS]
-
-
-def _detection_by(metric: str, keys: Sequence[str], runs: Sequence[Run]) -> Table:
-    # A key is METRIC for all sets together, SET/METRIC for the entropy, which SET/SCORE/METRIC repeats.
-    sources = [source for source, _, last in (key.rpartition("/") for key in keys) if last == metric]
-    sources = sorted(source for source in sources if not source or "/" in source)
-    rows = [
-        (run.name, evaluation, [run.last.get("/".join(filter(None, (prefix, source, metric)))) for source in sources])
-        for run in runs
-        for prefix, evaluation in (("ood", "posterior"), ("ood_mean", "mean"))
-    ]
-    heading, arrow = OOD_HEADINGS[metric].split()
-    names = [source.replace("/", ", ").replace("_", " ") or "all sets, entropy" for source in sources]
-    columns = [f"{name} {arrow}" for name in names]
-    return _trimmed(Table(f"Out-of-distribution detection: {heading}", columns, rows))
-
-
-def _shift(runs: Sequence[Run]) -> Table:
-    prefixes = {"shift": "posterior", "shift_mean": "mean"}
-    paths = [key.split("/") for run in runs for key in run.last if key.count("/") > 2]
-    levels = sorted(
-        {int(level) for prefix, kind, level, *_ in paths if prefix in prefixes and kind == "all" and level.isdecimal()}
-    )
+def _shift(runs: Sequence[Run]) -> dict[str, str]:
+    """Headings of the metrics at each severity, by key."""
+    parts = [key.split("/") for key in _logged("shift", runs) if key.count("/") > 2]
+    levels = sorted({int(level) for _, kind, level, *_ in parts if kind == "all" and level.isdecimal()})
     metrics = {key: HEADINGS[key].rsplit(" ", 1) for key in ("cls/Acc", "cls/NLL", "cal/ECE")}
-    columns = [f"{heading}, severity {level} {arrow}" for heading, arrow in metrics.values() for level in levels]
+    return {
+        f"shift/all/{level}/{key}": f"{heading}, severity {level} {arrow}"
+        for key, (heading, arrow) in metrics.items()
+        for level in levels
+    }
+
+
+def _logged(stage: str, runs: Sequence[Run]) -> list[str]:
+    """The keys of a stage that the runs have logged under the posterior or at its mean, without ``_mean``."""
+    keys = _ordered(key.replace(f"{stage}_mean/", f"{stage}/", 1) for run in runs for key in run.last)
+    return [key for key in keys if key.startswith(f"{stage}/")]
+
+
+def logged_table(title: str, headings: Mapping[str, str], runs: Sequence[Run]) -> Table:
+    """The table of the metrics that at least one run has logged.
+
+    Args:
+        title: The title.
+        headings: Headings by metric key.
+        runs: The runs.
+
+    Returns:
+        The table, with a row for every run and every evaluation.
+    """
     rows = [
-        (run.name, evaluation, [run.last.get(f"{prefix}/all/{level}/{key}") for key in metrics for level in levels])
+        (run.name, evaluation, [run.last.get(key.replace("/", f"{suffix}/", 1)) for key in headings])
         for run in runs
-        for prefix, evaluation in prefixes.items()
+        for suffix, evaluation in EVALUATIONS.items()
     ]
-    return _trimmed(Table("Distribution shift, mean over all kinds", columns, rows))
+    used = [i for i in range(len(headings)) if any(values[i] is not None for _, _, values in rows)]
+    used_rows = [(run, evaluation, [values[i] for i in used]) for run, evaluation, values in rows]
+    return Table(title, [list(headings.values())[i] for i in used], used_rows)
 
 
 def config_differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
@@ -104,11 +115,3 @@ def _text(config: Mapping[str, object], key: str) -> str:
 
 def _ordered(keys: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(keys))
-
-
-def _trimmed(table: Table) -> Table:
-    """Drop empty rows and columns."""
-    rows = [row for row in table.rows if any(value is not None for value in row[2])]
-    used = [i for i in range(len(table.columns)) if any(values[i] is not None for _, _, values in rows)]
-    trimmed_rows = [(run, evaluation, [values[i] for i in used]) for run, evaluation, values in rows]
-    return Table(table.title, [table.columns[i] for i in used], trimmed_rows)
