@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
+from lightning_bayes.command_words import CONFIG_OPTIONS, split_options
 from lightning_bayes.composition import compose, nearest_names, recipes, split_name
 from lightning_bayes.errors import ConfigError
-
-_OPTIONS: Final = ("-c", "--config")
 
 
 def with_configs(arguments: Sequence[str]) -> list[str]:
@@ -27,27 +25,15 @@ def with_configs(arguments: Sequence[str]) -> list[str]:
         >>> [word[:20] for word in with_configs(["fit", "--config", "digits", "-c", "mlp", "--config=vogn", "--help"])]
         ['fit', '--config', '{"seed_everything": ', '--help']
     """
+    pairs = list(split_options(arguments, CONFIG_OPTIONS))
+    configs = iter(find_configs([value for option, value in pairs if option and value]))
     words: list[str] = []
-    positions: list[int] = []  # of the config names in words
-    for argument in arguments:
-        option, equals, value = argument.partition("=")
-        follows_option = bool(words) and words[-1] in _OPTIONS and len(words) - 1 not in positions
-        if follows_option:
-            positions.append(len(words))
-            words.append(argument)
-        elif option in _OPTIONS and equals:
-            positions.append(len(words) + 1)
-            words += [option, value]
-        else:
-            words.append(argument)
-    configs = find_configs([words[position] for position in positions])
-    dropped: set[int] = set()
-    for position, config in zip(positions, configs, strict=True):
-        if config is None:
-            dropped |= {position - 1, position}  # the option and its value
-        else:
-            words[position] = config
-    return [word for i, word in enumerate(words) if i not in dropped]
+    for option, value in pairs:
+        if not (option and value):
+            words.append(option or value)
+        elif (config := next(configs)) is not None:
+            words += [option, config]
+    return words
 
 
 def find_config(name: str) -> str:

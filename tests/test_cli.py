@@ -24,10 +24,10 @@ from torch.utils.data import DataLoader, Dataset
 from lightning_bayes import cli, load_posterior, mc_predict
 from lightning_bayes.__main__ import main
 from lightning_bayes.cli import instantiate
+from lightning_bayes.command_words import as_test_under_laplace
 from lightning_bayes.composition import KINDS, parts, recipes
 from lightning_bayes.config_lookup import find_config, with_configs
 from lightning_bayes.errors import ConfigError, DataError, DatasetError
-from lightning_bayes.laplace_command import as_test_under_laplace
 from lightning_bayes.zoo import BayesClassifier, DigitsDataModule, LeNet5
 
 QUIET = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
