@@ -36,34 +36,21 @@ def with_configs(arguments: Sequence[str]) -> list[str]:
     return words
 
 
-def find_config(name: str) -> str:
-    """Find one config.
-
-    Args:
-        name: A path, a recipe, or parts joined by ``+`` (packaged parts also by ``_``), with or without ``.yaml``. YAML text
-            and URLs are returned unchanged. A file takes precedence over a recipe, and a recipe over a composition.
-
-    Returns:
-        A path, or the composed config as text.
-
-    Example:
-        >>> Path(find_config("osawa2019_cifar10_lenet_vogn")).name
-        'osawa2019_cifar10_lenet_vogn.yaml'
-        >>> json.loads(find_config("digits+lenet+vogn"))["trainer"]["max_epochs"]
-        80
-    """
-    (config,) = find_configs([name])
-    return config or ""
-
-
 def find_configs(names: Sequence[str]) -> list[str | None]:
     """Find the configs of one command line.
 
     Args:
-        names: Names as in `find_config`, or single parts.
+        names: Paths, recipes, single parts, or parts joined by ``+`` (packaged parts also by ``_``), with or without
+            ``.yaml``. YAML text and URLs are returned unchanged. A file takes precedence over a recipe, and a recipe over a
+            composition.
 
     Returns:
         A path or text per name. The first part gets the composition of all parts; the other parts get None.
+
+    Example:
+        >>> path, text = find_configs(["osawa2019_cifar10_lenet_vogn", "digits+lenet+vogn"])
+        >>> Path(path).name, json.loads(text)["trainer"]["max_epochs"]
+        ('osawa2019_cifar10_lenet_vogn.yaml', 80)
     """
     configs = [_complete_config(name) for name in names]
     of_parts = [i for i, config in enumerate(configs) if config is None]
