@@ -26,7 +26,7 @@ from typing import Any, Final
 import yaml
 
 from lightning_bayes.errors import ConfigError
-from lightning_bayes.zoo.registry import DATA, MODELS
+from lightning_bayes.zoo.registry import DATA, MODELS, import_path
 
 KINDS: Final = ("data", "models", "methods")
 EVALUATION: Final = "evaluation"  # a composition can have any number of these parts
@@ -170,7 +170,7 @@ def _registered_data(name: str) -> dict[str, Any]:
     shape = {key: getattr(module, key, None) for key in _SHAPE}
     values = {key: value for key, value in shape.items() if isinstance(value, int)}
     values |= getattr(module, "composed_values", {})
-    return {"values": values, "data": {"class_path": f"{module.__module__}.{module.__qualname__}"}}
+    return {"values": values, "data": {"class_path": import_path(module)}}
 
 
 def _registered_model(name: str) -> dict[str, Any]:
