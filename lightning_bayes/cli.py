@@ -1,7 +1,7 @@
 """The command line: ``lightning-bayes fit|validate|test|predict --config DATA+MODEL+METHOD``, a LightningCLI.
 
 A config is a file, a packaged recipe, or a composition such as ``cifar10+lenet+vogn`` (`lightning_bayes.composition`).
-``lightning-bayes laplace`` adds a Laplace posterior to a trained checkpoint (`lightning_bayes.laplace_command`), and
+``lightning-bayes laplace`` adds a Laplace posterior to a trained checkpoint (`lightning_bayes.command_words`), and
 ``lightning-bayes report RUN [RUN …]`` compares runs (`lightning_bayes.report`).
 """
 
@@ -24,12 +24,11 @@ from rich.console import Console
 import lightning_bayes.zoo  # noqa: F401  (configs can then name its classes without the module)
 from lightning_bayes.callbacks import DeepEnsembleCallback, EvaluationFigures, PredictionWriter
 from lightning_bayes.cli_parser import BayesParser
+from lightning_bayes.command_words import KINDS_OF_CHECKPOINT, as_test_under_laplace, with_prediction_writer
 from lightning_bayes.config_completion import drop_pretrained, fill_class_count
 from lightning_bayes.config_lookup import with_configs
 from lightning_bayes.errors import BayesError, ConfigError
-from lightning_bayes.laplace_command import KINDS_OF_CHECKPOINT, as_test_under_laplace
 from lightning_bayes.metric_table import metric_table
-from lightning_bayes.predict_command import with_prediction_writer
 
 _DESCRIPTION = """Train, validate, test and predict with a posterior over the weights.
 

@@ -15,6 +15,7 @@ Registered models and data sets (`lightning_bayes.zoo.register_model`) and the m
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Iterator, Sequence
 from importlib import import_module, resources
@@ -25,7 +26,7 @@ from typing import Any, Final
 import yaml
 
 from lightning_bayes.errors import ConfigError
-from lightning_bayes.zoo.registry import DATA, MODELS
+from lightning_bayes.zoo.registry import DATA, MODELS, import_path
 
 KINDS: Final = ("data", "models", "methods")
 EVALUATION: Final = "evaluation"  # a composition can have any number of these parts
@@ -38,7 +39,7 @@ _SHAPE: Final = ("num_classes", "in_channels", "image_size")
 
 def recipes() -> dict[str, Path]:
     """The files of the packaged recipes, which are complete configs, by name in alphabetical order."""
-    return _files("recipes")
+    return parts("recipes")
 
 
 def parts(kind: str) -> dict[str, Path]:
@@ -54,11 +55,7 @@ def parts(kind: str) -> dict[str, Path]:
         >>> list(parts("models"))
         ['alexnet', 'lenet', 'mlp', 'resnet18', 'vgg16']
     """
-    return _files(kind)
-
-
-def _files(folder: str) -> dict[str, Path]:
-    return {path.stem: path for path in sorted((_root() / folder).glob("*.yaml"))}
+    return {path.stem: path for path in sorted((_root() / kind).glob("*.yaml"))}
 
 
 def _root() -> Path:
@@ -80,14 +77,14 @@ def split_name(name: str) -> tuple[str, ...]:
     """
     if "+" in name:
         return tuple(name.split("+"))
-    if any(name in parts(kind) for kind in (*KINDS, EVALUATION)) or _is_registered(name):
-        return (name,)
-    return _packaged_compositions().get(name, ())
+    return (name,) if name.startswith(_SOURCES) else _known_names().get(name, ())
 
 
-def _packaged_compositions() -> dict[str, tuple[str, ...]]:
-    """The parts of every packaged DATA × MODEL × METHOD, by their names joined with ``_``."""
-    return {"_".join(names): names for names in product(*map(parts, KINDS))}
+def _known_names() -> dict[str, tuple[str, ...]]:
+    """Every part by its name, and the parts of every packaged DATA × MODEL × METHOD by their names joined with ``_``."""
+    compositions = {"_".join(names): names for names in product(*map(parts, KINDS))}
+    singles = [*DATA, *MODELS, *(name for kind in (*KINDS, EVALUATION) for name in parts(kind))]
+    return compositions | {name: (name,) for name in singles}
 
 
 def compose(names: Sequence[str]) -> dict[str, Any]:
@@ -118,13 +115,16 @@ def compose(names: Sequence[str]) -> dict[str, Any]:
     values = {"name": "_".join(re.sub(r"\W+", "_", Path(name).stem) for name in names), **config.pop("values")}
     if "in_channels" in values and "image_size" in values:
         values.setdefault("in_features", values["in_channels"] * values["image_size"] ** 2)
-    missing = sorted({key for key in _placeholders(config) if key not in values})
+    text = json.dumps(config)
+    missing = sorted(set(_PLACEHOLDER.findall(text)) - values.keys())
     if missing:
         raise ConfigError(
             f"{'+'.join(names)} needs a value for {', '.join(missing)}. Choose a data set that sets it, or add your own "
             f"part, +FILE.yaml with `values: {{{missing[0]}: ...}}`."
         )
-    filled: dict[str, Any] = _filled(config, values)
+    # A string that is only a placeholder gets the type of the value.
+    typed = re.sub(f'"{_PLACEHOLDER.pattern}"', lambda match: json.dumps(values[match[1]]), text)
+    filled: dict[str, Any] = json.loads(_PLACEHOLDER.sub(lambda match: json.dumps(str(values[match[1]]))[1:-1], typed))
     return filled
 
 
@@ -158,16 +158,11 @@ def nearest_names(name: str) -> str:
         >>> nearest_names("digits_lenet_vgn").partition(" or ")[0]
         'Did you mean digits+lenet+vogn'
     """
-    known = {*recipes(), *DATA, *MODELS, *(part for kind in (*KINDS, EVALUATION) for part in parts(kind))}
-    compositions = _packaged_compositions()
-    matches = difflib.get_close_matches(name, sorted(known | compositions.keys()), 3)
-    close = ["+".join(compositions.get(match, [match])) for match in matches]
+    known = _known_names()
+    matches = difflib.get_close_matches(name, sorted({*recipes(), *known}), 3)
+    close = ["+".join(known.get(match, [match])) for match in matches]
     question = f"Did you mean {' or '.join(close)}? " if close else ""
     return f"{question}`lightning-bayes list configs|data|models|methods` prints all names."
-
-
-def _is_registered(name: str) -> bool:
-    return name in DATA or name in MODELS or name.startswith(_SOURCES)
 
 
 def _registered_data(name: str) -> dict[str, Any]:
@@ -175,7 +170,7 @@ def _registered_data(name: str) -> dict[str, Any]:
     shape = {key: getattr(module, key, None) for key in _SHAPE}
     values = {key: value for key, value in shape.items() if isinstance(value, int)}
     values |= getattr(module, "composed_values", {})
-    return {"values": values, "data": {"class_path": f"{module.__module__}.{module.__qualname__}"}}
+    return {"values": values, "data": {"class_path": import_path(module)}}
 
 
 def _registered_model(name: str) -> dict[str, Any]:
@@ -208,24 +203,3 @@ def _merge(config: dict[str, Any], layer: dict[str, Any]) -> None:
             _merge(config[key], value)
         else:
             config[key] = value
-
-
-def _placeholders(node: Any) -> Iterator[str]:
-    if isinstance(node, str):
-        yield from _PLACEHOLDER.findall(node)
-    elif isinstance(node, (dict, list)):
-        for child in node.values() if isinstance(node, dict) else node:
-            yield from _placeholders(child)
-
-
-def _filled(node: Any, values: dict[str, Any]) -> Any:
-    if isinstance(node, dict):
-        return {key: _filled(value, values) for key, value in node.items()}
-    if isinstance(node, list):
-        return [_filled(value, values) for value in node]
-    if not isinstance(node, str):
-        return node
-    placeholder = _PLACEHOLDER.fullmatch(node)
-    if placeholder:  # keeps the type of the value
-        return values[placeholder[1]]
-    return _PLACEHOLDER.sub(lambda match: str(values[match[1]]), node)

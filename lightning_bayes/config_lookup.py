@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
+from lightning_bayes.command_words import CONFIG_OPTIONS, split_options
 from lightning_bayes.composition import compose, nearest_names, recipes, split_name
 from lightning_bayes.errors import ConfigError
-
-_OPTIONS: Final = ("-c", "--config")
 
 
 def with_configs(arguments: Sequence[str]) -> list[str]:
@@ -27,57 +25,32 @@ def with_configs(arguments: Sequence[str]) -> list[str]:
         >>> [word[:20] for word in with_configs(["fit", "--config", "digits", "-c", "mlp", "--config=vogn", "--help"])]
         ['fit', '--config', '{"seed_everything": ', '--help']
     """
+    pairs = list(split_options(arguments, CONFIG_OPTIONS))
+    configs = iter(find_configs([value for option, value in pairs if option and value]))
     words: list[str] = []
-    positions: list[int] = []  # of the config names in words
-    for argument in arguments:
-        option, equals, value = argument.partition("=")
-        follows_option = bool(words) and words[-1] in _OPTIONS and len(words) - 1 not in positions
-        if follows_option:
-            positions.append(len(words))
-            words.append(argument)
-        elif option in _OPTIONS and equals:
-            positions.append(len(words) + 1)
-            words += [option, value]
-        else:
-            words.append(argument)
-    configs = find_configs([words[position] for position in positions])
-    dropped: set[int] = set()
-    for position, config in zip(positions, configs, strict=True):
-        if config is None:
-            dropped |= {position - 1, position}  # the option and its value
-        else:
-            words[position] = config
-    return [word for i, word in enumerate(words) if i not in dropped]
-
-
-def find_config(name: str) -> str:
-    """Find one config.
-
-    Args:
-        name: A path, a recipe, or parts joined by ``+`` (packaged parts also by ``_``), with or without ``.yaml``. YAML text
-            and URLs are returned unchanged. A file takes precedence over a recipe, and a recipe over a composition.
-
-    Returns:
-        A path, or the composed config as text.
-
-    Example:
-        >>> Path(find_config("osawa2019_cifar10_lenet_vogn")).name
-        'osawa2019_cifar10_lenet_vogn.yaml'
-        >>> json.loads(find_config("digits+lenet+vogn"))["trainer"]["max_epochs"]
-        80
-    """
-    (config,) = find_configs([name])
-    return config or ""
+    for option, value in pairs:
+        if not (option and value):
+            words.append(option or value)
+        elif (config := next(configs)) is not None:
+            words += [option, config]
+    return words
 
 
 def find_configs(names: Sequence[str]) -> list[str | None]:
     """Find the configs of one command line.
 
     Args:
-        names: Names as in `find_config`, or single parts.
+        names: Paths, recipes, single parts, or parts joined by ``+`` (packaged parts also by ``_``), with or without
+            ``.yaml``. YAML text and URLs are returned unchanged. A file takes precedence over a recipe, and a recipe over a
+            composition.
 
     Returns:
         A path or text per name. The first part gets the composition of all parts; the other parts get None.
+
+    Example:
+        >>> path, text = find_configs(["osawa2019_cifar10_lenet_vogn", "digits+lenet+vogn"])
+        >>> Path(path).name, json.loads(text)["trainer"]["max_epochs"]
+        ('osawa2019_cifar10_lenet_vogn.yaml', 80)
     """
     configs = [_complete_config(name) for name in names]
     of_parts = [i for i, config in enumerate(configs) if config is None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -48,13 +48,7 @@ def presets() -> Iterator[Entry]:
             yield from ((preset, f"{name}.from_preset({preset!r})") for preset in callback.presets())
 
 
-KINDS: Final[dict[str, Callable[[], Iterator[Entry]]]] = {
-    "configs": configs,
-    "data": data,
-    "models": models,
-    "methods": methods,
-    "presets": presets,
-}
+KINDS: Final = {kind.__name__: kind for kind in (configs, data, models, methods, presets)}
 
 
 def run(arguments: Sequence[str]) -> None:

@@ -24,10 +24,10 @@ from torch.utils.data import DataLoader, Dataset
 from lightning_bayes import cli, load_posterior, mc_predict
 from lightning_bayes.__main__ import main
 from lightning_bayes.cli import instantiate
+from lightning_bayes.command_words import as_test_under_laplace
 from lightning_bayes.composition import KINDS, parts, recipes
-from lightning_bayes.config_lookup import find_config, with_configs
+from lightning_bayes.config_lookup import find_configs, with_configs
 from lightning_bayes.errors import ConfigError, DataError, DatasetError
-from lightning_bayes.laplace_command import as_test_under_laplace
 from lightning_bayes.zoo import BayesClassifier, DigitsDataModule, LeNet5
 
 QUIET = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
@@ -323,7 +323,7 @@ def test_short_class_names_and_options_of_the_callback(capsys):
 
 @pytest.mark.parametrize("name", [*(name for name in recipes() if "vogn" in name), "digits+mlp+vogn"])
 def test_options_reach_the_callback_of_a_packaged_config(name, capsys):
-    text = Path(find_config(name)).read_text("utf-8") if name in recipes() else find_config(name)
+    text = Path(find_configs([name])[0]).read_text("utf-8") if name in recipes() else find_configs([name])[0]
     where = "dict_kwargs" if "from_preset" in text else "init_args"  # a preset takes any argument of its callback
     option = f"--trainer.callbacks.{where}.mc_samples=2"
     _, said = refused(capsys, "fit", "--config", name, option, "--print_config")
@@ -349,7 +349,7 @@ RECIPE = "osawa2019_cifar10_lenet_vogn"
 
 @pytest.mark.parametrize("name", [RECIPE, f"{RECIPE}.yaml"])
 def test_a_packaged_config_is_found_by_name(name):
-    assert find_config(name) == str(recipes()[RECIPE])
+    assert find_configs([name])[0] == str(recipes()[RECIPE])
 
 
 def test_packaged_configs_are_those_of_the_repository():
@@ -359,16 +359,16 @@ def test_packaged_configs_are_those_of_the_repository():
 
 @pytest.mark.parametrize("name", ["digits_lenet_ogn", RECIPE])
 def test_a_file_goes_before_a_packaged_config_and_a_folder_does_not(name):
-    packaged = find_config(name)
+    packaged = find_configs([name])[0]
     Path(name).mkdir()
-    assert find_config(name) == packaged
+    assert find_configs([name])[0] == packaged
     Path(f"{name}.yaml").write_text("{}")
-    assert find_config(f"{name}.yaml") == f"{name}.yaml"
+    assert find_configs([f"{name}.yaml"])[0] == f"{name}.yaml"
 
 
 @pytest.mark.parametrize("text", ["{trainer: {max_epochs: 1}}", "trainer:\n  max_epochs: 1", "s3://bucket/config.yaml"])
 def test_yaml_text_and_urls_stay(text):
-    assert find_config(text) == text
+    assert find_configs([text])[0] == text
 
 
 def test_only_the_values_of_config_options_are_replaced():

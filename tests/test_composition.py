@@ -11,7 +11,7 @@ import torch
 
 from lightning_bayes.cli import instantiate
 from lightning_bayes.composition import KINDS, compose, parts, recipes, split_name
-from lightning_bayes.config_lookup import find_config, with_configs
+from lightning_bayes.config_lookup import find_configs, with_configs
 from lightning_bayes.errors import ConfigError, HyperparameterError
 from lightning_bayes.zoo import create_model, list_models, register_data, register_model
 from lightning_bayes.zoo.registry import DATA, MODELS
@@ -103,7 +103,7 @@ def test_vadagrads_temperature_falls_over_the_whole_run(data, batches):
 def test_names_of_three_parts_joined_by_underscores_are_compositions():
     for data, model, method in [("digits", "lenet", "noisy_adam_fisher"), ("fashion_mnist", "mlp", "adam")]:
         assert split_name(f"{data}_{model}_{method}") == (data, model, method)
-        assert find_config(f"{data}_{model}_{method}.yaml") == find_config(f"{data}+{model}+{method}")
+        assert find_configs([f"{data}_{model}_{method}.yaml"])[0] == find_configs([f"{data}+{model}+{method}"])[0]
     assert split_name("digits_lenet") == ()
 
 
@@ -115,7 +115,7 @@ def test_no_name_is_both_a_recipe_and_a_part_or_of_two_kinds():
 
 def test_a_recipe_goes_before_the_composition_of_its_name():
     path = str(recipes()["imagenet_resnet18_vogn"])
-    assert find_config("imagenet+resnet18+vogn") == find_config("imagenet_resnet18_vogn.yaml") == path
+    assert find_configs(["imagenet+resnet18+vogn"])[0] == find_configs(["imagenet_resnet18_vogn.yaml"])[0] == path
     assert with_configs(["-c", "imagenet", "-c", "resnet18", "-c", "vogn"]) == ["-c", path]
 
 
@@ -255,4 +255,4 @@ def test_a_name_is_given_to_one_object(stranger):
 )
 def test_a_composition_that_cannot_be_is_refused(name, message):
     with pytest.raises(ConfigError, match=message):
-        find_config(name)
+        find_configs([name])[0]

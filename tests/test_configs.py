@@ -22,7 +22,7 @@ import lightning_bayes
 from lightning_bayes import BBBCallback, KFACCallback, NoisyAdamCallback, NoisyKFACCallback
 from lightning_bayes.cli import instantiate
 from lightning_bayes.composition import parts, recipes
-from lightning_bayes.config_lookup import find_config
+from lightning_bayes.config_lookup import find_configs
 
 ROOT = Path(__file__).parents[1]
 METHODS = {name.removesuffix("Callback").lower(): name for name in lightning_bayes.__all__ if name.endswith("Callback")}
@@ -66,7 +66,7 @@ def callback_of(name):
 
 
 def read(name):
-    found = find_config(name)
+    found = find_configs([name])[0]
     return json.loads(found) if found.startswith("{") else yaml.safe_load(Path(found).read_text("utf-8"))
 
 
@@ -247,7 +247,7 @@ def test_a_plain_lightning_cli_reads_it(name, monkeypatch):
         subclass_mode_data=True,
         save_config_callback=None,
         auto_configure_optimizers=False,
-        args=["--config", find_config(name), "--trainer.accelerator=cpu", *counted],
+        args=["--config", find_configs([name])[0], "--trainer.accelerator=cpu", *counted],
         run=False,
     )
     assert cli.trainer.max_epochs == read(name)["trainer"]["max_epochs"]

@@ -6,10 +6,11 @@ Names that end in ``_imagenet`` are architectures for 224 × 224 images that can
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from lightning_utilities.core.rank_zero import rank_zero_info
 from torch import nn
 
 import lightning_bayes.zoo.models  # noqa: F401  (its files register themselves)
@@ -155,6 +156,25 @@ def input_transform(model: nn.Module) -> ImageTransform | None:
 def class_names(model: nn.Module) -> tuple[str, ...]:
     """The class names of the data module that a `create_model` model was last fitted on; empty if unknown."""
     return tuple(vars(model).get("zoo_class_names", ()))
+
+
+def attach_to_models(trainer: Any, transform: ImageTransform, class_names: Sequence[str]) -> None:
+    """Attach the input transform and the class names of the data to the `create_model` models of a fit.
+
+    `save_posterior` stores them. A message says if the model's pretrained weights had a different transform. Without a
+    trainer, nothing happens.
+    """
+    module = getattr(trainer, "lightning_module", None)
+    for model in module.modules() if module is not None else ():
+        if known_architecture(model) is None:
+            continue
+        previous = input_transform(model)
+        if previous not in {None, transform}:
+            rank_zero_info(
+                f"The weights of {type(model).__name__} were trained with {previous}, but this fit uses {transform}, which "
+                "save_posterior will store."
+            )
+        vars(model).update(zoo_transform=transform, zoo_class_names=tuple(class_names))
 
 
 def _names_published_weights(pretrained: Any) -> bool:

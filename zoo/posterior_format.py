@@ -77,12 +77,10 @@ def read_content(path: str | os.PathLike[str], device: str | torch.device) -> di
     if metadata.get("format") != FORMAT or version != str(VERSION):
         return {"format": metadata.get("format"), "version": int(version) if version.isdigit() else version}
     with named_if_unreadable(path, POSTERIOR_FILE):
-        text, expected = metadata["content"], metadata["sha256"]
-    if _checksum(text, tensors) != expected:
-        raise PosteriorError(f"{path} is damaged: its checksum does not match. {POSTERIOR_FILE.instead}")
-    with named_if_unreadable(path, POSTERIOR_FILE):
-        content = _with_tensors(json.loads(text), {name: tensor.to(device) for name, tensor in tensors.items()})
-        return {**content, "format": FORMAT, "version": VERSION}
+        if _checksum(metadata["content"], tensors) != metadata["sha256"]:
+            raise PosteriorError(f"{path} is damaged: its checksum does not match. {POSTERIOR_FILE.instead}")
+        on_device = {name: tensor.to(device) for name, tensor in tensors.items()}
+        return {**_with_tensors(json.loads(metadata["content"]), on_device), "format": FORMAT, "version": VERSION}
 
 
 def _without_tensors(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:

@@ -55,7 +55,12 @@ class ModelEntry:
     @property
     def class_path(self) -> str:
         """Import path of the builder, as written in configs."""
-        return f"{self.builder.__module__}.{self.builder.__qualname__}"
+        return import_path(self.builder)
+
+
+def import_path(item: Any) -> str:
+    """The import path of a class or function, as written in configs."""
+    return f"{item.__module__}.{item.__qualname__}"
 
 
 MODELS: Final[dict[str, ModelEntry]] = {}
@@ -110,12 +115,8 @@ def register_data(name: str) -> Callable[[DataModule], DataModule]:
 
 def _require_free(name: str, registered: Any, new: Any) -> None:
     """Reject a name that another object uses. A module that is imported again may replace its own entry."""
-    if registered is None:
-        return
-    new_path = f"{new.__module__}.{new.__qualname__}"
-    registered_path = f"{registered.__module__}.{registered.__qualname__}"
-    if registered_path != new_path:
+    if registered is not None and import_path(registered) != import_path(new):
         raise HyperparameterError(
-            f"{new_path} cannot be registered as {name!r}, because {registered_path} already uses this name. Choose another "
-            "name."
+            f"{import_path(new)} cannot be registered as {name!r}, because {import_path(registered)} already uses this "
+            "name. Choose another name."
         )

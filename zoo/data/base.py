@@ -9,9 +9,12 @@ from typing import Any, ClassVar, TypedDict
 import torch
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader, Dataset
+from typing_extensions import Unpack
 
+from lightning_bayes.errors import DataError
+from lightning_bayes.zoo.create import attach_to_models
 from lightning_bayes.zoo.data.corruptions import SEVERITIES, Corruption
-from lightning_bayes.zoo.data.images import Augmentation, NormalizedImages, TransformedImages, unlabelled_images
+from lightning_bayes.zoo.data.images import Augmentation, TransformedImages, unlabelled_images
 from lightning_bayes.zoo.data.ood import ood_names, ood_set
 from lightning_bayes.zoo.transforms import ImageTransform
 
@@ -36,73 +39,73 @@ class ShiftedSets(TypedDict, total=False):
     predict_dir: str | None
 
 
-class ImageLoading(ShiftedSets, total=False):
-    """Loader arguments, and the additional test loaders of `ShiftedSets`.
-
-    Args:
-        batch_size: Examples per batch, in all loaders; 32 by default.
-        num_workers: Worker processes per loader; 0 by default. Use about one per core to decode image files.
-        ood: See `ShiftedSets`.
-        ood_root: See `ShiftedSets`.
-        corruptions: See `ShiftedSets`.
-        severities: See `ShiftedSets`.
-        predict_dir: See `ShiftedSets`.
-    """
-
-    batch_size: int
-    num_workers: int
-
-
 class ImageDataModule(LightningDataModule, ABC):
     """Base class of the image data modules.
 
-    A subclass sets the input ``transform`` of all images, including out-of-distribution images, in its constructor.
-
     Args:
-        name: Name of the data set.
+        name: Name of the data set, which `ood` must not contain.
+        source: Name or folder of the data set in messages.
+        transform: Input transform of all images, including out-of-distribution images.
         augmentation: Augmentation of the training images, or None.
         batch_size: Examples per batch, in all loaders.
         num_workers: Worker processes per loader.
-        ood: Out-of-distribution sets, see `ShiftedSets`.
-        ood_root: Folder of the named out-of-distribution sets.
-        corruptions: Kinds of corruption of the test set, see `corruption_kinds`.
-        severities: Severities of each kind.
-        predict_dir: A folder of unlabelled images to predict instead of the test images.
+        **shifts: See `ShiftedSets`.
 
     Raises:
         HyperparameterError: If `ood` contains this data set or duplicate names, or a corruption is unknown.
     """
 
     published_augmentation_factor: ClassVar[float] = 1.0  # ρ published for this data set's augmentation
-    transform: ImageTransform
+    class_names: tuple[str, ...]
+    num_classes: int
     train_set: Dataset[Any]
     val_set: Dataset[Any]
-    test_set: NormalizedImages | TransformedImages
+    test_set: Any
 
     def __init__(
         self,
         name: str,
+        source: str,
+        transform: ImageTransform,
         augmentation: Augmentation | None,
-        batch_size: int = 32,
-        num_workers: int = 0,
-        ood: Sequence[str] = (),
-        ood_root: str | None = None,
-        corruptions: Sequence[str] = (),
-        severities: Sequence[int] = SEVERITIES,
-        predict_dir: str | None = None,
+        batch_size: int,
+        num_workers: int,
+        **shifts: Unpack[ShiftedSets],
     ) -> None:
         super().__init__()
-        self.predict_dir = predict_dir
-        self.batch_size = batch_size
-        self.num_workers = num_workers
-        self.ood, self.ood_root = tuple(ood), ood_root or "data"
+        self.source, self.transform, self.augmentation = source, transform, augmentation
+        self.batch_size, self.num_workers = batch_size, num_workers
+        self.predict_dir = shifts.get("predict_dir")
+        self.ood, self.ood_root = tuple(shifts.get("ood", ())), shifts.get("ood_root") or "data"
         self.ood_names = ood_names(self.ood, in_distribution=name)
-        self.augmentation = augmentation
-        self.shifts = [Corruption(kind, severity) for kind in corruptions for severity in severities]
-        self.shift_names = tuple((shift.kind, shift.severity) for shift in self.shifts)
+        severities = shifts.get("severities", SEVERITIES)
+        corruptions = [Corruption(kind, severity) for kind in shifts.get("corruptions", ()) for severity in severities]
+        self.shift_names = tuple((corruption.kind, corruption.severity) for corruption in corruptions)
+
+    def setup(self, stage: str) -> None:
+        """Read and split the data, and compare its classes with the model's. Repeated calls read nothing.
+
+        Args:
+            stage: ``predict`` reads nothing if ``predict_dir`` is set.
+        """
+        self.check_classes()
+        if stage != "predict" or self.predict_dir is None:
+            self.read_sets(stage)
+            self.check_classes()  # reading a folder is what finds its classes
+        if stage == "fit":
+            attach_to_models(self.trainer, self.transform, self.class_names)
+
+    def check_classes(self) -> None:
+        """Raise DataError if the trainer's module has a ``num_classes`` other than the data's, once that is known."""
+        model_classes = getattr(getattr(self.trainer, "lightning_module", None), "num_classes", self.num_classes)
+        if self.class_names and model_classes != self.num_classes:
+            raise DataError(
+                f"{self.source} has {self.num_classes} classes ({', '.join(self.class_names)}), but the model has "
+                f"num_classes={model_classes}. Pass num_classes={self.num_classes} to the module and its network."
+            )
 
     @abstractmethod
-    def setup(self, stage: str) -> None:
+    def read_sets(self, stage: str) -> None:
         """Set ``train_set``, ``val_set`` (empty without validation) and ``test_set``, as far as the stage needs them."""
 
     @property
@@ -124,32 +127,27 @@ class ImageDataModule(LightningDataModule, ABC):
         Returns:
             One loader of ``(images, targets)``, or a list if there are more sets. Out-of-distribution targets are -1.
         """
-        shifted = [self._corrupted_loader(shift) for shift in self.shifts]
-        loaders = [self._loader(self.test_set), *self._ood_loaders(), *shifted]
-        return loaders if len(loaders) > 1 else loaders[0]
+        shifted = [self.corrupted_dataloader(*shift) for shift in self.shift_names]
+        return _one_or_all([*self._test_and_ood_loaders(), *shifted])
 
     def predict_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:
         """The images of ``predict_dir`` if set, or else the test images and the out-of-distribution sets."""
         if self.predict_dir is not None:
             return self._loader(unlabelled_images(self.predict_dir, self.transform))
-        loaders = [self._loader(self.test_set), *self._ood_loaders()]
-        return loaders if len(loaders) > 1 else loaders[0]
+        return _one_or_all(self._test_and_ood_loaders())
 
-    def _ood_loaders(self) -> list[DataLoader[Any]]:
-        return [self._loader(ood_set(entry, self.ood_root, self.transform)) for entry in self.ood]
-
-    def needs_labels(self, stage: str) -> bool:
-        """Whether a stage needs the labelled images; prediction of ``predict_dir`` does not."""
-        return stage != "predict" or self.predict_dir is None
+    def read_ood_sets(self) -> Sequence[Dataset[Any]]:
+        """The out-of-distribution sets, in the order of ``ood_names``."""
+        return [ood_set(entry, self.ood_root, self.transform) for entry in self.ood]
 
     def corrupted_dataloader(self, kind: str, severity: int) -> DataLoader[Any]:
         """The test images with one of `corruption_kinds` at a severity from 1 to 5, identical in every run."""
-        return self._corrupted_loader(Corruption(kind, severity))
-
-    def _corrupted_loader(self, corruption: Corruption) -> DataLoader[Any]:
         self.setup("test")
-        test = self.test_set
-        return self._loader(TransformedImages(test.images, test.targets, self.transform, corruption=corruption))
+        images, targets = self.test_set.images, self.test_set.targets
+        return self._loader(TransformedImages(images, targets, self.transform, corruption=Corruption(kind, severity)))
+
+    def _test_and_ood_loaders(self) -> list[DataLoader[Any]]:
+        return [self._loader(dataset) for dataset in (self.test_set, *self.read_ood_sets())]
 
     def _loader(self, dataset: Dataset[Any], shuffle: bool = False) -> DataLoader[Any]:
         return DataLoader(
@@ -160,3 +158,7 @@ class ImageDataModule(LightningDataModule, ABC):
             persistent_workers=self.num_workers > 0,
             pin_memory=torch.cuda.is_available(),
         )
+
+
+def _one_or_all(loaders: list[DataLoader[Any]]) -> DataLoader[Any] | list[DataLoader[Any]]:
+    return loaders if len(loaders) > 1 else loaders[0]

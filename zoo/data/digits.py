@@ -12,17 +12,16 @@ with shuffled pixels. They are scaled to [0, 1] and then normalised like the dig
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final, final
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningDataModule
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from lightning_bayes.errors import DatasetError
-from lightning_bayes.zoo.data.agreement import attach_to_models, check_classes
-from lightning_bayes.zoo.data.images import unlabelled_images
+from lightning_bayes.zoo.data.base import ImageDataModule
 from lightning_bayes.zoo.registry import register_data
 from lightning_bayes.zoo.transforms import ImageTransform
 
@@ -36,7 +35,7 @@ _SEED: Final = 0  # of the split and the shuffled pixels; constant, so that all 
 
 @register_data("digits")
 @final
-class DigitsDataModule(LightningDataModule):
+class DigitsDataModule(ImageDataModule):
     """Handwritten digits, 8 × 8 pixels, with two out-of-distribution sets.
 
     ``test_dataloader`` and ``predict_dataloader`` return loaders of ``[test, patches, shuffled]``, or only the test loader
@@ -71,18 +70,14 @@ class DigitsDataModule(LightningDataModule):
     def __init__(
         self, batch_size: int = 64, eval_ood: bool = True, num_workers: int = 0, predict_dir: str | None = None
     ) -> None:
-        super().__init__()
-        self.predict_dir = predict_dir
-        self.transform = ImageTransform(_SIZE, (self.mean,), (self.std,))
-        self.batch_size = batch_size
-        self.num_workers = num_workers
+        transform = ImageTransform(_SIZE, (self.mean,), (self.std,))
+        super().__init__(
+            "digits", type(self).__name__, transform, None, batch_size, num_workers, predict_dir=predict_dir
+        )
         self.ood_names = ("patches", "shuffled") if eval_ood else ()
 
-    def setup(self, stage: str) -> None:
-        """Load and split the data for all stages. Repeated calls do nothing."""
-        check_classes(self.trainer, self.num_classes, self.class_names, type(self).__name__)
-        if stage == "fit":
-            attach_to_models(self.trainer, self.transform, self.class_names)
+    def read_sets(self, stage: str) -> None:
+        """Load and split the data for all stages."""
         if hasattr(self, "train_set"):
             return
         images, targets = load_digits()
@@ -93,36 +88,12 @@ class DigitsDataModule(LightningDataModule):
         ood_images = [photo_patches(), shuffle_pixels(images[test])] if self.ood_names else []
         self.ood_sets = [self._dataset(images, torch.full((len(images),), -1)) for images in ood_images]
 
-    def train_dataloader(self) -> DataLoader[Any]:
-        """The 1097 training digits, shuffled by torch's global generator."""
-        return self._loader(self.train_set, shuffle=True)
-
-    def val_dataloader(self) -> DataLoader[Any]:
-        """The 300 validation digits."""
-        return self._loader(self.val_set)
-
-    def test_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:
-        """The 400 test digits, and with ``eval_ood`` also the two out-of-distribution sets."""
-        test = self._loader(self.test_set)
-        return [test, *map(self._loader, self.ood_sets)] if self.ood_sets else test
-
-    def predict_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:
-        """The images of ``predict_dir`` if set, or else the test loaders."""
-        if self.predict_dir is not None:
-            return self._loader(unlabelled_images(self.predict_dir, self.transform))
-        return self.test_dataloader()
+    def read_ood_sets(self) -> Sequence[Dataset[Any]]:
+        """The patches and the shuffled digits, or nothing without ``eval_ood``."""
+        return self.ood_sets
 
     def _dataset(self, images: Tensor, targets: Tensor) -> TensorDataset:
         return TensorDataset((images - self.mean) / self.std, targets)
-
-    def _loader(self, dataset: Dataset[Any], shuffle: bool = False) -> DataLoader[Any]:
-        return DataLoader(
-            dataset,
-            batch_size=self.batch_size,
-            shuffle=shuffle,
-            num_workers=self.num_workers,
-            persistent_workers=self.num_workers > 0,
-        )
 
 
 def load_digits() -> tuple[Tensor, Tensor]:

@@ -19,8 +19,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_datas
 from typing_extensions import Unpack
 
 from lightning_bayes.errors import DataError, DatasetError
-from lightning_bayes.zoo.data.agreement import attach_to_models, check_classes
-from lightning_bayes.zoo.data.base import ImageDataModule, ImageLoading
+from lightning_bayes.zoo.data.base import ImageDataModule, ShiftedSets
 from lightning_bayes.zoo.data.images import Augmentation, TransformedImages
 from lightning_bayes.zoo.data.splits import few_shots, stratified_split
 from lightning_bayes.zoo.registry import register_data
@@ -50,7 +49,9 @@ class ImageFolderDataModule(ImageDataModule):
         shots: Number of training images per class, the first in a fixed random order; None uses all.
         augment: Whether to use random resized crops and random mirroring in training. Callbacks then use
             ``data_augmentation_factor``.
-        **loading: See `ImageLoading`.
+        batch_size: Examples per batch, in all loaders.
+        num_workers: Worker processes per loader. Use about one per core to decode image files.
+        **shifts: See `ShiftedSets`.
 
     Raises:
         DatasetError: In ``setup``, if there are no class folders, or a class folder is empty.
@@ -78,13 +79,15 @@ class ImageFolderDataModule(ImageDataModule):
         test_size: float = 0.2,
         shots: int | None = None,
         augment: bool = False,
-        **loading: Unpack[ImageLoading],
+        batch_size: int = 32,
+        num_workers: int = 0,
+        **shifts: Unpack[ShiftedSets],
     ) -> None:
         transform = ImageTransform(image_size, tuple(mean), tuple(std), resize)
         augmentation = _crop_and_mirror(image_size, len(mean)) if augment else None
-        super().__init__(Path(root).name, augmentation, **loading)
-        self.transform = transform
         self.root = Path(root)
+        source = str(self.root.absolute())
+        super().__init__(self.root.name, source, transform, augmentation, batch_size, num_workers, **shifts)
         self.val_size, self.test_size = val_size, test_size
         self.shots = shots
         self.mean, self.std = transform.mean, transform.std
@@ -92,7 +95,7 @@ class ImageFolderDataModule(ImageDataModule):
         self.class_names: tuple[str, ...] = ()
 
     @property
-    def num_classes(self) -> int:
+    def num_classes(self) -> int:  # type: ignore[override]  # counted, not assigned
         """The number of class folders; 0 before `setup`."""
         return len(self.class_names)
 
@@ -102,21 +105,10 @@ class ImageFolderDataModule(ImageDataModule):
         train = Path(root) / _TRAIN
         return len(_read_folder(train if train.is_dir() else Path(root))[0])
 
-    def setup(self, stage: str) -> None:
-        """List and split the files without reading images. Repeated calls do nothing.
-
-        Args:
-            stage: ``predict`` skips the class folders if ``predict_dir`` is set. All other stages are equivalent.
-        """
-        if not self.needs_labels(stage):
+    def read_sets(self, stage: str) -> None:
+        """List and split the files without reading images; all stages are equivalent."""
+        if self.class_names:
             return
-        if not self.class_names:
-            self._split()
-        check_classes(self.trainer, self.num_classes, self.class_names, str(self.root.absolute()))
-        if stage == "fit":
-            attach_to_models(self.trainer, self.transform, self.class_names)
-
-    def _split(self) -> None:
         has_train = (self.root / _TRAIN).is_dir()
         class_names, train = _read_folder(self.root / _TRAIN if has_train else self.root)
         has_test = (self.root / _TEST).is_dir()
@@ -135,7 +127,7 @@ class ImageFolderDataModule(ImageDataModule):
         self.train_set = self._images(train, self.augmentation)
         self.val_set, self.test_set = self._images(val), self._images(test)
         rank_zero_info(
-            f"{self.root.absolute()}: {len(class_names)} classes, {len(train)} training images, {len(val)} validation "
+            f"{self.source}: {len(class_names)} classes, {len(train)} training images, {len(val)} validation "
             f"images, {len(test)} test images."
         )
         self.class_names = class_names  # set last, so that `setup` can be repeated after an error

@@ -6,12 +6,20 @@ SVHN is a common out-of-distribution set for CIFAR-10.
 
 from __future__ import annotations
 
-from typing import Any, final
+from typing import final
 
 from torchvision import datasets
 
 from lightning_bayes.zoo.data.vision import VisionDataModule
 from lightning_bayes.zoo.registry import register_data
+
+
+class SVHN(datasets.SVHN):  # type: ignore[misc]  # torchvision has no types
+    """SVHN with the constructor and the name of the labels of torchvision's other sets."""
+
+    def __init__(self, root: str, train: bool, download: bool) -> None:
+        super().__init__(root, split="train" if train else "test", download=download)
+        self.targets = self.labels
 
 
 @register_data("svhn")
@@ -27,20 +35,10 @@ class SVHNDataModule(VisionDataModule):
         (3, 32)
     """
 
-    dataset_class = datasets.SVHN
+    dataset_class = SVHN
     expected_files = "train_32x32.mat and test_32x32.mat, and install SciPy (pip install scipy)"
     mean = (0.4377, 0.4438, 0.4728)
     std = (0.1980, 0.2010, 0.1970)
     in_channels = 3
     image_size = 32
     class_names = tuple("0123456789")
-
-    @classmethod
-    def open(cls, root: str, train: bool, download: bool = False) -> Any:
-        """Open torchvision's data set; see `VisionDataModule.open`."""
-        return datasets.SVHN(root, split="train" if train else "test", download=download)
-
-    @staticmethod
-    def labels(dataset: Any) -> Any:
-        """The labels; see `VisionDataModule.labels`."""
-        return dataset.labels

@@ -18,7 +18,6 @@ from torch.utils.data import Subset
 from typing_extensions import Unpack
 
 from lightning_bayes.errors import DataError, DatasetError, HyperparameterError
-from lightning_bayes.zoo.data.agreement import attach_to_models, check_classes
 from lightning_bayes.zoo.data.base import ImageDataModule, ShiftedSets
 from lightning_bayes.zoo.data.images import Augmentation, NormalizedImages
 from lightning_bayes.zoo.data.splits import few_shots, split_indices
@@ -57,10 +56,10 @@ class VisionDataModule(ImageDataModule):
     expected_files: ClassVar[str]  # below root, for error messages
     mean: ClassVar[tuple[float, ...]]
     std: ClassVar[tuple[float, ...]]
-    num_classes: ClassVar[int] = 10
+    num_classes: int = 10
     in_channels: ClassVar[int]
     image_size: ClassVar[int]
-    class_names: ClassVar[tuple[str, ...]]
+    class_names: tuple[str, ...]
     mirrors: ClassVar[bool] = False  # whether mirroring preserves the class
     published_augmentation_factor: ClassVar[float] = 10.0  # Osawa et al. 2019, on CIFAR-10
     test_set: NormalizedImages
@@ -84,8 +83,9 @@ class VisionDataModule(ImageDataModule):
         augmentation = partial(crop_and_mirror, mirrors=self.mirrors) if augment else None
         shifts["ood_root"] = shifts.get("ood_root") or root
         name = type(self).__name__.removesuffix("DataModule").lower()
-        super().__init__(name, augmentation, batch_size, num_workers, **shifts)
-        self.transform = ImageTransform(self.image_size, self.mean, self.std)
+        transform = ImageTransform(self.image_size, self.mean, self.std)
+        source = self.dataset_class.__name__
+        super().__init__(name, source, transform, augmentation, batch_size, num_workers, **shifts)
         self.root = root
         self.download = download
         self.val_size = val_size
@@ -96,17 +96,10 @@ class VisionDataModule(ImageDataModule):
         """Download missing files if `download` is set; Lightning calls this in one process only."""
         if self.download:
             for train in (True, False):
-                self.open(self.root, train, download=True)
+                self.dataset_class(self.root, train=train, download=True)
 
-    def setup(self, stage: str) -> None:
-        """Read the images of a stage into memory, as uint8. Repeated calls do nothing.
-
-        Args:
-            stage: ``fit`` and ``validate`` read the training set, ``test`` and ``predict`` the test set.
-        """
-        check_classes(self.trainer, self.num_classes, self.class_names, self.dataset_class.__name__)
-        if stage == "fit":
-            attach_to_models(self.trainer, self.transform, self.class_names)
+    def read_sets(self, stage: str) -> None:
+        """Read images into memory, as uint8: the training set to fit and validate, the test set to test and predict."""
         if stage in {"fit", "validate"} and not hasattr(self, "train_set"):
             images, targets = self.read(self.root, train=True)
             train, val = split_indices(len(targets), self.val_size, self.train_size)
@@ -114,18 +107,13 @@ class VisionDataModule(ImageDataModule):
                 train = few_shots(train, targets, self.shots)
             self.train_set = Subset(self._dataset(images, targets, self.augmentation), train)
             self.val_set = Subset(self._dataset(images, targets), val)
-        if stage in {"test", "predict"} and self.needs_labels(stage) and not hasattr(self, "test_set"):
+        if stage in {"test", "predict"} and not hasattr(self, "test_set"):
             self.test_set = self._dataset(*self.read(self.root, train=False))
 
     @staticmethod
     @abstractmethod
     def dataset_class(root: str, train: bool, download: bool) -> Any:
-        """The torchvision data set class."""
-
-    @classmethod
-    def open(cls, root: str, train: bool, download: bool = False) -> Any:
-        """Open torchvision's training set if `train`, or else its test set."""
-        return cls.dataset_class(root, train=train, download=download)
+        """The torchvision data set class: ``data`` and ``targets`` of its training or test set."""
 
     @classmethod
     def read(cls, root: str, train: bool) -> tuple[Tensor, Tensor]:
@@ -143,14 +131,14 @@ class VisionDataModule(ImageDataModule):
             DataError: If the shape of the images, or the number or range of the labels, is wrong.
         """
         try:
-            dataset = cls.open(root, train)
+            dataset = cls.dataset_class(root, train=train, download=False)
         except _UNREADABLE as error:
             raise DatasetError(
                 f"{cls.dataset_class.__name__} is missing or incomplete in {Path(root).absolute()} ({error}). Set "
                 f"download=True to let the trainer or prepare_data() download it, or point root to the folder that "
                 f"contains {cls.expected_files}."
             ) from error
-        images, targets = _channels_first(torch.as_tensor(dataset.data)), torch.as_tensor(cls.labels(dataset))
+        images, targets = _channels_first(torch.as_tensor(dataset.data)), torch.as_tensor(dataset.targets)
         problems = "; ".join(cls._problems(images, targets))
         if problems:
             raise DataError(
@@ -174,11 +162,6 @@ class VisionDataModule(ImageDataModule):
         wrong = sorted(label for label in set(targets.tolist()) if not 0 <= label < cls.num_classes)
         if wrong:
             yield f"labels {wrong} outside 0 to {cls.num_classes - 1}"
-
-    @staticmethod
-    def labels(dataset: Any) -> Any:
-        """The labels of a torchvision data set, one per example."""
-        return dataset.targets
 
     def _dataset(self, images: Tensor, targets: Tensor, augment: Augmentation | None = None) -> NormalizedImages:
         return NormalizedImages(images, targets, self.mean, self.std, augment)

@@ -12,7 +12,7 @@ An optional normalisation precedes each ReLU. With BatchNorm, this is the networ
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple, final
+from typing import Final, final
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -21,14 +21,7 @@ from lightning_bayes.zoo.models.images import require_counts, require_images, re
 from lightning_bayes.zoo.models.norms import NormName, make_norm
 from lightning_bayes.zoo.registry import register_model
 
-
-class _Geometry(NamedTuple):
-    padding1: int
-    padding2: int
-    features: int  # after the second pooling
-
-
-_GEOMETRIES: Final = {8: _Geometry(2, 2, 64), 28: _Geometry(2, 0, 400), 32: _Geometry(0, 0, 400)}
+_GEOMETRIES: Final = {8: (2, 2, 64), 28: (2, 0, 400), 32: (0, 0, 400)}  # two paddings, and features after pooling
 
 
 @register_model("lenet5")
@@ -55,13 +48,13 @@ class LeNet5(nn.Module):
         require_size("LeNet5", image_size, _GEOMETRIES)
         require_counts("LeNet5", num_classes, in_channels)
         super().__init__()
-        geometry = _GEOMETRIES[image_size]
+        padding1, padding2, features = _GEOMETRIES[image_size]
         self.in_channels, self.image_size = in_channels, image_size
-        self.conv1 = nn.Conv2d(in_channels, 6, kernel_size=5, padding=geometry.padding1)
+        self.conv1 = nn.Conv2d(in_channels, 6, kernel_size=5, padding=padding1)
         self.bn1 = make_norm(norm, 6)
-        self.conv2 = nn.Conv2d(6, 16, kernel_size=5, padding=geometry.padding2)
+        self.conv2 = nn.Conv2d(6, 16, kernel_size=5, padding=padding2)
         self.bn2 = make_norm(norm, 16)
-        self.fc1 = nn.Linear(geometry.features, 120)
+        self.fc1 = nn.Linear(features, 120)
         self.bn3 = _norm_of_features(norm, 120)
         self.fc2 = nn.Linear(120, 84)
         self.bn4 = _norm_of_features(norm, 84)

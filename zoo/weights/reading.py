@@ -40,13 +40,8 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     file = Path(path)
     if not file.is_file():
         raise WeightsError(f"There is no weights file at {file.absolute()}. Pass the path of a state dict.")
-    parse = _read_safetensors if file.suffix == ".safetensors" else None
+    parse = load_file if file.suffix == ".safetensors" else None
     return unwrapped(verified_load(file, _WEIGHTS_FILE, parse=parse), str(file))
-
-
-def _read_safetensors(file: str | os.PathLike[str]) -> dict[str, Tensor]:
-    state: dict[str, Tensor] = load_file(file)
-    return state
 
 
 def unwrapped(content: Any, source: str = "The state dict") -> dict[str, Tensor]:
