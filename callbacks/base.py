@@ -48,6 +48,7 @@ from lightning_bayes.callbacks.swap import swap_optimizer
 from lightning_bayes.callbacks.validation_samples import sample_count
 from lightning_bayes.optim import MeanFieldOptimizer
 from lightning_bayes.optim.readout import CALLBACK_KEY, callback_state
+from lightning_bayes.optim.schedules import Schedule
 from lightning_bayes.optim.settings import plain
 from lightning_bayes.predictive import LinearizedSamples, PosteriorSamples, Samples
 
@@ -65,6 +66,10 @@ class VariationalCallback(EvaluationCallback, ABC):
     Args:
         **fields: See `CallbackFields`.
 
+    Attributes:
+        arguments: The arguments, with defaults filled in.
+        optimizer: The optimizer that has replaced the user's; None before a fit.
+
     Raises:
         HyperparameterError: If an argument is out of range.
     """
@@ -74,12 +79,12 @@ class VariationalCallback(EvaluationCallback, ABC):
     def __init__(self, **fields: Unpack[CallbackFields]) -> None:
         arguments = complete_arguments(self.name, self.optimizer_class, fields, self.field_defaults)
         super().__init__(arguments.link)
-        self.lr, self.num_data, self.linearized = arguments.lr, arguments.num_data, arguments.linearized
+        self.linearized = arguments.linearized
         self.eval_samples, self.val_samples = arguments.eval_samples, arguments.val_samples
         self.group_defaults, self.optimizer_kwargs = arguments.group_defaults, arguments.optimizer_kwargs
         self.mc_samples: int = self.optimizer_kwargs["mc_samples"]
         self.seed: int = self.optimizer_kwargs["seed"]
-        self._arguments, self._chosen = arguments, choose_defaults(self.name, arguments)
+        self.arguments, self._chosen = arguments, choose_defaults(self.name, arguments)
         self.group_defaults |= self._chosen.hyperparameters
         self.optimizer: MeanFieldOptimizer | None = None
         self._rollback: RollbackOnFailedResume | None = None  # None outside of a fit
@@ -91,6 +96,16 @@ class VariationalCallback(EvaluationCallback, ABC):
     @abstractmethod
     def optimizer_class(self) -> type[MeanFieldOptimizer]:
         """The optimizer that replaces the user's."""
+
+    @property
+    def lr(self) -> float | Schedule | None:
+        """α of the algorithm's own step; None if the user's optimizer sets the step."""
+        return self.arguments.lr
+
+    @property
+    def num_data(self) -> int | None:
+        """N as passed; None if the fit infers it."""
+        return self.arguments.num_data
 
     @property
     def name(self) -> str:
@@ -144,7 +159,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         set_up(trainer)
         checks.check_training(trainer, pl_module)  # again: configure_model and other callbacks ran since
         check_model_parallel(trainer, pl_module, self.linearized)
-        self.optimizer = swap_optimizer(trainer, pl_module, self._arguments, self._chosen)
+        self.optimizer = swap_optimizer(trainer, pl_module, self.arguments, self._chosen)
         self._posterior = EvaluatedPosterior()  # of the last fit no longer
         self._ranks_agree = self._is_announced = False
         if "param_names" in self._resumed:
@@ -174,7 +189,7 @@ class VariationalCallback(EvaluationCallback, ABC):
             return
         # Groups added later inherit N from the defaults.
         self.optimizer.defaults["num_data"] = self.optimizer.param_groups[0]["num_data"]
-        warn_of_changes(trainer, self.optimizer, self._arguments, self._chosen, self._resumed)
+        warn_of_changes(trainer, self.optimizer, self.arguments, self._chosen, self._resumed)
 
     def _commit(self) -> None:
         """Keep the loaded weights: the run has started."""

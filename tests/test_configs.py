@@ -226,7 +226,7 @@ def test_every_column_of_zhang_et_al_has_a_config_with_the_papers_numbers():
         for callback in run.trainer.callbacks:
             if isinstance(callback, (BBBCallback, NoisyAdamCallback, NoisyKFACCallback)):
                 assert callback.group_defaults["kl_weight"] == (0.1 if augments else 0.5)
-                assert has_norm or callback.prior.precision == 1 / 0.1
+                assert has_norm or callback.arguments.prior_precision == 1 / 0.1
             if isinstance(callback, (KFACCallback, NoisyKFACCallback)):
                 assert callback.group_defaults["kl_clip"](0) == (0.01 if has_norm else 0.001)
     methods = (None, "KFACCallback", "NoisyKFACCallback", "BBBCallback", "NoisyAdamCallback")

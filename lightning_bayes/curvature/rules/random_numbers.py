@@ -40,12 +40,18 @@ def with_rng(state: list[Tensor] | None, function: Callable[..., Any], *args: An
 @contextmanager
 def seeded(device: torch.device, seed: int) -> Iterator[None]:
     """Seed the global generators of the CPU and of `device`; restore their state on exit."""
-    cuda_devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=cuda_devices):
-        torch.set_rng_state(torch.Generator().manual_seed(seed).get_state())
-        for cuda in cuda_devices:
-            torch.cuda.set_rng_state(torch.Generator(cuda).manual_seed(seed).get_state(), cuda)
+    # Modules with a generator, its device, and the arguments that select it. Apple GPUs have a single one.
+    places: list[tuple[Any, torch.device, tuple[torch.device, ...]]] = [(torch, torch.device("cpu"), ())]
+    if device.type != "cpu":
+        places.append((getattr(torch, device.type), device, (device,) if device.type == "cuda" else ()))
+    states = [module.get_rng_state(*index) for module, _, index in places]
+    try:
+        for module, place, index in places:
+            module.set_rng_state(torch.Generator(place).manual_seed(seed).get_state(), *index)
         yield
+    finally:
+        for (module, _, index), state in zip(places, states, strict=True):
+            module.set_rng_state(state, *index)
 
 
 def new_seed() -> int:
