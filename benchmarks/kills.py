@@ -148,7 +148,7 @@ def fewer_and_fewer(whole: Setting, folder: Path, checkpoint: str, draw: random.
         draw: Generator of the moments.
 
     Returns:
-        The updates at which the run moved, and the largest difference of its final tensors from the run on one rank.
+        The updates at which the run moved, and the largest `_difference` of its final tensors from the run on one rank.
     """
     length, (expected,) = timed_run(whole)
     path, moves = None, []
@@ -169,9 +169,14 @@ def fewer_and_fewer(whole: Setting, folder: Path, checkpoint: str, draw: random.
         assert path is not None
         moves.append(int(read_checkpoint(path)["global_step"]))
     (final,) = whole_run(replace(whole, folder=folder / "1", resume=path))
-    difference = max(float((final[name].double() - expected[name].double()).abs().max()) for name in expected)
+    difference = max(_difference(final[name].double(), expected[name].double()) for name in expected)
     groups = "one noise group" if whole.groups == 1 else f"{whole.groups} noise groups"
     return {"what": f"{groups}, {checkpoint}", "moved_at_updates": moves, "largest_difference": difference}
+
+
+def _difference(tensor: Tensor, expected: Tensor) -> float:
+    """The largest difference of an element, relative to the largest element if that is above 1."""
+    return float((tensor - expected).abs().max() / expected.abs().max().clamp_min(1))
 
 
 def world_sizes(seed: int, folder: Path) -> list[Row]:
