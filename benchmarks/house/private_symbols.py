@@ -59,7 +59,7 @@ def is_table(file_name: str) -> bool:
         True for ``private_*.py`` and ``*_private.py``.
 
     Example:
-        >>> is_table("callbacks/private_lightning.py"), is_table("callbacks/seam.py")
+        >>> is_table("callbacks/private_lightning.py"), is_table("callbacks/swap.py")
         (True, False)
     """
     stem = file_name.rpartition("/")[2].removesuffix(".py")

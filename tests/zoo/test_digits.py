@@ -135,3 +135,8 @@ def test_a_model_with_a_different_number_of_classes_is_rejected(quiet_trainer):
     task = BayesClassifier(nn.Sequential(nn.Flatten(), nn.Linear(64, 12)), num_classes=12)
     with pytest.raises(DataError, match=r"DigitsDataModule has 10 classes .*, but the model has num_classes=12"):
         quiet_trainer(max_epochs=1).fit(task, datamodule=DigitsDataModule())
+
+
+def test_digits_cannot_be_corrupted(data):
+    with pytest.raises(DataError, match="no test images of eight bits, which corruptions need"):
+        data.corrupted_dataloader("fog", 3)

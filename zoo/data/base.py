@@ -141,8 +141,23 @@ class ImageDataModule(LightningDataModule, ABC):
         return [ood_set(entry, self.ood_root, self.transform) for entry in self.ood]
 
     def corrupted_dataloader(self, kind: str, severity: int) -> DataLoader[Any]:
-        """The test images with one of `corruption_kinds` at a severity from 1 to 5, identical in every run."""
+        """The test images with one of `corruption_kinds` at a severity from 1 to 5, identical in every run.
+
+        Args:
+            kind: The corruption.
+            severity: Its severity.
+
+        Returns:
+            The loader.
+
+        Raises:
+            DataError: If the test images do not have eight bits, as in `DigitsDataModule`.
+        """
         self.setup("test")
+        if not hasattr(self.test_set, "images"):
+            raise DataError(
+                f"{self.source} has no test images of eight bits, which corruptions need. Use another data set."
+            )
         images, targets = self.test_set.images, self.test_set.targets
         return self._loader(TransformedImages(images, targets, self.transform, corruption=Corruption(kind, severity)))
 
