@@ -284,6 +284,11 @@ class VariationalCallback(EvaluationCallback, ABC):
         self.loss_link = callback_state(checkpoint).get("link")
         self._posterior.load(checkpoint)
 
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """End a run without errors; one that was finished before keeps the weights that it has loaded."""
+        self._commit()
+        super().teardown(trainer, pl_module, stage)
+
 
 def _param_names(optimizer: MeanFieldOptimizer) -> list[list[str]]:
     names = {param: name for name, param in optimizer.model.named_parameters()}

@@ -306,6 +306,14 @@ def test_a_resumed_run_goes_on_counting(tmp_path):
     assert {int(state["step"]) for state in callback.optimizer.state.values()} == {18}
 
 
+def test_a_run_that_is_finished_already_has_the_weights_of_its_checkpoint(tmp_path):
+    module, path = trained(tmp_path)
+    resumed = Classifier(net=mlp(seed=7))
+    quiet_trainer(VOGNCallback(lr=0.01), max_epochs=2).fit(resumed, loader(), ckpt_path=path)
+    assert resumed.training_steps == 0
+    assert_same_bits(weights(resumed), weights(module))
+
+
 def test_noise_that_was_off_in_the_checkpoint_is_named(tmp_path):
     _, path = trained(tmp_path, OGNCallback(lr=0.01))
     assert resume_warnings(VOGNCallback(lr=0.01), path) == [
