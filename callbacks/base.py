@@ -246,10 +246,7 @@ class VariationalCallback(EvaluationCallback, ABC):
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
-    @property
-    def state_key(self) -> str:
-        """The same key for all callbacks and arguments, so that a run can resume with other arguments."""
-        return CALLBACK_KEY
+    state_key = CALLBACK_KEY  # the same for all callbacks and arguments, so that a run can resume with other arguments
 
     def state_dict(self) -> dict[str, Any]:
         """Parameter names in the optimizer's order, needed to read its state as a posterior; the link; the learning rate."""

@@ -60,10 +60,12 @@ class MonteCarloClosure(Closure):
         if zero_grad is not None:
             zero_grad()
         results = [self._run_pass(index, backward) for index in self._sample_indices]
-        if self._step_follows:
+        if self._step_follows and self._trainer.world_size > 1:
             self._average_over_processes()
         losses = [result.loss for result in results if result.loss is not None]
         if not losses:
+            if self._step_follows and not self._optimizer.num_examples:
+                self._optimizer.discard_passes()  # no update, as in plain Lightning
             self.warning_cache.warn("`training_step` returned `None`. If this was on purpose, ignore this warning...")
             return results[0]
         first = next(result for result in results if result.loss is not None)
@@ -99,10 +101,8 @@ class MonteCarloClosure(Closure):
         examples = optimizer.num_examples
         if not is_model_parallel(self._trainer):  # FSDP2 averages the gradients itself
             tensors, examples = optimizer.measured(add_noise_group)
-        if not examples:  # training_step returned None in every pass: no update, as in plain Lightning
-            optimizer.discard_passes()
-            return
-        reduce([*tensors, *(b for b in optimizer.model.buffers() if b.is_floating_point())], examples)
+        if examples:
+            reduce([*tensors, *(b for b in optimizer.model.buffers() if b.is_floating_point())], examples)
 
 
 def _attach_per_example_losses(result: ClosureResult) -> torch.Tensor:

@@ -15,22 +15,20 @@ class RecordedUpdate(CohortUpdate):
         self.params = [nn.Parameter(mean, requires_grad=False) for mean in means]
         for param, grad in zip(self.params, grads or [torch.zeros_like(mean) for mean in means], strict=True):
             param.grad = grad
-        self.states = [{} for _ in means]
+        self.states = [{"prior_mean": mean} for mean in prior_means] or [{} for _ in means]
         self.group = {**Hyperparameters.defaults(), "num_data": 10}
-        self.prior_means, self.index, self.measurements = prior_means, index, index
-        self.changes, self.calls = changes, []
+        self.index, self.changes, self.calls = index, changes, []
 
-    @property
-    def prior(self):
-        return effective(self.group).prior
+    def prior_weights(self):
+        return effective({**self.group, "step_rule": "user"}).stated_prior
 
     def move_(self):
         self.calls.append(("move_",))
         torch._foreach_add_(self.params, self.changes)
 
-    def propose_(self, lr, weight_of_old):
-        self.calls.append(("propose_", lr, weight_of_old))
+    def propose_(self, lr):
+        self.calls.append(("propose_", lr))
         return [change.clone() for change in self.changes]
 
-    def average_(self, weight_of_old):
-        self.calls.append(("average_", weight_of_old))
+    def average_(self):
+        self.calls.append(("average_",))

@@ -16,28 +16,24 @@ class Effective(NamedTuple):
 
     num_data: float  # Ñ = ρN
     kl_weight: float  # τ, warm-up included
+    scale: float  # Ñ/τ, the factor from curvature per example to posterior precision
     prior_precision: float  # δ
     prior: float  # δ̃ = τδ/Ñ
     damping: float  # γ
     counted_damping: float  # γ if it is part of the noise, else 0
-    bound_precision: float  # 1/σ_max², or 0 without a bound
+    noise_damping: float  # damping in the noise: γ if it is part of the noise, plus (τ/Ñ)/σ_max²
     relative_noise: float | None  # κ
     noise_flatness: float  # ε
     stated_prior: float  # δ̃, or 0 if the user's optimizer updates the mean and no prior is set
-
-    @property
-    def scale(self) -> float:
-        """Ñ/τ, the factor from curvature per example to posterior precision."""
-        return self.num_data / self.kl_weight
+    stated_damping: float  # p in `posteriors.shaped_noise`: `stated_prior` plus `noise_damping`
 
     def prior_of(self, precision: Tensor) -> Tensor:
         """δ̃ of each weight, given a prior precision δ of each weight."""
         return precision * self.kl_weight / self.num_data
 
-    @property
-    def noise_damping(self) -> float:
-        """Damping in the noise: γ if it is part of the noise, plus (τ/Ñ)/σ_max²."""
-        return self.counted_damping + self.bound_precision / self.scale
+    def without_prior(self) -> Effective:
+        """The same without a prior, for weights whose δ̃ counts as curvature."""
+        return self._replace(prior_precision=0.0, prior=0.0, stated_prior=0.0, stated_damping=self.noise_damping)
 
     @property
     def precision_arguments(self) -> dict[str, float]:
@@ -53,11 +49,6 @@ class Effective(NamedTuple):
             "kl_weight": self.kl_weight,
             "damping": self.counted_damping,
         }
-
-    @property
-    def stated_damping(self) -> float:
-        """δ̃ of a stated prior plus the damping in the noise, p in `posteriors.shaped_noise`."""
-        return self.stated_prior + self.noise_damping
 
 
 def effective(group: Mapping[str, Any]) -> Effective:
@@ -89,15 +80,22 @@ def effective(group: Mapping[str, Any]) -> Effective:
     prior_precision = group["prior_precision"]
     prior = prior_precision * kl_weight / num_data
     is_prior_stated = group.get("step_rule") != "user" or group.get("prior_on_mean", True)
+    stated_prior = prior if is_prior_stated else 0.0
+    scale = num_data / kl_weight
+    counted_damping = group["damping"] if group["damping_in_noise"] else 0.0
+    bound = group["max_noise"] ** -2 / scale if group.get("max_noise") else 0.0  # (τ/Ñ)/σ_max²
+    noise_damping = counted_damping + bound
     return Effective(
         num_data=num_data,
         kl_weight=kl_weight,
+        scale=scale,
         prior_precision=prior_precision,
         prior=prior,
         damping=group["damping"],
-        counted_damping=group["damping"] if group["damping_in_noise"] else 0.0,
-        bound_precision=group["max_noise"] ** -2 if group.get("max_noise") else 0.0,
+        counted_damping=counted_damping,
+        noise_damping=noise_damping,
         relative_noise=group.get("relative_noise"),
         noise_flatness=group.get("noise_flatness") or FLATNESS,
-        stated_prior=prior if is_prior_stated else 0.0,
+        stated_prior=stated_prior,
+        stated_damping=stated_prior + noise_damping,
     )

@@ -158,8 +158,6 @@ def apply_schedules(group: dict[str, Any], schedules: Mapping[str, Callable[[int
     Raises:
         HyperparameterError: If a value is out of range.
     """
-    if not schedules:
-        return
     step = int(group["step"])
     values = plain({name: function(step) for name, function in schedules.items()})
     try:

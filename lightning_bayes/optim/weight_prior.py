@@ -140,27 +140,24 @@ def stated_prior_of(group: Mapping[str, Any], state: Mapping[str, Any]) -> float
     return prior_of(group, state) if "prior_precision" in state else effective(group).stated_prior
 
 
-def without_prior(hyperparameters: Effective) -> Effective:
-    """Effective hyperparameters without a prior, for weights whose δ̃ counts as curvature."""
-    return hyperparameters._replace(prior_precision=0.0, prior=0.0, stated_prior=0.0)
+def noise_hyperparameters(group: Mapping[str, Any], state: Mapping[str, Any]) -> Effective:
+    """Effective hyperparameters of a parameter's noise: without the prior if δ̃ of each weight counts as curvature."""
+    return effective(group).without_prior() if "prior_precision" in state else effective(group)
 
 
-def noise_terms(group: Mapping[str, Any], states: Sequence[Mapping[str, Any]]) -> tuple[Effective, list[Tensor]]:
-    """Hyperparameters and curvatures that determine the noise of parameters with a diagonal posterior.
+def noise_curvature(hyperparameters: Effective, state: Mapping[str, Any]) -> Tensor:
+    """The curvature that determines a parameter's noise: s, or s + δ̃ if the parameter has per-weight priors.
 
     Args:
-        group: The parameter group.
-        states: The optimizer states of its parameters; either all or none have a ``prior_precision``.
+        hyperparameters: The result of `noise_hyperparameters`.
+        state: The optimizer state of the parameter, which has a diagonal posterior.
 
     Returns:
-        The effective hyperparameters, and s of each parameter. With per-weight priors, s + δ̃ and hyperparameters without a
-        prior.
+        A tensor shaped like the parameter, which may be the one in the state.
     """
-    hyperparameters, curvatures = effective(group), [state["curvature"] for state in states]
-    if "prior_precision" not in states[0]:
-        return hyperparameters, curvatures
-    priors = [hyperparameters.prior_of(state["prior_precision"]) for state in states]
-    return without_prior(hyperparameters), list(torch._foreach_add(curvatures, priors))
+    curvature: Tensor = state["curvature"]
+    precision = state.get("prior_precision")
+    return curvature if precision is None else curvature + hyperparameters.prior_of(precision)
 
 
 def _mean_field(posterior: AbstractPosterior) -> MeanField:

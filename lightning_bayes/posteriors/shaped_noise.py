@@ -45,44 +45,47 @@ class NoiseShape(NamedTuple):
         return self.scale * self.damping
 
 
-def noise_shape(
-    curvatures: Sequence[Tensor],
-    sizes: Tensor,
-    relative_noise: float,
-    scale: float,
-    stated: float = 0.0,
-    flatness: float = FLATNESS,
-) -> NoiseShape:
-    """Compute the shape of the noise in tensors of one device and dtype.
+def noise_shape(statistics: Tensor, relative_noise: float, scale: float) -> NoiseShape:
+    """Compute the shape of the noise in several tensors.
 
     Args:
-        curvatures: s of each tensor.
-        sizes: r of each tensor, see `tensor_sizes`, ``[tensors]``.
+        statistics: `noise_statistics` of each tensor, ``[tensors, 3]``.
         relative_noise: κ.
         scale: Ñ/τ.
-        stated: p: explicit prior plus damping in the noise; 0 without either.
-        flatness: ε.
 
     Returns:
         Ñ/τ_t and γ_t of each tensor.
 
     Example:
         >>> import torch
-        >>> s = torch.tensor([0.0, 1.0])
-        >>> shape = noise_shape([s], torch.ones(1), relative_noise=0.3, scale=1)
+        >>> s, mean = torch.tensor([0.0, 1.0]), torch.ones(2)
+        >>> statistics = noise_statistics(s, mean, initial_rms=torch.tensor(1.0))
+        >>> shape = noise_shape(statistics[None], relative_noise=0.3, scale=1)
         >>> 1 / shaped_precision(s, *shape)  # the mean is nearly 0.3² = 0.09
         tensor([0.1769, 0.0026])
     """
-    moments = torch.stack([noise_moments(curvature, stated, flatness) for curvature in curvatures])
-    inverse_means, dampings = moments.unbind(1)
+    sizes, inverse_means, dampings = statistics.unbind(-1)
     return NoiseShape(noise_scale(inverse_means, sizes, relative_noise, scale), dampings)
 
 
-def noise_moments(curvature: Tensor, stated: float, flatness: float) -> Tensor:
-    """mean_j [1 / (s_j + γ_t)] and γ_t of one tensor, ``[2]``; arguments as in `noise_shape`."""
+def noise_statistics(
+    curvature: Tensor, mean: Tensor, initial_rms: Tensor, stated: float = 0.0, flatness: float = FLATNESS
+) -> Tensor:
+    """The numbers of one tensor that determine the shape of its noise, together with κ and Ñ/τ.
+
+    Args:
+        curvature: s.
+        mean: μ, shaped like s.
+        initial_rms: Root mean square of μ at the start of training, a scalar.
+        stated: p: explicit prior plus damping in the noise; 0 without either.
+        flatness: ε.
+
+    Returns:
+        r_t, mean_j [1 / (s_j + γ_t)] and γ_t, ``[3]``.
+    """
     positive = curvature.clamp_min(0)
     damping = noise_damping(positive.mean(), stated, flatness)
-    return torch.stack([positive.add_(damping).reciprocal_().mean(), damping])
+    return torch.stack([tensor_sizes([mean], [initial_rms])[0], positive.add_(damping).reciprocal_().mean(), damping])
 
 
 def noise_damping(curvature_means: Tensor, stated: float, flatness: float) -> Tensor:
@@ -91,7 +94,7 @@ def noise_damping(curvature_means: Tensor, stated: float, flatness: float) -> Te
 
 
 def noise_scale(inverse_means: Tensor, sizes: Tensor, relative_noise: float, scale: float) -> Tensor:
-    """Ñ/τ_t = Ñ/τ + mean_j [1 / (s_j + γ_t)] / (κ r_t)², ``[tensors]``; arguments as in `noise_shape`."""
+    """Ñ/τ_t = Ñ/τ + mean_j [1 / (s_j + γ_t)] / (κ r_t)², ``[tensors]``; κ is `relative_noise`, Ñ/τ is `scale`."""
     return inverse_means * (float(relative_noise) * sizes).pow(-2) + scale
 
 

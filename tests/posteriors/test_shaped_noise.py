@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.distributions import Normal, kl_divergence
 
-from lightning_bayes.posteriors import noise_shape, prior_centre, shaped_precision
+from lightning_bayes.posteriors import noise_shape, noise_statistics, prior_centre, shaped_precision
 
 F64 = torch.float64
 SIZES = torch.tensor([1.0, 0.2], dtype=F64)
@@ -23,7 +23,11 @@ def curvatures(generator):
 
 def covariances(curvatures, num_data=20, prior_precision=0.0, kl_weight=1.0):
     scale = num_data / kl_weight
-    shape = noise_shape(curvatures, SIZES, relative_noise=0.3, scale=scale, stated=prior_precision / scale)
+    statistics = [
+        noise_statistics(s, torch.zeros_like(s), size, stated=prior_precision / scale)
+        for s, size in zip(curvatures, SIZES, strict=True)
+    ]
+    shape = noise_shape(torch.stack(statistics), relative_noise=0.3, scale=scale)
     return shape, [1 / shaped_precision(s, *both) for s, *both in zip(curvatures, *shape, strict=True)]
 
 

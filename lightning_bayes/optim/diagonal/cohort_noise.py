@@ -22,12 +22,12 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.sharding import local, rows_of
-from lightning_bayes.optim.effective import Effective, effective
-from lightning_bayes.optim.readout.shape import has_shape, shape_of
+from lightning_bayes.optim.effective import Effective
+from lightning_bayes.optim.readout.shape import shape_of, stored_statistics
 from lightning_bayes.optim.runtime.blocks import blocks
 from lightning_bayes.optim.runtime.noise import CounterNoise, Pool
 from lightning_bayes.optim.runtime.shards import slices_of
-from lightning_bayes.optim.weight_prior import noise_terms, without_prior
+from lightning_bayes.optim.weight_prior import noise_curvature, noise_hyperparameters
 from lightning_bayes.posteriors import NoiseShape, precision, shaped_precision
 from lightning_bayes.private_torch import version_of
 
@@ -196,29 +196,27 @@ class CohortNoise:
 
     def _update_shape(self, states: Sequence[State], group: Mapping[str, Any]) -> None:
         """Recompute the cached shape and u if the curvature or the hyperparameters have changed."""
-        hyper, has_weight_prior = effective(group), "prior_precision" in states[0]
-        self._hyperparameters = without_prior(hyper) if has_weight_prior else hyper
+        self._hyperparameters = hyper = noise_hyperparameters(group, states[0])
         self._noise_shape = self._current_shape(states, group)
         curvatures = [state["curvature"] for state in states]
-        numbers = () if self._noise_shape is not None else tuple(self._hyperparameters.precision_arguments.values())
-        scale = hyper.scale if has_weight_prior else 0.0  # δ̃ of each weight depends on it
+        numbers = () if self._noise_shape is not None else tuple(hyper.precision_arguments.values())
+        scale = hyper.scale if "prior_precision" in states[0] else 0.0  # δ̃ of each weight depends on it
         shape = [self._noise_shape.damping] if self._noise_shape is not None else []
         key = _CacheKey((*numbers, scale, *map(version_of, curvatures)), [*curvatures, *shape])
         if self._unit_std_key is None or not self._unit_std_key.is_same(key):
             self._unit_std_key = key
-            self._curvatures = noise_terms(group, states)[1]
+            self._curvatures = [noise_curvature(hyper, state) for state in states]
             self._update_unit_std()
 
     def _current_shape(self, states: Sequence[State], group: Mapping[str, Any]) -> NoiseShape | None:
         relative_noise = self._hyperparameters.relative_noise
         if relative_noise is None:
+            self._shape_key = None
             return None
-        key = None  # before the optimizer has stored the shape, it is that of the current curvature
-        if all(has_shape(group, state) for state in states):
-            stored = [state[name] for state in states for name in ("size", "noise_moments")]
-            key = _CacheKey((relative_noise, self._hyperparameters.scale), stored)
-            if self._noise_shape is not None and self._shape_key is not None and self._shape_key.is_same(key):
-                return self._noise_shape
+        stored = stored_statistics(group, states)  # without them, the shape is that of the current curvature
+        key = None if stored is None else _CacheKey((relative_noise, self._hyperparameters.scale), stored)
+        if key is not None and self._shape_key is not None and self._shape_key.is_same(key):
+            return self._noise_shape
         self._shape_key = key
         shape = shape_of(group, states, self._params)
         assert shape is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
 from inspect import signature
 from typing import TYPE_CHECKING, Any, final
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from lightning_bayes.curvature.sharding import local
 from lightning_bayes.optim.runtime.blocks import Block, blocks
+from lightning_bayes.optim.runtime.measuring import weight_of_old
 from lightning_bayes.optim.runtime.shards import local_parts
 from lightning_bayes.optim.steps import CohortUpdate
 from lightning_bayes.optim.weight_prior import prior_means
@@ -35,7 +36,9 @@ class DiagonalUpdate(CohortUpdate):
         group: Their parameter group.
         measured: ĥ of each parameter; s if nothing was measured.
         buffer: Returns scratch memory for the change of a parameter.
-        elapsed: e, as in `CohortUpdate`.
+        elapsed: e, the number of updates since the previous measurement; 0 if this update measures nothing.
+        measurements: Number of measurements in the curvature, this one included. Default: the number of updates, because
+            those between two measurements count too; see `optim.runtime.measuring`.
     """
 
     def __init__(
@@ -46,51 +49,60 @@ class DiagonalUpdate(CohortUpdate):
         measured: Sequence[Tensor],
         buffer: Callable[[nn.Parameter], Tensor],
         elapsed: int = 1,
+        measurements: int | None = None,
     ) -> None:
         states = [optimizer.state[param] for param in params]
         self.params, self.states = local_parts(params, states)
-        self.group, self.index, self.elapsed = group, states[0]["step"], elapsed
-        self.measurements = self.index
-        self.prior_means = prior_means(self.states)
+        self.group, self.index = group, states[0]["step"]
         # δ of each weight; empty if the group's δ applies
         self._precisions = [state["prior_precision"] for state in self.states if "prior_precision" in state]
         self._optimizer, self._owners, self._measured, self._buffer = optimizer, params, measured, buffer
-        self._arguments = optimizer.update_arguments(group, self.index)
-        self.prior = self._arguments["prior"]
+        self._elapsed, self._measurements = elapsed, self.index if measurements is None else measurements
+
+    @cached_property
+    def _weight_of_old(self) -> float:
+        """The weight of the old curvature."""
+        starts_as_mean = not self._optimizer.steps[self.group["step_rule"]].is_published
+        beta = self.group["betas"][1]
+        return weight_of_old(beta, self._measurements, self._elapsed, starts_as_mean=starts_as_mean)
+
+    @cached_property
+    def _arguments(self) -> Mapping[str, Any]:
+        """The keyword arguments of the update with the group's δ."""
+        return self._optimizer.update_arguments(self.group, self.index)
 
     def prior_weights(self) -> float | Sequence[Tensor]:
         """δ̃, for each weight if every weight has its own prior; see `CohortUpdate`."""
         if self._precisions:
             return [self._arguments_of(precision)["prior"] for precision in self._precisions]
-        return super().prior_weights()
+        return float(self._arguments["prior"]) if self.group["prior_on_mean"] else 0.0
 
     def move_(self) -> None:
         """Apply the algorithm's update; see `CohortUpdate`."""
-        momentum, curvature = self._arguments["betas"]
-        self._run({"betas": (momentum, curvature**self.elapsed)})
+        self._run({})
 
-    def propose_(self, lr: float, weight_of_old: float) -> list[Tensor]:
+    def propose_(self, lr: float) -> list[Tensor]:
         """Update the state and return the changes of the means; see `CohortUpdate`."""
         changes = [self._buffer(param) for param in self.params]
-        self._run({"lr": lr, "betas": (self._arguments["betas"][0], weight_of_old)}, changes)
+        self._run({"lr": lr}, changes)
         return changes
 
-    def average_(self, weight_of_old: float) -> None:
+    def average_(self) -> None:
         """Update the curvature alone; see `CohortUpdate`."""
-        if not self.elapsed:
+        if not self._elapsed:
             return
         curvatures = [state["curvature"] for state in self.states]
         curvature_update = self._optimizer.curvature_update
         if self._optimizer.averages_curvature:
-            torch._foreach_lerp_(curvatures, list(self._measured), 1 - weight_of_old)
+            torch._foreach_lerp_(curvatures, list(self._measured), 1 - self._weight_of_old)
         elif curvature_update is None:  # the full update, whose changes of the means are discarded
-            self.propose_(self._arguments["lr"], weight_of_old)
+            self.propose_(self._arguments["lr"])
         else:
             accepted = _argument_names(curvature_update)
             for block in blocks(curvatures):
                 arguments = {name: value for name, value in self._arguments_at(block).items() if name in accepted}
                 old, measured = block.join(curvatures), block.join(self._measured)
-                new = curvature_update(old, measured, rate=1 - weight_of_old, **arguments)
+                new = curvature_update(old, measured, rate=1 - self._weight_of_old, **arguments)
                 block.write_(curvatures, new)
 
     def _arguments_of(self, precision: Tensor) -> Mapping[str, Any]:
@@ -103,16 +115,18 @@ class DiagonalUpdate(CohortUpdate):
 
     def _run(self, replaced: Mapping[str, Any], changes: list[Tensor] | None = None) -> None:
         """Run the update block by block with some arguments `replaced`; write `changes`, if given, instead of the means."""
+        betas = self._arguments["betas"][0], self._weight_of_old
+        centres = prior_means(self.states)
         grads = [local(param.grad).contiguous() for param in self._owners if param.grad is not None]
         update, state_type = self._optimizer.natural_update, self._optimizer.state_type
         fields = {name: [state[name] for state in self.states] for name in state_type._fields[1:]}
         for block in blocks(self.params):
             mean = block.join(self.params)
             # Updates assume a prior centred at zero, so they get the distance from its mean.
-            centre = block.join(self.prior_means) if self.prior_means else None
+            centre = block.join(centres) if centres else None
             start = mean if centre is None else mean - centre
             old = state_type(start, *(block.join(field) for field in fields.values()))
-            arguments = {**self._arguments_at(block), **replaced}
+            arguments = {**self._arguments_at(block), "betas": betas, **replaced}
             new = update(old, block.join(grads), block.join(self._measured), **arguments)
             if changes is None:
                 block.write_(self.params, new.mean if centre is None else new.mean + centre)

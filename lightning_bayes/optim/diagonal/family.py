@@ -16,7 +16,7 @@ from lightning_bayes.optim.diagonal.cohort_noise import CohortNoise
 from lightning_bayes.optim.diagonal.cohort_update import DiagonalUpdate
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.readout.live import effective_parameters_of
-from lightning_bayes.optim.readout.shape import store_shape
+from lightning_bayes.optim.readout.shape import store_statistics
 from lightning_bayes.optim.runtime.family import PosteriorFamily
 from lightning_bayes.optim.runtime.measuring import FIRST_UPDATES, elapsed_updates
 from lightning_bayes.optim.runtime.noise import CounterNoise
@@ -60,7 +60,7 @@ class DiagonalFamily(PosteriorFamily):
         excluded, cohorts = self._excluded(), dict[Any, list[nn.Parameter]]()
         for param in group["params"]:
             if param.requires_grad and param not in excluded:
-                state = self._optimizer.state_of(param, group)
+                state = self._optimizer.state[param]
                 key = (param.device, param.dtype, state["step"], "curvature" in state, "prior_precision" in state)
                 cohorts.setdefault(key, []).append(param)
         return list(cohorts.values())
@@ -69,7 +69,7 @@ class DiagonalFamily(PosteriorFamily):
         """Names of the tensors in a parameter's state; see `PosteriorFamily`."""
         optimizer = self._optimizer
         fields: Sequence[str] = optimizer.state_type._fields[1:]
-        if optimizer.step_of(group).uses_natural_update:
+        if optimizer.steps[group["step_rule"]].uses_natural_update:
             return fields
         if param in optimizer.deterministic:
             return ()
@@ -78,19 +78,16 @@ class DiagonalFamily(PosteriorFamily):
 
     # -- passes -------------------------------------------------------------------------------------------------------
 
-    def is_measurement_due(self) -> bool:
-        """Whether the next update measures the curvature of any parameter; see `optim.runtime.measuring`."""
-        states = ((self._optimizer.state_of(param, group), group) for group, param in self._optimizer.trained())
-        return any(self._elapsed(state, group) for state, group in states if "curvature" in state)
-
     def capture(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
         """The engine's capture; see `PosteriorFamily`."""
         return self._optimizer.engine.capture()
 
-    def measured_shapes(self) -> dict[Hashable, Tensor]:
-        """The parameters with a curvature; see `PosteriorFamily`."""
-        trained = self._optimizer.trained()
-        return {param: param for group, param in trained if "curvature" in self._optimizer.state_of(param, group)}
+    def measured_shapes(self, *, always: bool = False) -> dict[Hashable, Tensor]:
+        """All parameters with a curvature, if the measurement of any is due; see `PosteriorFamily`."""
+        state, trained = self._optimizer.state, self._optimizer.trained()
+        group_of = {param: group for group, param in trained if "curvature" in state[param]}
+        is_due = always or any(self._elapsed(state[param], group) for param, group in group_of.items())
+        return {param: param for param in group_of} if is_due else {}
 
     @torch.no_grad()
     def sample(self, noise: CounterNoise, *, measures_curvature: bool | None) -> dict[nn.Parameter, Tensor]:
@@ -107,7 +104,7 @@ class DiagonalFamily(PosteriorFamily):
                 sample.update(zip(params, values, strict=True))
         if measures_curvature is False:
             self._optimizer.engine.workspace.release()  # to make room for the pool of draws
-        elif self._optimizer.estimator.needs_engine:
+        elif self._optimizer.uses_engine:
             self.forget_draws()  # to make room for the engine's workspace
         return sample
 
@@ -150,7 +147,7 @@ class DiagonalFamily(PosteriorFamily):
         """Whether passes share a pool of draws: not if other draws come in between, or the engine needs the memory."""
         optimizer = self._optimizer
         is_amortised = group["curvature_interval"] > 1 and optimizer.num_updates >= FIRST_UPDATES
-        return optimizer.mc_samples == 1 and (is_amortised or not optimizer.estimator.needs_engine)
+        return optimizer.mc_samples == 1 and (is_amortised or not optimizer.uses_engine)
 
     def _noisy_cohorts(self, group: Group) -> list[list[nn.Parameter]]:
         """Cohorts of the parameters to sample: all with a posterior, once a curvature is known."""
@@ -204,36 +201,28 @@ class DiagonalFamily(PosteriorFamily):
 
     # -- the update ---------------------------------------------------------------------------------------------------
 
-    def update(self, measurement: Measurement) -> None:
-        """Update all cohorts; see `PosteriorFamily`."""
+    def updates(self, measurement: Measurement) -> Iterator[DiagonalUpdate]:
+        """Prepare the update of every cohort; see `PosteriorFamily`."""
         for group in self._optimizer.param_groups:
             for params in self.cohorts(group):
-                self._update_cohort(params, group, measurement)
+                yield self._cohort_update(params, group, measurement)
 
     def store_shapes(self) -> None:
         """Store the shape of the noise of every cohort; see `PosteriorFamily`."""
         for group in self._optimizer.param_groups:
             for params in self._noisy_cohorts(group) if group["relative_noise"] else ():
                 for param in params:
-                    store_shape(group, self._optimizer.state[param], param)
+                    store_statistics(group, self._optimizer.state[param], param)
 
-    def _update_cohort(self, params: list[nn.Parameter], group: Group, measurement: Measurement) -> None:
+    def _cohort_update(self, params: list[nn.Parameter], group: Group, measurement: Measurement) -> DiagonalUpdate:
         states = [self._optimizer.state[param] for param in params]
         curvatures = [local(state["curvature"]) for state in states if "curvature" in state]
-        elapsed = self._elapsed(states[0], group) if measurement.has_curvature and curvatures else 0
+        elapsed = self._elapsed(states[0], group) if measurement.curvature and curvatures else 0
         measured = curvatures  # averaging s with itself does not change it
         if elapsed:
-            measured = self.measured_curvature(params, group, measurement)
+            measured = [measurement.curvature[param].contiguous() for param in params]
         if curvatures:
             self.start_cohort(params, group, measured)
         for state in states:
             state["step"] += 1
-        update = DiagonalUpdate(self._optimizer, params, group, measured, self.scratch, elapsed)
-        self._optimizer.step_of(group).apply(update)
-
-    def measured_curvature(
-        self, params: Sequence[nn.Parameter], group: Group, measurement: Measurement
-    ) -> list[Tensor]:
-        """ĥ of a cohort, in the units of its group."""
-        measured = [measurement.curvature[param].contiguous() for param in params]
-        return self._optimizer.estimator.scaled(measured, group)
+        return DiagonalUpdate(self._optimizer, params, group, measured, self.scratch, elapsed)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from inspect import signature
 from typing import Any, ClassVar
@@ -117,6 +117,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         accepted = signature(type(self).natural_update).parameters
         self._own_arguments = [name for name in self.hyperparameters.own_names() if name in accepted]
         self._schedules: list[dict[str, Callable[[int], Any]]] = []  # of each group, by hyperparameter
+        self.uses_engine = self.estimator.quantity != "gradient"  # in passes that measure
         self.family = self._make_family(weakref.proxy(self))  # weak, to free all tensors with the last reference
         self._check_batch_size = BatchSizeCheck(type(self).__name__) if self.estimator.depends_on_batch_size else None
         if params is None:
@@ -156,7 +157,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         if self._is_sharded:
             require_elementwise(group)
         for param in group["params"]:
-            self.state_of(param, group)
+            self._start_state(param, group)
         self.family.check_groups()
 
     def step_of(self, group: Mapping[str, Any]) -> Step:
@@ -193,29 +194,30 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
             step_for(rule, self.steps)
         if self.base_step is not None:
             self.base_step.load_state_dict(state_dict, self.state)
-        for group, param in self.trained():
-            needed = self.family.state_fields(param, group)
-            for name in self.state_type._fields[1:]:
-                if name not in needed:  # older checkpoints contain all fields
-                    self.state[param].pop(name, None)
+        for group in self.param_groups:
+            for param in group["params"]:
+                needed = self._start_state(param, group)
+                for name in self.state_type._fields[1:]:
+                    if name not in needed:  # older checkpoints contain all fields
+                        self.state[param].pop(name, None)
 
-    def state_of(self, param: nn.Parameter, group: Mapping[str, Any]) -> dict[str, Any]:
-        """The state of a parameter, created if it does not exist."""
-        state: dict[str, Any] = self.state[param]
+    def _start_state(self, param: nn.Parameter, group: Mapping[str, Any]) -> Sequence[str]:
+        """Create the state of a parameter unless it exists, and return the names of the tensors that it needs."""
+        state, fields = self.state[param], self.family.state_fields(param, group)
         if not state:
-            fields, reference = self.family.state_fields(param, group), self._reference.get(param, param)
+            reference = self._reference.get(param, param)
             state |= start_state(param, fields, reference, noisy=param not in self.deterministic)
             state |= prior_state(param, group, self.weight_priors)
             state |= self.family.counters
             if not fields and self.estimator.quantity == "squared_gradients":
                 self.engine.left_out.add(param)  # a parameter without curvature is not measured
-        return state
+        return fields
 
-    def _measures_curvature(self) -> bool:
-        """Whether the passes of the open update measure curvature, decided once per update."""
-        if self._open_update.measures_curvature is None:
-            self._open_update.measures_curvature = self.always_measures_curvature or self.family.is_measurement_due()
-        return self._open_update.measures_curvature
+    def _measured_shapes(self) -> Mapping[Hashable, Tensor]:
+        """What the passes of the open update measure, decided once per update; see `PosteriorFamily`."""
+        if self._open_update.measured_shapes is None:
+            self._open_update.measured_shapes = self.family.measured_shapes(always=self.always_measures_curvature)
+        return self._open_update.measured_shapes
 
     def _capture(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
         if loss_scale != 1 and not self.estimator.allows_loss_scale:
@@ -223,16 +225,17 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
                 f"{type(self).__name__} measures {self.estimator.quantity} through BackPACK, which supports no scaled loss, "
                 "such as that of a torch.amp.GradScaler or of precision='16-mixed'. Train with precision='32-true'."
             )
-        if self._measures_curvature() and self.estimator.needs_engine:
+        if self._measured_shapes() and self.uses_engine:
             return self.family.capture(sample, loss_scale)
         return self._gradient_capture()
 
     def _sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
-        return self.family.sample(noise, measures_curvature=self._open_update.measures_curvature)
+        shapes = self._open_update.measured_shapes
+        return self.family.sample(noise, measures_curvature=None if shapes is None else bool(shapes))
 
     def _read_pass(self, finished: FinishedPass) -> Curvature:
         curvature: Curvature = {}
-        if self._measures_curvature():
+        if self._measured_shapes():
             curvature = self.estimator.read(finished, self._measured_params(), self.family.scores)
         if self.prior_at_sample:
             for group, param in self.trained():
@@ -240,17 +243,18 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         return curvature
 
     def _measured_params(self) -> list[nn.Parameter]:
-        return [key for key in self.family.measured_shapes() if isinstance(key, nn.Parameter)]
+        return [key for key in self._measured_shapes() if isinstance(key, nn.Parameter)]
 
     def _join_ranks(self, curvature: Curvature, num_examples: float, add_ranks: Callable[[list[Tensor]], None]) -> None:
         self.estimator.join_ranks(curvature, num_examples, self._measured_params(), add_ranks)
 
     def _finalise_curvature(self, curvature: Curvature) -> Curvature:
-        if not self._measures_curvature():
+        if not self._measured_shapes():
             return {}
-        finalised, shapes = self.estimator.finalise(curvature), self.family.measured_shapes()
+        finalised = self.estimator.finalise(curvature, self.param_groups)
         return {
-            key: finalised[key] if key in finalised else torch.zeros_like(local(like)) for key, like in shapes.items()
+            key: finalised[key] if key in finalised else torch.zeros_like(local(like))
+            for key, like in self._measured_shapes().items()
         }
 
     def _update_all(self, measurement: Measurement) -> None:
@@ -258,7 +262,8 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
             effective(group)  # raises if N is unknown, before anything changes
         for group in self.param_groups:
             self.store_initial_values(group)
-        self.family.update(measurement)
+        for update in self.family.updates(measurement):
+            self.step_of(update.group).apply(update)
         for step in self.steps.values():
             step.finish(self.param_groups, self.state)
         for group, schedules in zip(self.param_groups, self._schedules, strict=True):
@@ -272,7 +277,8 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         """Count the update and evaluate the schedules."""
         before = effective(group)
         group["step"] += 1
-        apply_schedules(group, schedules, self.hyperparameters)
+        if schedules:
+            apply_schedules(group, schedules, self.hyperparameters)
         after = effective(group)
         if self.signed_curvature and (after.prior < before.prior or after.scale > before.scale):
             keep_all_positive_([local_state(self.state[param]) for param in group["params"]], group)

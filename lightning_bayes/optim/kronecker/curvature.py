@@ -18,6 +18,7 @@ from lightning_bayes.optim.kronecker.distributed_inversion import WorkerGroup, i
 from lightning_bayes.optim.kronecker.intervals import layers_due
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
 from lightning_bayes.optim.readout.shape import layer_damping
+from lightning_bayes.optim.runtime.measuring import weight_of_old
 from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass, Measurement
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class KroneckerCurvature:
             inverse_interval: T_inv.
             workers: Processes that share the inversions; None inverts all layers in this process.
         """
-        states, measures = self._optimizer.state, measurement.has_curvature
+        states, measures = self._optimizer.state, bool(measurement.curvature)
         averages = {layer: self.average_factors(layer, measurement) for layer in layers} if measures else {}
         counts = [states[layer.weight]["measurements"] + measures for layer in layers]
         update = self._optimizer.num_updates + 1
@@ -120,9 +121,9 @@ class KroneckerCurvature:
         state, measured = self._optimizer.state[layer.weight], factors_of(layer, measurement.curvature)
         if not layer_state.has_product(state, "factor"):
             return measured  # the first measurement starts the average
-        step, beta = self._optimizer.step_of(layer.group), layer.group["betas"][1]
-        weight = step.weight_of_old(beta, state["measurements"] + 1)
-        return equations.average_factors(self._factors(layer), measured, beta=weight)
+        starts_as_mean = not self._optimizer.step_of(layer.group).is_published
+        beta = weight_of_old(layer.group["betas"][1], state["measurements"] + 1, 1, starts_as_mean=starts_as_mean)
+        return equations.average_factors(self._factors(layer), measured, beta=beta)
 
     def _inverted_kinds(self, layer: MatrixLayer) -> list[str]:
         """The products that inverting a layer yields: ``"inverse"`` for the step, ``"root"`` for the noise."""

@@ -70,7 +70,7 @@ class KroneckerFamily(PosteriorFamily):
     def state_fields(self, param: nn.Parameter, group: Mapping[str, Any]) -> Sequence[str]:
         """Names of the tensors in a parameter's state; see `PosteriorFamily`."""
         fields: Sequence[str] = self._optimizer.state_type._fields[1:]
-        return fields if self._optimizer.step_of(group).uses_natural_update else ("curvature",)
+        return fields if self._optimizer.steps[group["step_rule"]].uses_natural_update else ("curvature",)
 
     def check_groups(self) -> None:
         """Require that all layers are supported and that their factors fit into memory; see `KroneckerLayers.check`."""
@@ -78,26 +78,28 @@ class KroneckerFamily(PosteriorFamily):
 
     # -- passes -------------------------------------------------------------------------------------------------------
 
-    def is_measurement_due(self) -> bool:
-        """Whether the next update measures curvature: every T_stats updates, and until every parameter is measured."""
-        states, trained = self._optimizer.state, self._optimizer.trained()
-        is_new = any(self._optimizer.state_of(param, group)["measurements"] == 0 for group, param in trained)
-        is_new |= any(
-            layer_state.is_of_another_shape(states[layer.weight], layer) for layer in self.layers.with_factors()
-        )
-        return is_new or is_due(self._optimizer.num_updates + 1, self.stats_interval)
-
     def capture(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
         """The engine's capture of the factors; see `PosteriorFamily`."""
         return self.layers.engine.capture(self.layers.request(self._optimizer.label_seed(sample), loss_scale))
 
-    def measured_shapes(self) -> dict[Hashable, Tensor]:
+    def measured_shapes(self, *, always: bool = False) -> dict[Hashable, Tensor]:
         """Both factors of every layer, and all other parameters; see `PosteriorFamily`."""
+        # Due every T_stats updates, and until every parameter is measured.
+        if not (always or is_due(self._optimizer.num_updates + 1, self.stats_interval) or self._has_new()):
+            return {}
         in_matrices = self.layers.params()
         shapes: dict[Hashable, Tensor] = {p: p for _, p in self._optimizer.trained() if p not in in_matrices}
         for layer in self.layers.with_factors():
             shapes |= factor_shapes(layer)
         return shapes
+
+    def _has_new(self) -> bool:
+        """Whether a parameter is not measured yet, or not since its layer's matrix changed its shape."""
+        states = self._optimizer.state
+        layers = self.layers.with_factors()
+        return any(states[param]["measurements"] == 0 for _, param in self._optimizer.trained()) or any(
+            layer_state.is_of_another_shape(states[layer.weight], layer) for layer in layers
+        )
 
     def sample(self, noise: CounterNoise, *, measures_curvature: bool | None) -> dict[nn.Parameter, Tensor]:
         """Draw a sample; see `PosteriorFamily`."""
@@ -128,16 +130,16 @@ class KroneckerFamily(PosteriorFamily):
         for layer in layers:
             layer_state.drop_if_of_another_shape(self._optimizer.state[layer.weight], layer)
         in_matrices = self.layers.params()
-        for group, param in self._optimizer.trained():
-            state = self._optimizer.state_of(param, group)
+        for _, param in self._optimizer.trained():
+            state = self._optimizer.state[param]
             if param not in in_matrices and "curvature" not in state:
                 state["curvature"] = torch.zeros_like(param)
         return layers
 
     # -- the update ---------------------------------------------------------------------------------------------------
 
-    def update(self, measurement: Measurement) -> None:
-        """Update factors, inverses and squared gradients, and pass all parameters to their steps; see `PosteriorFamily`."""
+    def updates(self, measurement: Measurement) -> Sequence[CohortUpdate]:
+        """Update factors and inverses, and prepare the update of all parameters; see `PosteriorFamily`."""
         layers = self.layers.with_factors()
         self._curvature.refresh(layers, measurement, self.inverse_interval, self.workers)
         squares = [
@@ -145,17 +147,11 @@ class KroneckerFamily(PosteriorFamily):
             for group in self._optimizer.param_groups
             for params in self._diagonal.cohorts(group)
         ]
-        updates: Sequence[CohortUpdate]
         if self._optimizer.base_step is None:
             moves = [move for layer in layers for move in self._layer_moves(layer)]
-            updates = self._clipped([*moves, *map(self._diagonal_move, squares)])
-        else:  # the measurement only shapes the posterior
-            updates = [
-                *(Move(layer.params, self._count_update(layer.params), layer.group) for layer in layers),
-                *squares,
-            ]
-        for update in updates:
-            self._optimizer.step_of(update.group).apply(update)
+            return self._clipped([*moves, *map(self._diagonal_move, squares)])
+        # The measurement only shapes the posterior.
+        return [*(Move(layer.params, self._count_update(layer.params), layer.group) for layer in layers), *squares]
 
     def store_shapes(self) -> None:
         """Store the shape of the independent weights' noise and the size of every matrix; see `PosteriorFamily`."""
@@ -176,15 +172,14 @@ class KroneckerFamily(PosteriorFamily):
     ) -> DiagonalUpdate:
         """The update of a cohort without factors, whose β₂ is per measurement."""
         measured = [self._optimizer.state[param]["curvature"] for param in params]  # averaging s with itself is exact
-        if measurement.has_curvature:
-            measured = self._diagonal.measured_curvature(params, group, measurement)
+        if measurement.curvature:
+            measured = [measurement.curvature[param].contiguous() for param in params]
         self._diagonal.start_cohort(params, group, measured)
-        states, measurements = self._count_update(params), int(measurement.has_curvature)
+        states, elapsed = self._count_update(params), int(bool(measurement.curvature))
         for state in states:
-            state["measurements"] += measurements
-        update = DiagonalUpdate(self._optimizer, params, group, measured, self._diagonal.scratch, elapsed=measurements)
-        update.measurements = states[0]["measurements"]
-        return update
+            state["measurements"] += elapsed
+        buffer, measurements = self._diagonal.scratch, states[0]["measurements"]
+        return DiagonalUpdate(self._optimizer, params, group, measured, buffer, elapsed, measurements)
 
     def _layer_moves(self, layer: MatrixLayer) -> list[Move]:
         """Update the momentum of a layer, and compute a move for each of its parameters."""
@@ -213,8 +208,7 @@ class KroneckerFamily(PosteriorFamily):
     def _diagonal_move(self, update: DiagonalUpdate) -> Move:
         """Update curvature and momentum of a cohort without factors, and compute its move."""
         group, hyper = update.group, effective(update.group)
-        step, beta = self._optimizer.step_of(group), group["betas"][1]
-        steps = update.propose_(1.0, step.weight_of_old(beta, update.measurements, update.elapsed))
+        steps = update.propose_(1.0)
         norms = [
             (step.square() * (state["curvature"] + hyper.prior + hyper.damping)).sum()
             for step, state in zip(steps, update.states, strict=True)
@@ -226,7 +220,7 @@ class KroneckerFamily(PosteriorFamily):
         bound = self._optimizer.param_groups[0]["kl_clip"]
         if bound is None:
             return moves
-        rates = [self._optimizer.step_of(move.group).rate(float(move.group["lr"])) for move in moves]
+        rates = [self._optimizer.steps[move.group["step_rule"]].rate(float(move.group["lr"])) for move in moves]
         norms = [move.norm * rate**2 for move, rate in zip(moves, rates, strict=True) if move.norm is not None]
         factor = float(clipped_lr(1.0, torch.stack([norm.to(norms[0].device) for norm in norms]).sum(), bound))
         for move in moves:

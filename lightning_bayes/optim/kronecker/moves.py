@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.steps import CohortUpdate
-from lightning_bayes.optim.weight_prior import prior_means
 
 
 @final
@@ -36,20 +35,22 @@ class Move(CohortUpdate):
         changes: Sequence[Tensor] = (),
         norm: Tensor | None = None,
     ) -> None:
-        self.params, self.states, self.group, self.prior = params, states, group, effective(group).prior
-        self.index, self.measurements = states[0]["step"], states[0]["measurements"]
-        self.prior_means = prior_means(states)
+        self.params, self.states, self.group, self.index = params, states, group, states[0]["step"]
         self.norm, self.clip_factor = norm, 1.0
         self._changes = list(changes)
 
+    def prior_weights(self) -> float:
+        """δ̃; see `CohortUpdate`."""
+        return effective(self.group).stated_prior
+
     def move_(self) -> None:
         """Add the changes to the means; see `CohortUpdate`."""
-        torch._foreach_add_(list[Tensor](self.params), self.propose_(float(self.group["lr"]), 0.0))
+        torch._foreach_add_(list[Tensor](self.params), self.propose_(float(self.group["lr"])))
 
-    def propose_(self, lr: float, weight_of_old: float) -> list[Tensor]:
+    def propose_(self, lr: float) -> list[Tensor]:
         """Return the changes at a learning rate; see `CohortUpdate`."""
         torch._foreach_mul_(self._changes, lr * self.clip_factor)
         return self._changes
 
-    def average_(self, weight_of_old: float) -> None:
+    def average_(self) -> None:
         """Do nothing, because the curvature is already updated; see `CohortUpdate`."""

@@ -10,8 +10,15 @@ from torch import Tensor
 
 from lightning_bayes.linalg import KroneckerProduct, pi_damped
 from lightning_bayes.optim.effective import Effective, effective
-from lightning_bayes.optim.weight_prior import noise_terms, prior_of, without_prior
-from lightning_bayes.posteriors import NoiseShape, noise_damping, noise_moments, noise_scale, tensor_sizes
+from lightning_bayes.optim.weight_prior import noise_curvature, noise_hyperparameters, prior_of
+from lightning_bayes.posteriors import (
+    NoiseShape,
+    noise_damping,
+    noise_scale,
+    noise_shape,
+    noise_statistics,
+    tensor_sizes,
+)
 
 _MIN_DAMPING = 1e-8  # γ_t of a matrix without any curvature: large enough for π-damping to make it flat
 
@@ -29,65 +36,56 @@ def shape_of(
     Returns:
         Ñ/τ_t and γ_t of each parameter, γ_t without the δ̃ of per-weight priors; None for the noise of the bound.
     """
-    hyperparameters = effective(group)
+    hyperparameters = noise_hyperparameters(group, states[0])
     if hyperparameters.relative_noise is None:
         return None
-    inverse_means, dampings = torch.stack([_moments_of(group, state) for state in states]).unbind(1)
-    sizes = torch.stack([_size_of(*pair) for pair in zip(states, means, strict=True)])
-    scale = noise_scale(inverse_means, sizes, hyperparameters.relative_noise, hyperparameters.scale)
-    return NoiseShape(scale, dampings)
+    statistics = stored_statistics(group, states)
+    if statistics is None:
+        statistics = [_current_statistics(hyperparameters, *pair) for pair in zip(states, means, strict=True)]
+    return noise_shape(torch.stack(statistics), hyperparameters.relative_noise, hyperparameters.scale)
 
 
-def store_shape(group: Mapping[str, Any], state: dict[str, Any], mean: Tensor) -> None:
-    """Store r_t, mean_j [1 / (s_j + γ_t)] and γ_t in the state of a parameter with a diagonal posterior.
+def store_statistics(group: Mapping[str, Any], state: dict[str, Any], mean: Tensor) -> None:
+    """Store the statistics that determine the shape of the noise of a parameter with a diagonal posterior.
 
-    Together with κ and Ñ/τ they determine the shape of the noise, which changes much more slowly than the curvature of
-    methods that measure it in every update.
+    They change much more slowly than the curvature of methods that measure it in every update.
 
     Args:
         group: The parameter group.
         state: The optimizer state.
         mean: μ.
     """
-    store_size(state, mean)
-    state["noise_moments"] = _computed_moments(group, state)
-    state["noise_arguments"] = _moment_arguments(group, state)
+    hyperparameters = noise_hyperparameters(group, state)
+    state["noise_statistics"] = _current_statistics(hyperparameters, state, mean)
+    state["noise_statistics_of"] = _arguments(hyperparameters, state)
+
+
+def stored_statistics(group: Mapping[str, Any], states: Sequence[Mapping[str, Any]]) -> list[Tensor] | None:
+    """The statistics in the states of a cohort; None unless all were stored with the current hyperparameters."""
+    arguments = _arguments(noise_hyperparameters(group, states[0]), states[0])
+    if any(state.get("noise_statistics_of") != arguments for state in states):
+        return None
+    return [state["noise_statistics"] for state in states]
+
+
+def _current_statistics(hyperparameters: Effective, state: Mapping[str, Any], mean: Tensor) -> Tensor:
+    curvature = noise_curvature(hyperparameters, state)
+    stated, flatness = hyperparameters.stated_damping, hyperparameters.noise_flatness
+    return noise_statistics(curvature, mean, state["initial_rms"], stated, flatness)
+
+
+def _arguments(hyperparameters: Effective, state: Mapping[str, Any]) -> tuple[float, ...]:
+    """The hyperparameters that the statistics depend on: p, ε and, with per-weight priors, Ñ/τ."""
+    scale = (hyperparameters.scale,) if "prior_precision" in state else ()
+    return hyperparameters.stated_damping, hyperparameters.noise_flatness, *scale
 
 
 def store_size(state: dict[str, Any], mean: Tensor) -> None:
-    """Store r_t in the state of a parameter with the given μ."""
-    state["size"] = _computed_size(state, mean)
+    """Store r_t in the state of a layer's weight; `mean` is μ."""
+    state["size"] = _current_size(state, mean)
 
 
-def has_shape(group: Mapping[str, Any], state: Mapping[str, Any]) -> bool:
-    """Whether the state stores a shape that was computed with the current hyperparameters of the group."""
-    return bool(state.get("noise_arguments") == _moment_arguments(group, state))
-
-
-def _moment_arguments(group: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[float, ...]:
-    """The hyperparameters that the moments of the noise depend on: p, ε and, with per-weight priors, Ñ/τ."""
-    hyperparameters = effective(group)
-    if "prior_precision" in state:
-        return without_prior(hyperparameters).stated_damping, hyperparameters.noise_flatness, hyperparameters.scale
-    return hyperparameters.stated_damping, hyperparameters.noise_flatness
-
-
-def _moments_of(group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor:
-    """mean_j [1 / (s_j + γ_t)] and γ_t, ``[2]``: as stored last, or of the current curvature if none are valid."""
-    return state["noise_moments"] if has_shape(group, state) else _computed_moments(group, state)
-
-
-def _computed_moments(group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor:
-    hyperparameters, (curvature,) = noise_terms(group, [state])
-    return noise_moments(curvature, hyperparameters.stated_damping, hyperparameters.noise_flatness)
-
-
-def _size_of(state: Mapping[str, Any], mean: Tensor) -> Tensor:
-    """r_t, a scalar: as stored last, or of `mean` before that."""
-    return state["size"] if "size" in state else _computed_size(state, mean)
-
-
-def _computed_size(state: Mapping[str, Any], mean: Tensor) -> Tensor:
+def _current_size(state: Mapping[str, Any], mean: Tensor) -> Tensor:
     return tensor_sizes([mean], [state["initial_rms"]])[0]
 
 
@@ -153,7 +151,7 @@ def layer_scale(
     """
     if hyperparameters.relative_noise is None:
         return hyperparameters.scale
-    size = _size_of(state, weight)
+    size = state["size"] if "size" in state else _current_size(state, weight)
     return noise_scale(variance, size, hyperparameters.relative_noise, hyperparameters.scale)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.readout.layer import layer_precision
 from lightning_bayes.optim.readout.shape import layer_shape, shape_of
-from lightning_bayes.optim.weight_prior import noise_terms, stated_prior_of
+from lightning_bayes.optim.weight_prior import noise_curvature, noise_hyperparameters, stated_prior_of
 from lightning_bayes.posteriors import MatrixGaussian, MeanField, NoiseShape, precision, prior_centre, shaped_precision
 
 WeightPosterior: TypeAlias = MeanField | MatrixGaussian
@@ -46,7 +46,8 @@ def state_precision(group: Mapping[str, Any], state: Mapping[str, Any], mean: Te
     if is_deterministic or (state["step"] == 0 and group["init_precision"] is None):
         return None
     shape = shape_of(group, [state], [mean])
-    hyperparameters, (curvature,) = noise_terms(group, [state])
+    hyperparameters = noise_hyperparameters(group, state)
+    curvature = noise_curvature(hyperparameters, state)
     if shape is None:
         return precision(curvature, **hyperparameters.precision_arguments)
     return shaped_precision(curvature, shape.scale[0], shape.damping[0])

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar
 
@@ -22,18 +22,13 @@ from torch import Tensor, nn
 
 from lightning_bayes.curvature import AbstractEngine, BareCapture, Capture, GradientCapture, GradientEngine
 from lightning_bayes.curvature.loss import BackwardWatch
+from lightning_bayes.curvature.sharding import local, put_rows_
 from lightning_bayes.errors import NoMeasurementError, NonFiniteError, UnsupportedTrainingError
 from lightning_bayes.optim.runtime.finiteness import nonfinite_params, overflow_message, skip_message
 from lightning_bayes.optim.runtime.measuring import FIRST_UPDATES
 from lightning_bayes.optim.runtime.noise import CounterNoise, counter_seed
 from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass, Measurement, OpenUpdate
-from lightning_bayes.optim.runtime.shards import (
-    are_all_finite,
-    current_values,
-    require_equally_many,
-    require_rows,
-    set_values_,
-)
+from lightning_bayes.optim.runtime.shards import are_all_finite, require_equally_many, require_rows
 from lightning_bayes.private_torch import mark_as_scheduled
 
 
@@ -199,12 +194,20 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
                 sample = self._sample(
                     CounterNoise.of_pass(int(group["noise_seed"]), self.num_updates, index, antithetic=is_paired)
                 )
-            means.update(current_values(sample, sharded=self._is_sharded))
-            set_values_(self.model, sample, sharded=self._is_sharded)
+            means.update((p, local(p).detach().clone() if self._is_sharded else p.data) for p in sample)
+            self._set_weights_(sample)
             yield
         finally:
-            set_values_(self.model, means, sharded=self._is_sharded)
+            self._set_weights_(means)
             self._stashed_means = None
+
+    @torch.no_grad()
+    def _set_weights_(self, values: Mapping[nn.Parameter, Tensor]) -> None:
+        if self._is_sharded:
+            put_rows_(self.model, list(values.items()))
+            return
+        for param, value in values.items():
+            param.data = value  # swapping the storage avoids copying every weight
 
     @torch.no_grad()
     def _collect(

@@ -16,13 +16,14 @@ from torch import Tensor, nn
 from lightning_bayes.curvature import Capture
 from lightning_bayes.optim.runtime.noise import CounterNoise
 from lightning_bayes.optim.runtime.passes import Measurement
+from lightning_bayes.optim.steps import CohortUpdate
 
 
 class PosteriorFamily(ABC):
     """A family of posteriors over the weights of one optimizer.
 
     Every pass draws a `sample`. A pass that measures curvature also opens a `capture`, and its estimator may read `scores`.
-    `update` follows the last pass of an update. Every tenth update then calls `store_shapes`, once all steps have finished.
+    `updates` follows the last pass of an update. Every tenth update then calls `store_shapes`, once all steps have finished.
 
     Class attributes:
         counters: Numbers that it keeps in the state of every parameter, with their initial values.
@@ -39,10 +40,6 @@ class PosteriorFamily(ABC):
         return
 
     @abstractmethod
-    def is_measurement_due(self) -> bool:
-        """Whether the next update measures curvature."""
-
-    @abstractmethod
     def capture(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
         """The capture of a pass that measures curvature.
 
@@ -55,8 +52,16 @@ class PosteriorFamily(ABC):
         """
 
     @abstractmethod
-    def measured_shapes(self) -> Mapping[Hashable, Tensor]:
-        """The keys of ĥ in the same order in all processes, with a tensor of the same shape, device and dtype for each."""
+    def measured_shapes(self, *, always: bool = False) -> Mapping[Hashable, Tensor]:
+        """What the next update measures.
+
+        Args:
+            always: Whether it measures even if no measurement is due.
+
+        Returns:
+            The keys of ĥ, in the same order in all processes, with a tensor of the same shape, device and dtype for each.
+            Empty if the update measures nothing.
+        """
 
     @abstractmethod
     def sample(self, noise: CounterNoise, *, measures_curvature: bool | None) -> dict[nn.Parameter, Tensor]:
@@ -75,8 +80,15 @@ class PosteriorFamily(ABC):
         """(θ - μ) / Σ = -∇ log q(θ) of the open pass; without the parameters that have no noise or correlated noise."""
 
     @abstractmethod
-    def update(self, measurement: Measurement) -> None:
-        """Update the state from a measurement, and pass every cohort to the step of its group."""
+    def updates(self, measurement: Measurement) -> Iterable[CohortUpdate]:
+        """Count the update in the states, and prepare the update of every cohort from a measurement.
+
+        Args:
+            measurement: The measurement.
+
+        Returns:
+            The updates, each of which the step of its group applies before the next one is prepared.
+        """
 
     @abstractmethod
     def store_shapes(self) -> None:

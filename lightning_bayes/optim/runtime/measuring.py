@@ -9,11 +9,13 @@ of them and the last is update t, the running average weights the old curvature 
 and ĥ by one minus that. T = 1 measures at every update. The schedule depends on the update index alone, so a resumed run,
 the micro-batches of an update and all processes agree on it without communication.
 
-The numbers of each tensor that scale its noise (`optim.readout.shape.store_shape`) change slowly too. Every tenth update
-stores them, whether or not it measures. Before they are first stored, they are those of the current curvature.
+The statistics of each tensor that scale its noise (`optim.readout.shape`) change slowly too. Every tenth update stores
+them, whether or not it measures. Before they are first stored, they are those of the current curvature.
 """
 
 from __future__ import annotations
+
+from math import prod
 
 from lightning_bayes.errors import HyperparameterError
 
@@ -61,6 +63,23 @@ def updates_covered(param_update: int, update: int, interval: int) -> int:
     if param_update <= FIRST_UPDATES:
         return param_update
     return max(FIRST_UPDATES, param_update - (update - FIRST_UPDATES) % interval)
+
+
+def weight_of_old(beta: float, measurements: int, elapsed: int, *, starts_as_mean: bool) -> float:
+    """The weight of the old curvature in the running average.
+
+    Args:
+        beta: β₂.
+        measurements: t, the number of updates that the measurements account for, this one included.
+        elapsed: e.
+        starts_as_mean: Whether the average starts as a running mean, as in all steps but the natural one.
+
+    Returns:
+        The weight; 1 if e = 0.
+    """
+    if not starts_as_mean:
+        return beta**elapsed
+    return prod(min(beta, (t - 1) / t) for t in range(measurements - elapsed + 1, measurements + 1))
 
 
 def require_interval(optimizer: str, interval: int, *, amortises: bool) -> None:

@@ -99,7 +99,7 @@ class Measurement:
     Attributes:
         loss: Mean loss, a scalar.
         grads: ĝ of every trained parameter.
-        curvature: ĥ of every measured parameter; zero if backward did not reach it. Empty if the update skips it.
+        curvature: ĥ of every measured parameter; zero if backward did not reach it. Empty if the update measures none.
         num_examples: n; the number of passes if examples were not counted.
         num_samples: Number of weight samples.
         is_counted: Whether examples were counted.
@@ -111,11 +111,6 @@ class Measurement:
     num_examples: float
     num_samples: int
     is_counted: bool = True
-
-    @property
-    def has_curvature(self) -> bool:
-        """Whether the update measured curvature; see `optim.runtime.measuring`."""
-        return bool(self.curvature)
 
     def tensors(self) -> list[Tensor]:
         """Loss, ĝ and, if measured, ĥ, in the same order in all processes."""
@@ -142,7 +137,7 @@ class OpenUpdate:
         curvature: Mean ĥ so far, by the keys of the estimator.
         loss: Mean loss so far; None before the first observed loss.
         buffers: The model's buffers and their values before the first pass.
-        measures_curvature: Whether the passes measure curvature; None before the first pass.
+        measured_shapes: What the passes measure, as in `PosteriorFamily.measured_shapes`; None before the first pass.
         is_counted: Whether the examples of all passes were counted.
         is_only_batch: Whether all passes use the same batch.
         is_discarded: Whether the next step does nothing.
@@ -156,7 +151,7 @@ class OpenUpdate:
     curvature: Curvature = field(default_factory=dict)
     loss: Tensor | None = None
     buffers: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    measures_curvature: bool | None = None
+    measured_shapes: Mapping[Hashable, Tensor] | None = None
     is_counted: bool = True
     is_only_batch: bool = False
     is_discarded: bool = False

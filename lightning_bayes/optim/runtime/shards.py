@@ -14,14 +14,14 @@ all rows; steps and noise that depend on them are refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
-from lightning_bayes.curvature.sharding import Rows, is_sharded, local, put_rows_, whole
+from lightning_bayes.curvature.sharding import Rows, is_sharded, local, whole
 from lightning_bayes.errors import UnsupportedTrainingError, name_some
 
 
@@ -70,21 +70,6 @@ def _is_in_rows(param: Any) -> bool:
         and param.device_mesh.size() == dist.get_world_size()
         and [placement.is_shard(0) for placement in param.placements] == [True]
     )
-
-
-def current_values(params: Iterable[nn.Parameter], *, sharded: bool) -> dict[nn.Parameter, Tensor]:
-    """The values of parameters, to be restored by `set_values_`. Rows of sharded parameters are copied."""
-    return {param: local(param).detach().clone() if sharded else param.data for param in params}
-
-
-@torch.no_grad()
-def set_values_(model: nn.Module, values: Mapping[nn.Parameter, Tensor], *, sharded: bool) -> None:
-    """Set parameters to other values; sharded parameters in place."""
-    if sharded:
-        put_rows_(model, list(values.items()))
-        return
-    for param, value in values.items():
-        param.data = value  # swapping the storage avoids copying every weight
 
 
 def require_equally_many(num_examples: int, device: torch.device) -> None:

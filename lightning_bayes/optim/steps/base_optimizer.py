@@ -43,6 +43,7 @@ from torch import Tensor, nn
 from lightning_bayes.optim.steps.fused import fused_on_cpu
 from lightning_bayes.optim.steps.graft import graft_
 from lightning_bayes.optim.steps.step import CohortUpdate, Step
+from lightning_bayes.optim.weight_prior import prior_means
 from lightning_bayes.posteriors import root_mean_squares, tensor_sizes
 
 NOISE_OF_CLASSIFIERS = 0.07  # κ for classifiers without convolutions
@@ -81,8 +82,8 @@ class BaseOptimizerStep(Step):
 
     def apply(self, update: CohortUpdate) -> None:
         """Update the curvature of one cohort, and add the prior's gradient to ``param.grad``; see `Step`."""
-        update.average_(self.weight_of_old(update.group["betas"][1], update.measurements, update.elapsed))
-        add_prior_gradient_(update.params, update.prior_means, update.prior_weights())
+        update.average_()
+        add_prior_gradient_(update.params, update.states, update.prior_weights())
 
     def add_group(self, group: Mapping[str, Any], count: int) -> None:
         """Add a later group to the user's optimizer; see `Step`."""
@@ -193,24 +194,24 @@ def noise_of_depth(noise: float, layers: int) -> float:
 
 
 def add_prior_gradient_(
-    params: Sequence[nn.Parameter], prior_means: Sequence[Tensor], prior: float | Sequence[Tensor]
+    params: Sequence[nn.Parameter], states: Sequence[Mapping[str, Any]], prior: float | Sequence[Tensor]
 ) -> None:
     """Add δ̃ (μ - μ₀) to ``param.grad``.
 
     Args:
         params: Parameters with gradients.
-        prior_means: μ₀ of each parameter; empty if zero.
-        prior: δ̃: a number, 0 without a prior; or a tensor per parameter with δ̃ of each weight, which requires `prior_means`.
+        states: Their optimizer states, with μ₀ unless it is zero.
+        prior: δ̃: a number, 0 without a prior; or a tensor per parameter with δ̃ of each weight, which requires μ₀.
     """
     if not prior:
         return
-    grads = [param.grad for param in params if param.grad is not None]
+    grads, centres = [param.grad for param in params if param.grad is not None], prior_means(states)
     if not isinstance(prior, (int, float)):
-        torch._foreach_addcmul_(grads, torch._foreach_sub(list[Tensor](params), list(prior_means)), list(prior))
+        torch._foreach_addcmul_(grads, torch._foreach_sub(list[Tensor](params), centres), list(prior))
         return
     torch._foreach_add_(grads, list[Tensor](params), alpha=prior)
-    if prior_means:
-        torch._foreach_add_(grads, list(prior_means), alpha=-prior)
+    if centres:
+        torch._foreach_add_(grads, centres, alpha=-prior)
 
 
 def groups_of(base: torch.optim.Optimizer) -> list[dict[str, Any]]:

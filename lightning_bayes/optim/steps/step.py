@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from math import prod
 from typing import Any, ClassVar
 
 import torch
@@ -16,52 +15,38 @@ class CohortUpdate(ABC):
 
     Attributes:
         params: The parameters, with ĝ in ``.grad``.
-        states: Their optimizer states.
+        states: Their optimizer states, which count this update already.
         group: Their parameter group.
-        prior: δ̃, the weight of the prior's gradient.
         index: Index of this update, from 1.
-        measurements: Number of measurements in the curvature, including this one. Updates between two measurements count
-            too; see `optim.runtime.measuring`.
-        elapsed: e, the number of updates since the previous measurement; 0 if this update measures nothing.
-        prior_means: μ₀ of each parameter; empty if zero.
     """
 
     params: Sequence[nn.Parameter]
     states: Sequence[dict[str, Any]]
     group: dict[str, Any]
-    prior: float
     index: int
-    measurements: int
-    elapsed: int = 1
-    prior_means: Sequence[Tensor]
 
+    @abstractmethod
     def prior_weights(self) -> float | Sequence[Tensor]:
         """δ̃ for the gradient of another optimizer: a number, or a tensor per parameter; 0 without a stated prior."""
-        return self.prior * float(self.group["prior_on_mean"])
 
     @abstractmethod
     def move_(self) -> None:
         """Apply the algorithm's own update to means and state, with the group's learning rate and betas."""
 
     @abstractmethod
-    def propose_(self, lr: float, weight_of_old: float) -> list[Tensor]:
+    def propose_(self, lr: float) -> list[Tensor]:
         """Update the algorithm's state but not the means.
 
         Args:
             lr: The learning rate of the proposal.
-            weight_of_old: β₂ of this update.
 
         Returns:
             The proposed changes of the means. The caller may overwrite them.
         """
 
     @abstractmethod
-    def average_(self, weight_of_old: float) -> None:
-        """Update the curvature alone.
-
-        Args:
-            weight_of_old: β₂ of this update.
-        """
+    def average_(self) -> None:
+        """Update the curvature alone."""
 
 
 class Step(ABC):
@@ -92,21 +77,6 @@ class Step(ABC):
             `lr`, unless the step uses a fixed rate.
         """
         return lr
-
-    def weight_of_old(self, beta: float, measurements: int, elapsed: int = 1) -> float:
-        """β₂(t), the weight of the old curvature. Unless the step is published, the average starts as a running mean.
-
-        Args:
-            beta: β₂.
-            measurements: t, as in `CohortUpdate`.
-            elapsed: e, as in `CohortUpdate`.
-
-        Returns:
-            β₂(t); 1 if e = 0.
-        """
-        if self.is_published:
-            return beta**elapsed
-        return prod(min(beta, (t - 1) / t) for t in range(measurements - elapsed + 1, measurements + 1))
 
     @abstractmethod
     def apply(self, update: CohortUpdate) -> None:

@@ -36,8 +36,7 @@ class TrustRegionStep(Step):
     def apply(self, update: CohortUpdate) -> None:
         """Update one cohort; see `Step`."""
         decay_(update)
-        weight = self.weight_of_old(update.group["betas"][1], update.measurements, update.elapsed)
-        move_within_radius_(update.params, update.propose_(self.rate(update.group["lr"]), weight), _radius(update))
+        move_within_radius_(update.params, update.propose_(self.rate(update.group["lr"])), _radius(update))
 
 
 def _radius(update: CohortUpdate) -> Tensor | float:

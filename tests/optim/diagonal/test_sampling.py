@@ -187,7 +187,7 @@ def test_sizes_are_those_after_every_tenth_update(generator):
         updates(opt, model, batch, count)
         size = weight.detach().square().mean().sqrt().clamp_min(opt.state[weight]["initial_rms"])
         updates(opt, model, batch, 3)
-        torch.testing.assert_close(opt.state[weight]["size"], size)
+        torch.testing.assert_close(opt.state[weight]["noise_statistics"][0], size)
         assert abs(weight.detach().square().mean().sqrt() - size) > 1e-4
 
 

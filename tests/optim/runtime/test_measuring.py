@@ -13,7 +13,7 @@ from torch import nn
 from lightning_bayes.curvature import BareCapture
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim import BBB, IVON, KFAC, VOGN, MomentumVON, NoisyAdam, VadaGrad, Vadam, Vprop
-from lightning_bayes.optim.runtime.measuring import FIRST_UPDATES, elapsed_updates, updates_covered
+from lightning_bayes.optim.runtime.measuring import FIRST_UPDATES, elapsed_updates, updates_covered, weight_of_old
 
 F64 = torch.float64
 
@@ -64,6 +64,12 @@ def test_measurements_cover_every_update_once(interval):
     for number, count in enumerate(elapsed, 1):
         covered += count
         assert updates_covered(number, number, interval) == covered
+
+
+@pytest.mark.parametrize(("measurements", "weight"), [(1, 0.0), (2, 0.5), (4, 0.75), (1000, 0.9)])
+def test_an_average_starts_as_a_running_mean_unless_it_is_the_papers(measurements, weight):
+    assert weight_of_old(0.9, measurements, 1, starts_as_mean=True) == weight
+    assert weight_of_old(0.9, measurements, 1, starts_as_mean=False) == 0.9
 
 
 def test_an_average_with_pauses_is_that_of_measurements_held_until_the_next(generator):
@@ -208,7 +214,7 @@ def test_samples_of_one_batch_weigh_alike_and_are_not_counted():
     assert len(tensors) == 1 + len(list(model.parameters()))  # the loss and ĝ: no ĥ for the processes to add
     torch.testing.assert_close(model[0].weight.grad, torch.stack(grads).mean(0), rtol=1e-12, atol=1e-15)
     measurement = opt._measurement()
-    assert not measurement.has_curvature
+    assert not measurement.curvature
     assert not measurement.is_counted
 
 

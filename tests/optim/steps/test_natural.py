@@ -20,7 +20,3 @@ def test_weights_decay_before_the_update():
     update.group |= {"lr": 0.1, "weight_decay": 0.5}
     NaturalStep().apply(update)
     torch.testing.assert_close(update.params[0].detach(), torch.tensor([2.0 * 0.95 + 1.0]))
-
-
-def test_the_papers_average_has_a_constant_weight():
-    assert [NaturalStep().weight_of_old(0.9, count) for count in (1, 2, 1000)] == [0.9, 0.9, 0.9]

@@ -62,8 +62,8 @@ class BatchSquare(CurvatureEstimator):
             add_ranks([weight, *sums])
             torch._foreach_div_([weight, *sums], num_examples)
 
-    def finalise(self, curvature: Curvature) -> Curvature:
-        """Square each sample's gradient; see `CurvatureEstimator`."""
+    def finalise(self, curvature: Curvature, groups: Sequence[Mapping[str, Any]]) -> Curvature:
+        """Square each sample's gradient; times Ñ/τ in groups with ``scaling="sum"``. See `CurvatureEstimator`."""
         # Summed over processes, the weights of an update may exceed 1.
         total = sum(weight for key, weight in curvature.items() if isinstance(key, _Key) and key.param is None)
         squares: Curvature = {}
@@ -72,10 +72,8 @@ class BatchSquare(CurvatureEstimator):
                 weight = curvature[_Key(key.sample, None)]
                 square = torch.square(grad).div_(weight * total)
                 squares[key.param] = squares[key.param].add_(square) if key.param in squares else square
+        for group in groups:
+            if group.get("scaling") == "sum":  # see `optim.diagonal.vprop`
+                for param in squares.keys() & set(group["params"]):
+                    squares[param] *= effective(group).scale
         return squares
-
-    def scaled(self, measured: list[Tensor], group: Mapping[str, Any]) -> list[Tensor]:
-        """ĝ², or (Ñ/τ) ĝ² if the group has ``scaling="sum"``; see `optim.diagonal.vprop`."""
-        if group.get("scaling") != "sum":
-            return measured
-        return [square * effective(group).scale for square in measured]

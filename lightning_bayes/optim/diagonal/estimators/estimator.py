@@ -31,11 +31,6 @@ class CurvatureEstimator(ABC):
     allows_loss_scale: ClassVar[bool] = True
     depends_on_batch_size: ClassVar[bool] = False
 
-    @property
-    def needs_engine(self) -> bool:
-        """Whether a measuring pass needs the curvature engine, instead of the gradient alone."""
-        return self.quantity != "gradient"
-
     @abstractmethod
     def read(self, finished: FinishedPass, params: Sequence[nn.Parameter], scores: Scores) -> Curvature:
         """Read one pass.
@@ -66,25 +61,14 @@ class CurvatureEstimator(ABC):
         """
         return
 
-    def finalise(self, curvature: Curvature) -> Curvature:
+    def finalise(self, curvature: Curvature, groups: Sequence[Mapping[str, Any]]) -> Curvature:
         """Compute ĥ by parameter.
 
         Args:
             curvature: Averages over the passes of an update.
+            groups: The optimizer's parameter groups.
 
         Returns:
             ĥ of the parameters that were measured.
         """
         return curvature
-
-    def scaled(self, measured: list[Tensor], group: Mapping[str, Any]) -> list[Tensor]:
-        """Convert ĥ to the units that a parameter group uses.
-
-        Args:
-            measured: ĥ of its parameters.
-            group: The group.
-
-        Returns:
-            ĥ in these units.
-        """
-        return measured
