@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from lightning_bayes.curvature.sharding import is_sharded
 from lightning_bayes.errors import HyperparameterError, PosteriorError, name_some
-from lightning_bayes.optim.effective import Effective, effective
+from lightning_bayes.optim.effective import effective
 from lightning_bayes.posteriors import AbstractPosterior, MeanField, ScaledPosterior
 
 _NAMES_LENGTH = 80  # characters of names in an error message
@@ -138,26 +138,6 @@ def prior_of(group: Mapping[str, Any], state: Mapping[str, Any]) -> float | Tens
 def stated_prior_of(group: Mapping[str, Any], state: Mapping[str, Any]) -> float | Tensor:
     """δ̃ of a parameter; 0 if the user's optimizer updates the mean and no prior is set."""
     return prior_of(group, state) if "prior_precision" in state else effective(group).stated_prior
-
-
-def noise_hyperparameters(group: Mapping[str, Any], state: Mapping[str, Any]) -> Effective:
-    """Effective hyperparameters of a parameter's noise: without the prior if δ̃ of each weight counts as curvature."""
-    return effective(group).without_prior() if "prior_precision" in state else effective(group)
-
-
-def noise_curvature(hyperparameters: Effective, state: Mapping[str, Any]) -> Tensor:
-    """The curvature that determines a parameter's noise: s, or s + δ̃ if the parameter has per-weight priors.
-
-    Args:
-        hyperparameters: The result of `noise_hyperparameters`.
-        state: The optimizer state of the parameter, which has a diagonal posterior.
-
-    Returns:
-        A tensor shaped like the parameter, which may be the one in the state.
-    """
-    curvature: Tensor = state["curvature"]
-    precision = state.get("prior_precision")
-    return curvature if precision is None else curvature + hyperparameters.prior_of(precision)
 
 
 def _mean_field(posterior: AbstractPosterior) -> MeanField:

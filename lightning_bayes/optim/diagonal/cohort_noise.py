@@ -16,35 +16,19 @@ the processor's cache.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.sharding import local, rows_of
-from lightning_bayes.optim.effective import Effective
-from lightning_bayes.optim.readout.shape import shape_of, stored_statistics
+from lightning_bayes.optim.readout.noise_terms import NoiseTerms, State
 from lightning_bayes.optim.runtime.blocks import blocks
 from lightning_bayes.optim.runtime.noise import CounterNoise, Pool
 from lightning_bayes.optim.runtime.shards import slices_of
-from lightning_bayes.optim.weight_prior import noise_curvature, noise_hyperparameters
 from lightning_bayes.posteriors import NoiseShape, precision, shaped_precision
-from lightning_bayes.private_torch import version_of
 
 SMALL = 2**16  # elements; smaller tensors share the flat buffer
-
-State: TypeAlias = Mapping[str, Any]
-
-
-class _CacheKey(NamedTuple):
-    """The numbers and tensors that a cached result was computed from."""
-
-    numbers: tuple[float, ...]
-    tensors: list[Tensor]
-
-    def is_same(self, other: _CacheKey) -> bool:
-        """Whether the numbers are equal and the tensors the very same."""
-        return self.numbers == other.numbers and list(map(id, self.tensors)) == list(map(id, other.tensors))
 
 
 @final
@@ -78,29 +62,13 @@ class CohortNoise:
         )
         self._param_index = indices.repeat_interleave(counts)  # index of the parameter of each flat element
         self.cached_pool: tuple[Pool, Tensor] | None = None
-        self._shape_key: _CacheKey | None = None  # of the shape of the noise
-        self._factors: list[float] = []  # 1/√(Ñ/τ_t); empty if reading it would synchronise with a device
-        self._unit_std_key: _CacheKey | None = None
+        self._terms = NoiseTerms()
         self._unit_std = self._unit_precision = self.flat  # u and 1/u² of the small parameters
         self._unit_std_parts = self._flat_parts
         # Of the last sample:
-        self._hyperparameters: Effective
-        self._noise_shape: NoiseShape | None = None  # [params]; None: noise of the bound
+        self._shape: NoiseShape | None = None  # [params]; None: noise of the bound
         self._small_shape: NoiseShape  # the same for each element of the small parameters
-        self._curvatures: list[Tensor] = []  # s, or s + δ̃ if every weight has its own prior
-
-    def matches(self, params: Sequence[nn.Parameter]) -> bool:
-        """Whether these are the cohort's parameters, with the same device, dtype and shapes as before."""
-        return (
-            len(params) == len(self.owners)
-            and all(
-                a is b and (i not in self._views or (self._views[i].shape == local(b).shape and b.is_contiguous()))
-                for i, (a, b) in enumerate(zip(self.owners, params, strict=True))
-            )
-            and (self._rows is None or all(local(b) is a for a, b in zip(self._params, params, strict=True)))
-            and params[0].device == self.flat.device
-            and params[0].dtype == self.flat.dtype
-        )
+        self._factors: list[float] = []  # 1/√(Ñ/τ_t); empty if reading it would synchronise with a device
 
     def sample(
         self,
@@ -124,7 +92,11 @@ class CohortNoise:
         Returns:
             The samples in the parameters' order, in memory that the next sample overwrites.
         """
-        self._update_shape(states, group)
+        has_changed = self._terms.refresh(group, states, self._params)
+        if self._terms.shape is not self._shape:
+            self._set_shape(self._terms.shape)
+        if has_changed:
+            self._update_unit_std()
         large = [buffer(self._params[i]) for i in self._large]
         draws = self.draws(noise, large, pooled=pooled)
         if self._small:
@@ -154,7 +126,7 @@ class CohortNoise:
             for block in blocks([param]):
                 part = block.join([score])
                 torch.sub(block.join([param]), block.join([means[self.owners[i]]]), out=part)
-                block.write_([score], part.mul_(self._precision(i, block.join([self._curvatures[i]]))))
+                block.write_([score], part.mul_(self._precision(i, block.join([self._terms.curvatures[i]]))))
             scores[self.owners[i]] = score
         if small := [i for i in self._small if self.owners[i] in targets]:
             scores |= self._small_scores(small, means)
@@ -192,54 +164,30 @@ class CohortNoise:
         drawn = noise.draw_slices([size for size, _ in requests], [slices for _, slices in requests], self.flat)
         return drawn if self._small else [self.flat, *drawn]
 
-    # -- the shape of the noise ---------------------------------------------------------------------------------------
+    # -- the scale of the noise ---------------------------------------------------------------------------------------
 
-    def _update_shape(self, states: Sequence[State], group: Mapping[str, Any]) -> None:
-        """Recompute the cached shape and u if the curvature or the hyperparameters have changed."""
-        self._hyperparameters = hyper = noise_hyperparameters(group, states[0])
-        self._noise_shape = self._current_shape(states, group)
-        curvatures = [state["curvature"] for state in states]
-        numbers = () if self._noise_shape is not None else tuple(hyper.precision_arguments.values())
-        scale = hyper.scale if "prior_precision" in states[0] else 0.0  # δ̃ of each weight depends on it
-        shape = [self._noise_shape.damping] if self._noise_shape is not None else []
-        key = _CacheKey((*numbers, scale, *map(version_of, curvatures)), [*curvatures, *shape])
-        if self._unit_std_key is None or not self._unit_std_key.is_same(key):
-            self._unit_std_key = key
-            self._curvatures = [noise_curvature(hyper, state) for state in states]
-            self._update_unit_std()
-
-    def _current_shape(self, states: Sequence[State], group: Mapping[str, Any]) -> NoiseShape | None:
-        relative_noise = self._hyperparameters.relative_noise
-        if relative_noise is None:
-            self._shape_key = None
-            return None
-        stored = stored_statistics(group, states)  # without them, the shape is that of the current curvature
-        key = None if stored is None else _CacheKey((relative_noise, self._hyperparameters.scale), stored)
-        if key is not None and self._shape_key is not None and self._shape_key.is_same(key):
-            return self._noise_shape
-        self._shape_key = key
-        shape = shape_of(group, states, self._params)
-        assert shape is not None
-        self._factors = [number**-0.5 for number in shape.scale.tolist()] if shape.scale.is_cpu else []
-        self._small_shape = NoiseShape(*map(self._repeat, shape))
-        return shape
+    def _set_shape(self, shape: NoiseShape | None) -> None:
+        self._shape = shape
+        if shape is not None:
+            self._small_shape = NoiseShape(*map(self._repeat, shape))
+            self._factors = [number**-0.5 for number in shape.scale.tolist()] if shape.scale.is_cpu else []
 
     def _update_unit_std(self) -> None:
-        small = torch.cat([self.flat[:0], *(self._curvatures[i].reshape(-1) for i in self._small)])
-        if self._noise_shape is not None:
+        small = torch.cat([self.flat[:0], *(self._terms.curvatures[i].reshape(-1) for i in self._small)])
+        if self._shape is not None:
             unscaled = small.clamp_min_(0).add_(self._small_shape.damping)
         else:
-            unscaled = precision(small, **self._hyperparameters.precision_arguments)
+            unscaled = precision(small, **self._terms.hyperparameters.precision_arguments)
         self._unit_precision, self._unit_std = unscaled, unscaled.rsqrt()
         self._unit_std_parts = self._split(self._unit_std)
 
     def _precision(self, i: int, curvature: Tensor, *, without_scale: bool = False) -> Tensor:
         """1/Σ of a block of parameter i, or τ_t/(Ñ Σ) without the scale."""
-        if self._noise_shape is None:
-            return precision(curvature, **self._hyperparameters.precision_arguments)
+        if self._shape is None:
+            return precision(curvature, **self._terms.hyperparameters.precision_arguments)
         if without_scale:
-            return curvature.clamp_min(0).add_(self._noise_shape.damping[i])
-        return shaped_precision(curvature, self._noise_shape.scale[i], self._noise_shape.damping[i])
+            return curvature.clamp_min(0).add_(self._shape.damping[i])
+        return shaped_precision(curvature, self._shape.scale[i], self._shape.damping[i])
 
     # -- writing samples ----------------------------------------------------------------------------------------------
 
@@ -247,17 +195,17 @@ class CohortNoise:
         means = [self._params[i] for i in self._small]
         if not epsilon.is_cpu:
             std = self._unit_std
-            if self._noise_shape is not None:
+            if self._shape is not None:
                 std = std * self._small_shape.scale.rsqrt()
             torch.addcmul(torch.cat([mean.view(-1) for mean in means]), epsilon, std, value=sign, out=self.flat)
             return
-        factors = [float(sign) if self._noise_shape is None else sign * self._factors[i] for i in self._small]
+        factors = [float(sign) if self._shape is None else sign * self._factors[i] for i in self._small]
         torch._foreach_copy_(list(self._views.values()), means)
         torch._foreach_addcmul_(self._flat_parts, self._split(epsilon), self._unit_std_parts, factors)
 
     def _write_large(self, i: int, target: Tensor, epsilon: Tensor, factor: float) -> None:
-        mean, curvature = self._params[i], self._curvatures[i]
-        has_factor = self._noise_shape is not None and bool(self._factors)  # saves one pass over the block
+        mean, curvature = self._params[i], self._terms.curvatures[i]
+        has_factor = self._shape is not None and bool(self._factors)  # saves one pass over the block
         if has_factor:
             factor *= self._factors[i]
         for block in blocks([mean]):
@@ -270,7 +218,7 @@ class CohortNoise:
         owners = [self.owners[i] for i in small]
         scores = torch._foreach_sub([self._views[i] for i in small], [means[owner] for owner in owners])
         precisions = self._unit_precision
-        if self._noise_shape is not None:
+        if self._shape is not None:
             precisions = precisions * self._small_shape.scale
         views = self._shaped_like(precisions)
         torch._foreach_mul_(scores, [views[i] for i in small])

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from lightning_bayes.curvature.sharding import local
 from lightning_bayes.optim.runtime.blocks import Block, blocks
 from lightning_bayes.optim.runtime.measuring import weight_of_old
-from lightning_bayes.optim.runtime.shards import local_parts
 from lightning_bayes.optim.steps import CohortUpdate
 from lightning_bayes.optim.weight_prior import prior_means
 
@@ -32,7 +31,8 @@ class DiagonalUpdate(CohortUpdate):
 
     Args:
         optimizer: The optimizer, whose `natural_update` is applied.
-        params: The cohort. The states of its parameters count this update already.
+        params: The cohort.
+        states: The states of its parameters, which count this update already; under FSDP2, those of this process's rows.
         group: Their parameter group.
         measured: ĥ of each parameter; s if nothing was measured.
         buffer: Returns scratch memory for the change of a parameter.
@@ -45,14 +45,14 @@ class DiagonalUpdate(CohortUpdate):
         self,
         optimizer: MeanFieldOptimizer,
         params: Sequence[nn.Parameter],
+        states: Sequence[dict[str, Any]],
         group: dict[str, Any],
         measured: Sequence[Tensor],
         buffer: Callable[[nn.Parameter], Tensor],
         elapsed: int = 1,
         measurements: int | None = None,
     ) -> None:
-        states = [optimizer.state[param] for param in params]
-        self.params, self.states = local_parts(params, states)
+        self.params, self.states = [local(param) for param in params], states
         self.group, self.index = group, states[0]["step"]
         # δ of each weight; empty if the group's δ applies
         self._precisions = [state["prior_precision"] for state in self.states if "prior_precision" in state]

@@ -5,29 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeAlias, final
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature import Capture
-from lightning_bayes.curvature.sharding import local
+from lightning_bayes.curvature.sharding import is_sharded, local
 from lightning_bayes.optim.diagonal.cohort_noise import CohortNoise
 from lightning_bayes.optim.diagonal.cohort_update import DiagonalUpdate
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.readout.live import effective_parameters_of
-from lightning_bayes.optim.readout.shape import store_statistics
+from lightning_bayes.optim.readout.noise_terms import store_statistics
 from lightning_bayes.optim.runtime.family import PosteriorFamily
 from lightning_bayes.optim.runtime.measuring import FIRST_UPDATES, elapsed_updates
 from lightning_bayes.optim.runtime.noise import CounterNoise
 from lightning_bayes.optim.runtime.passes import Measurement
-from lightning_bayes.optim.runtime.shards import local_parts
+from lightning_bayes.optim.runtime.shards import local_state
 from lightning_bayes.posteriors import initial_curvature
 
 if TYPE_CHECKING:
     from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
 
 Group: TypeAlias = dict[str, Any]
+
+
+class _CachedNoise(NamedTuple):
+    layout: list[tuple[Any, ...]]  # identity and memory layout of the parameters
+    noise: CohortNoise
 
 
 @final
@@ -43,7 +48,7 @@ class DiagonalFamily(PosteriorFamily):
         self, optimizer: MeanFieldOptimizer, excluded: Callable[[], Collection[nn.Parameter]] = lambda: ()
     ) -> None:
         self._optimizer, self._excluded = optimizer, excluded
-        self._noises: dict[nn.Parameter, CohortNoise] = {}  # by the first parameter of the cohort
+        self._noises: dict[nn.Parameter, _CachedNoise] = {}  # by the first parameter of the cohort
         self._sampled: list[CohortNoise] = []  # in the last pass
         self._scratch: dict[Tensor, Tensor] = {}
 
@@ -84,10 +89,13 @@ class DiagonalFamily(PosteriorFamily):
 
     def measured_shapes(self, *, always: bool = False) -> dict[Hashable, Tensor]:
         """All parameters with a curvature, if the measurement of any is due; see `PosteriorFamily`."""
-        state, trained = self._optimizer.state, self._optimizer.trained()
-        group_of = {param: group for group, param in trained if "curvature" in state[param]}
-        is_due = always or any(self._elapsed(state[param], group) for param, group in group_of.items())
-        return {param: param for param in group_of} if is_due else {}
+        states, shapes, is_due = self._optimizer.state, dict[Hashable, Tensor](), always
+        for group in self._optimizer.param_groups:
+            for params in self.cohorts(group):
+                if "curvature" in states[params[0]]:
+                    shapes.update(zip(params, params, strict=True))
+                    is_due |= self._elapsed(states[params[0]], group) > 0
+        return shapes if is_due else {}
 
     @torch.no_grad()
     def sample(self, noise: CounterNoise, *, measures_curvature: bool | None) -> dict[nn.Parameter, Tensor]:
@@ -99,8 +107,8 @@ class DiagonalFamily(PosteriorFamily):
                 self.start_cohort(params, group)
                 cohort_noise = self._noise_of(params)
                 self._sampled.append(cohort_noise)
-                states = local_parts(params, [self._optimizer.state[param] for param in params])[1]
-                values = cohort_noise.sample(states, group, noise, self.scratch, pooled=self._uses_pool(group))
+                pooled = self._uses_pool(group)
+                values = cohort_noise.sample(self._local_states(params), group, noise, self.scratch, pooled=pooled)
                 sample.update(zip(params, values, strict=True))
         if measures_curvature is False:
             self._optimizer.engine.workspace.release()  # to make room for the pool of draws
@@ -134,14 +142,20 @@ class DiagonalFamily(PosteriorFamily):
 
     def forget_draws(self) -> None:
         """Release the memory of the draws."""
-        for noise in self._noises.values():
-            noise.cached_pool = None
+        for cached in self._noises.values():
+            cached.noise.cached_pool = None
 
     def _noise_of(self, params: Sequence[nn.Parameter]) -> CohortNoise:
-        noise = self._noises.get(params[0])
-        if noise is None or not noise.matches(params):
-            noise = self._noises[params[0]] = CohortNoise(params)
-        return noise
+        values = [local(param) for param in params]
+        layout = [(id(value), value.device, value.dtype, value.shape, value.is_contiguous()) for value in values]
+        if params[0] not in self._noises or self._noises[params[0]].layout != layout:
+            self._noises[params[0]] = _CachedNoise(layout, CohortNoise(params))
+        return self._noises[params[0]].noise
+
+    def _local_states(self, params: Sequence[nn.Parameter]) -> list[dict[str, Any]]:
+        """The states of parameters; under FSDP2, those of this process's rows."""
+        states = [self._optimizer.state[param] for param in params]
+        return [local_state(state) for state in states] if is_sharded(params[0]) else states
 
     def _uses_pool(self, group: Group) -> bool:
         """Whether passes share a pool of draws: not if other draws come in between, or the engine needs the memory."""
@@ -225,4 +239,6 @@ class DiagonalFamily(PosteriorFamily):
             self.start_cohort(params, group, measured)
         for state in states:
             state["step"] += 1
-        return DiagonalUpdate(self._optimizer, params, group, measured, self.scratch, elapsed)
+        return DiagonalUpdate(
+            self._optimizer, params, self._local_states(params), group, measured, self.scratch, elapsed
+        )

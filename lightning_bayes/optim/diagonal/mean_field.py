@@ -119,7 +119,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         self._schedules: list[dict[str, Callable[[int], Any]]] = []  # of each group, by hyperparameter
         self.uses_engine = self.estimator.quantity != "gradient"  # in passes that measure
         self.family = self._make_family(weakref.proxy(self))  # weak, to free all tensors with the last reference
-        self._check_batch_size = BatchSizeCheck(type(self).__name__) if self.estimator.depends_on_batch_size else None
+        self._check_batch_size = None if self.estimator.is_linear else BatchSizeCheck(type(self).__name__)
         if params is None:
             params = groups_of(step.base) if isinstance(step, BaseOptimizerStep) else trainable(model)
         engine, quantity = values["engine"], self.estimator.quantity
@@ -251,9 +251,10 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
     def _finalise_curvature(self, curvature: Curvature) -> Curvature:
         if not self._measured_shapes():
             return {}
-        finalised = self.estimator.finalise(curvature, self.param_groups)
+        if not self.estimator.is_linear:
+            curvature = self.estimator.finalise(curvature, self.param_groups)
         return {
-            key: finalised[key] if key in finalised else torch.zeros_like(local(like))
+            key: curvature[key] if key in curvature else torch.zeros_like(local(like))
             for key, like in self._measured_shapes().items()
         }
 

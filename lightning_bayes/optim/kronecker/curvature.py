@@ -17,7 +17,7 @@ from lightning_bayes.optim.kronecker import equations, layer_state
 from lightning_bayes.optim.kronecker.distributed_inversion import WorkerGroup, invert_all
 from lightning_bayes.optim.kronecker.intervals import layers_due
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
-from lightning_bayes.optim.readout.shape import layer_damping
+from lightning_bayes.optim.readout.layer import layer_damping
 from lightning_bayes.optim.runtime.measuring import weight_of_old
 from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass, Measurement
 

@@ -30,7 +30,7 @@ from lightning_bayes.optim.kronecker.layer_noise import KroneckerNoise
 from lightning_bayes.optim.kronecker.layers import KroneckerLayers
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
 from lightning_bayes.optim.kronecker.moves import Move
-from lightning_bayes.optim.readout.shape import store_size
+from lightning_bayes.optim.readout.layer import store_size
 from lightning_bayes.optim.runtime.family import PosteriorFamily
 from lightning_bayes.optim.runtime.noise import CounterNoise
 from lightning_bayes.optim.runtime.passes import Measurement
@@ -179,7 +179,7 @@ class KroneckerFamily(PosteriorFamily):
         for state in states:
             state["measurements"] += elapsed
         buffer, measurements = self._diagonal.scratch, states[0]["measurements"]
-        return DiagonalUpdate(self._optimizer, params, group, measured, buffer, elapsed, measurements)
+        return DiagonalUpdate(self._optimizer, params, states, group, measured, buffer, elapsed, measurements)
 
     def _layer_moves(self, layer: MatrixLayer) -> list[Move]:
         """Update the momentum of a layer, and compute a move for each of its parameters."""

@@ -25,7 +25,8 @@ from lightning_bayes.linalg import KroneckerProduct, upper_matmul
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.kronecker import equations, layer_state
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
-from lightning_bayes.optim.readout.shape import damping_of, effective_parameters, layer_scale, mean_variance
+from lightning_bayes.optim.readout.layer import layer_scale, mean_variance
+from lightning_bayes.optim.readout.temperature import damping_of, effective_parameters
 from lightning_bayes.optim.runtime.noise import CounterNoise, Pool
 from lightning_bayes.private_torch import version_of
 
@@ -43,7 +44,7 @@ class LayerNoise:
         root: R_S ⊗ R_A, upper triangular.
 
     Attributes:
-        mean_variance: Mean variance of the entries of U, see `optim.readout.shape`.
+        mean_variance: Mean variance of the entries of U, see `optim.readout.layer`.
     """
 
     def __init__(self, root: KroneckerProduct) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.sharding import free_gathered, whole
-from lightning_bayes.optim.readout.shape import damping_of, effective_parameters
 from lightning_bayes.optim.readout.state import Entry, WeightPosterior, posterior_of
+from lightning_bayes.optim.readout.temperature import damping_of, effective_parameters
 from lightning_bayes.optim.runtime.shards import whole_state
 
 

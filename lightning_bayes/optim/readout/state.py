@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, TypeAlias
 from torch import Tensor
 
 from lightning_bayes.optim.effective import effective
-from lightning_bayes.optim.readout.layer import layer_precision
-from lightning_bayes.optim.readout.shape import layer_shape, shape_of
-from lightning_bayes.optim.weight_prior import noise_curvature, noise_hyperparameters, stated_prior_of
+from lightning_bayes.optim.readout.layer import layer_precision, layer_shape
+from lightning_bayes.optim.readout.noise_terms import noise_curvature, noise_hyperparameters, shape_of
+from lightning_bayes.optim.weight_prior import stated_prior_of
 from lightning_bayes.posteriors import MatrixGaussian, MeanField, NoiseShape, precision, prior_centre, shaped_precision
 
 WeightPosterior: TypeAlias = MeanField | MatrixGaussian

@@ -30,15 +30,6 @@ def local_state(state: Mapping[str, Any]) -> dict[str, Any]:
     return {name: local(value) for name, value in state.items()}
 
 
-def local_parts(
-    params: Sequence[nn.Parameter], states: Sequence[Mapping[str, Any]]
-) -> tuple[Sequence[Any], Sequence[Any]]:
-    """The rows of parameters and of their states that this process holds. Either all parameters are sharded or none is."""
-    if not is_sharded(params[0]):
-        return params, states
-    return [local(param) for param in params], [local_state(state) for state in states]
-
-
 def require_rows(model: nn.Module) -> bool:
     """Require that the trained parameters are all whole, or all sharded over all processes in rows.
 

@@ -126,7 +126,7 @@ def test_samples_take_no_new_memory(generator):
     batch, places = data(generator), []
     for _ in range(4):
         updates(opt, model, batch, 6)
-        places.append([c.flat.data_ptr() for c in opt.family._noises.values()])
+        places.append([cached.noise.flat.data_ptr() for cached in opt.family._noises.values()])
     assert places[1] == places[2] == places[3]
     assert len(places[1]) == 1  # one flat buffer
 
@@ -136,10 +136,10 @@ def test_updates_that_measure_keep_no_draws(generator):
     opt = optimizer(model, lr=0.1, curvature_interval=10)
     batch = data(generator)
     updates(opt, model, batch, 19)
-    (cohort,) = opt.family._noises.values()
-    assert cohort.cached_pool
+    (cached,) = opt.family._noises.values()
+    assert cached.noise.cached_pool
     updates(opt, model, batch, 1)
-    assert not cohort.cached_pool
+    assert not cached.noise.cached_pool
 
 
 def test_the_shape_follows_a_curvature_that_changes(generator):

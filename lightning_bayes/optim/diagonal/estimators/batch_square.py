@@ -40,7 +40,7 @@ class _Key(NamedTuple):
 class BatchSquare(CurvatureEstimator):
     """Accumulates the gradient of each weight sample and squares it once all passes are done."""
 
-    depends_on_batch_size = True
+    is_linear = False
 
     def read(self, finished: FinishedPass, params: Sequence[nn.Parameter], scores: Scores) -> Curvature:
         """Read one pass; see `CurvatureEstimator`."""

@@ -19,17 +19,18 @@ class CurvatureEstimator(ABC):
     """Reads ĥ from passes, without state between them.
 
     `read` returns tensors under keys of its choice. These are averaged over passes, weighted by the number of examples, and
-    `finalise` turns the averages into ĥ by parameter. An estimate that is linear in the passes needs no `finalise`.
+    `finalise` turns the averages into ĥ by parameter unless they are ĥ already.
 
     Class attributes:
         quantity: The quantity that the curvature engine measures for it; ``"gradient"`` if the gradient is enough.
         allows_loss_scale: Whether it works under a scaled loss, such as a GradScaler's.
-        depends_on_batch_size: Whether the scale of ĥ depends on the batch size; see `BatchSizeCheck`.
+        is_linear: Whether ĥ is a mean over passes. If not, `join_ranks` and `finalise` combine the passes, and the scale of
+            ĥ depends on the batch size; see `BatchSizeCheck`.
     """
 
     quantity: ClassVar[EngineQuantity] = "gradient"
     allows_loss_scale: ClassVar[bool] = True
-    depends_on_batch_size: ClassVar[bool] = False
+    is_linear: ClassVar[bool] = True
 
     @abstractmethod
     def read(self, finished: FinishedPass, params: Sequence[nn.Parameter], scores: Scores) -> Curvature:
