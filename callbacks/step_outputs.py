@@ -13,11 +13,9 @@ from lightning_bayes.errors import UnsupportedTrainingError
 
 
 class StepOutputs(NamedTuple):
-    """Outputs and targets of a batch, on the CPU."""
+    """Outputs and targets of a batch, on the CPU. Outputs have at least single precision."""
 
-    outputs: (
-        Tensor  # in at least single precision; logits, [samples, batch, classes], or predictions, [samples, batch, …]
-    )
+    outputs: Tensor  # logits, [samples, batch, classes], or predictions, [samples, batch, …]
     targets: Tensor  # [batch, …]
 
 

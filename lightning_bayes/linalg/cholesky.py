@@ -79,10 +79,10 @@ def _attempt(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return factor, (info > 0) | ~factor.diagonal(dim1=-2, dim2=-1).isfinite().all(-1)  # √∞ counts as a success
 
 
-def add_to_diagonal(matrix: Tensor, amount: Tensor) -> Tensor:
-    """Matrix + amount · I, for ``[..., n, n]`` and ``[...]``."""
+def add_to_diagonal(matrix: Tensor, amount: Tensor | float) -> Tensor:
+    """Matrix + amount · I, for ``[..., n, n]`` and a number or ``[...]``."""
     result = matrix.clone()
-    result.diagonal(dim1=-2, dim2=-1).add_(amount[..., None])
+    result.diagonal(dim1=-2, dim2=-1).add_(amount[..., None] if isinstance(amount, Tensor) else amount)
     return result
 
 

@@ -29,6 +29,7 @@ from typing_extensions import Unpack
 
 from lightning_bayes.curvature import Likelihood, LossReduction
 from lightning_bayes.linalg import cholesky, inverse_root
+from lightning_bayes.linalg.cholesky import add_to_diagonal
 from lightning_bayes.optim.dense.estimators import HessianEstimator, OuterProductEstimator
 from lightning_bayes.optim.dense.joint_optimizer import JointEquations, JointFields, JointOptimizer, JointState
 from lightning_bayes.optim.diagonal.state import average, debiased
@@ -58,7 +59,7 @@ def sample(
     damping: float = 0.0,  # γ if it is part of the noise, else 0
 ) -> Tensor:
     """Draw a posterior sample of the weights, ``[..., D]``."""
-    root = inverse_root(damped(state.curvature, prior + damping), _NAME)
+    root = inverse_root(add_to_diagonal(state.curvature, prior + damping), _NAME)
     return state.mean + math.sqrt(kl_weight / num_data) * (root @ noise[..., None])[..., 0]
 
 
@@ -76,14 +77,9 @@ def update(
     """One update; pure."""
     new_curvature = average(state.curvature, curvature, betas[1])
     momentum = average(state.momentum, grad + prior * state.mean, betas[0])
-    factor = cholesky(damped(new_curvature, prior + damping), _NAME)
+    factor = cholesky(add_to_diagonal(new_curvature, prior + damping), _NAME)
     direction = torch.cholesky_solve(debiased(momentum, betas[0], step)[..., None], factor)[..., 0]
     return FullState(state.mean - lr * direction, new_curvature, momentum)
-
-
-def damped(matrix: Tensor, amount: float) -> Tensor:
-    """Add `amount` to the diagonal of ``[..., D, D]`` matrices."""
-    return matrix + amount * torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
 
 
 @final
@@ -98,7 +94,7 @@ class FullCovariance(JointEquations[FullGaussian]):
         """Return a multiple of I; see `JointEquations.initial`."""
         mean = _flat(self.params)
         zero = mean.new_zeros(len(mean), len(mean))
-        return [damped(zero, initial_curvature(init_precision, **effective.start_arguments))]
+        return [add_to_diagonal(zero, initial_curvature(init_precision, **effective.start_arguments))]
 
     def sample(self, curvature: list[Tensor], noise: list[Tensor], effective: Effective) -> list[Tensor]:
         """Draw weights; see `JointEquations.sample`."""
@@ -125,7 +121,7 @@ class FullCovariance(JointEquations[FullGaussian]):
     ) -> FullGaussian:
         """Precision (Ñ/τ)(S + (δ̃ [+ γ]) I); see `JointEquations.posterior`."""
         (matrix,) = curvature
-        precision = damped(matrix, effective.noise_damping + effective.prior) * effective.scale
+        precision = add_to_diagonal(matrix, effective.noise_damping + effective.prior) * effective.scale
         return FullGaussian(precision=precision, **shared)
 
     def _parts(self, flat: Tensor) -> list[Tensor]:
