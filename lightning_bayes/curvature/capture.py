@@ -40,12 +40,11 @@ class Capture(ABC):
     Attributes:
         squares: Σ_i c_i² by parameter, on the scale of the loss that was differentiated.
         sizes: The different numbers of examples that each unit saw, by the unit's label.
-        calls_of: Number of calls of each unit, by the unit's label.
-        uses: How often each parameter enters the observed loss, see `count_uses`.
+        uses: How often each parameter enters the observed losses, see `count_uses`; without uses that a loop measured.
+        layer_uses: How many of these uses are calls of the parameter's layer.
         loss: The observed loss, detached; None before `observe`.
         outputs: The calls of measured modules.
         model_call: The first call of the whole model with equally many input and output rows.
-        measured_outside: Parameters whose uses outside of layers were measured.
         is_following: Whether the running backward follows single examples and measures nothing.
         has_taken_examples: Whether the squares come from explicit per-example losses.
     """
@@ -60,9 +59,8 @@ class Capture(ABC):
         self.examples_second = False
         self.squares: dict[nn.Parameter, Tensor] = {}
         self.sizes: dict[str, set[int]] = {}
-        self.calls_of: Counter[str] = Counter()
         self.uses: Counter[Tensor] = Counter()
-        self.measured_outside: set[nn.Parameter] = set()
+        self.layer_uses: Counter[Tensor] = Counter()
         self.scale = LossScale()
         self.loss: Tensor | None = None
 
@@ -175,9 +173,13 @@ class Capture(ABC):
         """The parameters that were measured."""
         return set(self.squares)
 
+    @property
+    def used_outside_layers(self) -> set[Tensor]:
+        """The parameters that enter the loss more often than their layers are called."""
+        return set(self.uses - self.layer_uses)
+
     def note_call(self, label: str, size: int) -> None:
         """Record a call of the module `label` with `size` examples."""
-        self.calls_of[label] += 1
         self.sizes.setdefault(label, set()).add(size)
 
     @property

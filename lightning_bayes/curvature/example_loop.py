@@ -56,7 +56,8 @@ class ExampleLoop:
         after_layers = set() if reader is None else _leaves_after_layers(reader)
         with captured.following(), without_autocast(loss.device.type), torch.no_grad():
             self._follow(examples, leaves, after_layers)
-        captured.measured_outside.update(leaves)
+        for leaf in leaves:
+            del captured.uses[leaf]
         for output in outputs:
             output.layout = LOOPED
         if n != 1:

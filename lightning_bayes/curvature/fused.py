@@ -45,7 +45,7 @@ class FusedCapture(WrappingCapture):
     def handle_layouts(self, loss: Tensor, divided_by_host: bool, outputs: Sequence[LayerOutput]) -> None:
         """Loop over the examples if some outputs are shared by all examples or parameters are used outside of layers."""
         shared = [output for output in outputs if output.layout == SHARED]
-        outside = [param for param in self.engine.measured_parameters(self.uses) if self.uses[param]]
+        outside = [param for param in self.engine.trained().values() if self.uses[param]] if self.uses else []
         if shared or outside:
             self._loop = self._loop or ExampleLoop(self)
             self._loop.run(loss, divided_by_host, shared, outside)
@@ -57,7 +57,7 @@ class FusedCapture(WrappingCapture):
         self.uses.update(count_uses(loss))
         self.handle_layouts(loss, False, reached)
         with retained_grads_kept(reached):
-            self.measuring_backward(loss, self.engine.measured_parameters(self.engine.model.parameters()))
+            self.measuring_backward(loss, self.engine.trained().values())
         self.has_taken_examples = True
 
     def finish(self) -> None:

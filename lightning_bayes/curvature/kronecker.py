@@ -67,11 +67,6 @@ class KroneckerEngine(WrappingEngine):
             hook.remove()
             captured.detach_outputs()
 
-    def detaches(self, unit: MeasuredModule, captured: Capture) -> bool:
-        """True for every unit except the layers with factors."""
-        assert isinstance(captured, KroneckerCapture)
-        return unit.module not in captured.request.layers
-
     def check_reached(self, captured: Capture) -> None:
         """Require a measurement of each parameter that has a gradient; see `AbstractEngine.check_reached`."""
         assert isinstance(captured, KroneckerCapture)
@@ -246,6 +241,7 @@ class _FactorCall(LayerCall):
 
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         inputs = self.note_inputs(args, kwargs)
+        self.captured.layer_uses.update(self.unit.module.parameters())
         self.accumulators = [get_gradient_edge(param).node for param in self.params.values()]
         self.draws_done = 0
         return self.watched(inputs, forward(*args, **kwargs), [self.captured.probe])

@@ -41,9 +41,9 @@ def require_measured(
             f"A layer sees {min(others)} examples but the outputs have {len(outputs)}, so they cannot be separated. Call "
             "the model once per batch, and keep the examples in dimension 0 of every layer's input."
         )
-    used_outside = engine.used_outside_layers(captured)
-    units = [unit for unit in find_measured_modules(engine.model) if unit.label in captured.calls_of]
+    units = [unit for unit in find_measured_modules(engine.model) if unit.label in captured.sizes]
     reached = {param for unit in units for param in unit.module.parameters()}
+    used_outside = captured.used_outside_layers
     missed = [name for name, param in params.items() if param not in reached or param in used_outside]
     if missed:
         raise UnsupportedLayerError(

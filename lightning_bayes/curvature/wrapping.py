@@ -56,10 +56,6 @@ class WrappingEngine(AbstractEngine, ABC):
             yield captured
         captured.finish()
 
-    def detaches(self, unit: MeasuredModule, captured: Capture) -> bool:
-        """True for every unit."""
-        return True
-
 
 class _Wrapped(partial[Any]):
     """A wrapped forward. A copy of the module made inside a capture gets the original forward back."""
