@@ -9,7 +9,7 @@ through unsupported operations by vector-Jacobian products.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, NamedTuple, final
 
 import torch
@@ -18,10 +18,9 @@ from backpack import backpack, extensions
 from backpack.extensions.module_extension import ModuleExtension
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.backpack_watch import BackpackCapture, watched
 from lightning_bayes.curvature.factors import FactorMoments, input_factor
 from lightning_bayes.curvature.factors.layer_records import FactorRecords, Request
-from lightning_bayes.curvature.hooks import collect, is_stock
+from lightning_bayes.curvature.hooks import BackpackCapture, is_stock, watched
 from lightning_bayes.curvature.measured_modules import MeasuredModule, find_measured_modules, refuse
 from lightning_bayes.curvature.measurement import KroneckerFactors, KroneckerQuantity
 from lightning_bayes.curvature.modules import AsModules
@@ -113,12 +112,9 @@ class BackpackFactors(FactorRecords):
         layers, passing = self._split_modules(model)
         self._check(units, layers, passing)
         _add_pass_through(extension, passing, self._as_modules)
-        with ExitStack() as undo:
-            undo.callback(collect, units, extension.savefield)  # also after an error, clear BackPACK's results
-            calls = BackpackCapture()
-            undo.enter_context(watched(model, [*layers, *passing], extension, self._as_modules, calls, _OTHERWISE))
+        hooked_layers, calls = [*layers, *passing], BackpackCapture()
+        with watched(model, hooked_layers, extension, self._as_modules, calls, _OTHERWISE) as self._values:
             yield
-            self._values = collect(units, extension.savefield)
 
     def observe(self, loss: Tensor, divided_by_host: bool) -> None:
         """Require a loss that BackPACK supports; see `LayerRecords.observe`."""

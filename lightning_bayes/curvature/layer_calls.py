@@ -54,9 +54,8 @@ class LayerCall(ABC):
 
     def note_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The inputs as the rule expects them; records their number of examples."""
-        inputs = self.rule.prepare(self.unit.module, self.rule.bind(self.unit.module, args, kwargs))
-        self.unit.require_examples(inputs[0])
-        self.note_rows(self.rule.num_examples(self.unit.module, inputs), self.rule.dims(self.unit.module, inputs)[0])
+        inputs, rows, dim = self.unit.bind(args, kwargs)
+        self.note_rows(rows, dim)
         return list(inputs)
 
     def note_rows(self, rows: int, dim: int | None) -> None:

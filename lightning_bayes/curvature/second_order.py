@@ -13,10 +13,9 @@ from typing import Any, final
 from backpack import extensions
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.backpack_watch import watched
 from lightning_bayes.curvature.capture import Capture, refuse_losses
 from lightning_bayes.curvature.engine import AbstractEngine
-from lightning_bayes.curvature.hooks import collect, is_stock
+from lightning_bayes.curvature.hooks import is_stock, watched
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.measured_modules import (
     MeasuredModule,
@@ -68,12 +67,12 @@ class SecondOrderEngine(AbstractEngine):
         as_modules = AsModules(self.quantity)
         captured = _SecondOrderCapture(self, as_modules)
         with ExitStack() as undo:
-            undo.callback(collect, units, extension.savefield)  # also after an error, clear BackPACK's results
             undo.callback(captured.drop_nodes)
             undo.enter_context(self.watching_model_call(captured))
-            undo.enter_context(watched(self.model, layers, extension, as_modules, captured, _OTHERWISE))
+            captured.squares = undo.enter_context(
+                watched(self.model, layers, extension, as_modules, captured, _OTHERWISE)
+            )
             yield captured
-            captured.squares.update(collect(units, extension.savefield))
 
     def _extension(self) -> Any:
         if self.quantity != "diag_ggn_mc":
