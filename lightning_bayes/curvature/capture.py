@@ -239,8 +239,8 @@ class Capture(ABC):
         return dict(self.squares)
 
 
-def refuse_losses() -> NoReturn:
-    """Raise `UnsupportedTrainingError`: this capture cannot measure per-example losses."""
+def refuse_losses(captured: Capture, losses: Tensor) -> NoReturn:
+    """`Capture.measure_losses` of a capture that cannot measure per-example losses: raise `UnsupportedTrainingError`."""
     raise UnsupportedTrainingError(
         f"{KEY} is supported only by engine='fused' with squared gradients (VOGN). Remove it, or use such a method."
     )

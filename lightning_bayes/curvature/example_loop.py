@@ -126,7 +126,7 @@ class ExampleLoop:
         for param, square in self._squares.items():
             self.captured.add(param, square * self._scale**2)
         for param, contributions in self._shared.items():
-            self.captured.add_shared(param, contributions * self._scale)
+            self.captured.add_contributions(param, contributions * self._scale)
 
     def _warn(self, outputs: Sequence[LayerOutput], params: Sequence[nn.Parameter], num_examples: int) -> None:
         engine = self.captured.engine

@@ -40,9 +40,7 @@ STOCK_LAYERS = (
 class BackpackCapture(Capture):
     """A capture filled by BackPACK."""
 
-    def measure_losses(self, losses: Tensor) -> None:
-        """Refuse per-example losses; see `Capture.measure_losses`."""
-        refuse_losses()
+    measure_losses = refuse_losses
 
 
 class HookedCall(NamedTuple):

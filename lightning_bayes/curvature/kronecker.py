@@ -109,6 +109,8 @@ class KroneckerCapture(WrappingCapture):
         draw: Index of the running label draw, or of the running column.
     """
 
+    measure_losses = refuse_losses
+
     def __init__(self, engine: KroneckerEngine, request: Request) -> None:
         super().__init__(engine)
         self.request = request
@@ -116,16 +118,11 @@ class KroneckerCapture(WrappingCapture):
         self.records = engine.new_records(request, engine.workspace)
         self.called: set[nn.Module] = set()
         self.probe, self.draw = torch.zeros((), requires_grad=True), 0
-        self._is_sampling = False  # whether the additional backward runs
 
     @property
     def reached(self) -> set[nn.Parameter]:
         """The measured parameters."""
         return super().reached | {p for layer in self.called for p in layer.parameters()}
-
-    def measure_losses(self, losses: Tensor) -> None:
-        """Refuse per-example losses; see `Capture.measure_losses`."""
-        refuse_losses()
 
     # -- the passes ---------------------------------------------------------------------------------------------------
 
@@ -133,14 +130,10 @@ class KroneckerCapture(WrappingCapture):
         """The object that measures one call of `unit`."""
         return _FactorCall(self, unit, params) if unit.module in self.request.layers else super().record(unit, params)
 
-    def should_measure(self, accumulators: list[Any]) -> bool:
-        """Whether the running backward is the additional one or accumulates parameter gradients."""
-        return self._is_sampling or super().should_measure(accumulators)
-
     @property
-    def measures(self) -> bool:
-        """Whether the contributions of the running backward are stored."""
-        return self._is_sampling or self.request.likelihood is None
+    def stores(self) -> bool:
+        """Whether the contributions in the running backward are stored; see `WrappingCapture.stores`."""
+        return self._is_measuring or self.request.likelihood is None
 
     def keep_outputs(self, module: nn.Module, args: Any, output: Any) -> None:
         """Forward hook of the model. Ignores scalars: under DDP the model's forward may run the whole training step."""
@@ -165,47 +158,28 @@ class KroneckerCapture(WrappingCapture):
     def _measure_with_sampled_labels(self, likelihood: Likelihood, outputs: list[Tensor], terms: int = 1) -> None:
         generator = Generator(outputs[0].device).manual_seed(self.request.seed)
         scale = self.request.loss_scale / math.sqrt(terms)
-
-        def roots() -> Iterator[tuple[Tensor, None]]:
-            for _ in range(self.request.mc_samples):
-                losses = [likelihood.sampled_loss(in_full_precision(output), generator) for output in outputs]
-                yield torch.stack(losses).sum() * scale, None
-
         with self.records.sampling():
-            self._run_backwards(roots())
+            for draw in range(self.request.mc_samples):
+                self.draw = draw
+                losses = [likelihood.sampled_loss(in_full_precision(output), generator) for output in outputs]
+                self.measuring_backward(torch.stack(losses).sum() * scale, self._leaves())
 
     def measure_columns(self, outputs: Tensor, columns: Iterable[Tensor]) -> None:
         """Run one backward per column of output gradients (`curvature.output_roots`); squares and moments accumulate."""
-        self._run_backwards((outputs, column) for column in columns)
-
-    def _run_backwards(self, roots: Iterable[tuple[Tensor, Tensor | None]]) -> None:
-        """Run additional backwards that measure: one from each root, with its gradient, None for a loss."""
-        leaves = self._leaves()
-        self._is_sampling = True
-        try:
-            for self.draw, (root, gradient) in enumerate(roots):
-                torch.autograd.grad(root, leaves, gradient, retain_graph=True, allow_unused=True)
-                self.finish()
-        finally:
-            self._is_sampling = False
+        for draw, column in enumerate(columns):
+            self.draw = draw
+            self.measuring_backward(outputs, self._leaves(), column)
 
     def _leaves(self) -> list[Tensor]:
         with_factors = {param for layer in self.request.layers for param in layer.parameters()}
         return [self.probe, *(param for param in self.calls if param not in with_factors)]
 
     def add(self, param: nn.Parameter, square: Tensor) -> None:
-        """Store Σ_i c_i² of a parameter if the running backward measures; add it to earlier draws or columns."""
-        if not self.measures:
-            return
+        """Store Σ_i c_i² of a parameter; add it to earlier draws or columns."""
         if self.draw and param in self.squares:
             self.squares[param] = self.squares[param] + square
         else:
             super().add(param, square)
-
-    def add_shared(self, param: nn.Parameter, contribution: Tensor) -> None:
-        """Store one call's c_i of a parameter with several calls if the running backward measures."""
-        if self.measures:
-            super().add_shared(param, contribution)
 
     # -- the results --------------------------------------------------------------------------------------------------
 
@@ -247,7 +221,7 @@ class _FactorCall(LayerCall):
         return self.watched(inputs, forward(*args, **kwargs), [self.captured.probe])
 
     def should_measure(self, accumulators: list[Any]) -> bool:
-        return self.captured.measures and self.captured.should_measure(self.accumulators)
+        return self.captured.stores and self.captured.should_measure(self.accumulators)
 
     def backward(self, inputs: list[Tensor], grads: list[Tensor | None]) -> list[Tensor | None]:
         if self.draws_done > self.captured.draw:

@@ -99,24 +99,24 @@ class ContributionCall(LayerCall):
         """Measure the call; see `LayerCall.backward`."""
         if self.captured.handles_call(self, inputs, grads):
             return [None] * len(self.params)
-        if not self.captured.has_taken_examples:
-            self.output.require_loop()
-        if self.captured.has_taken_examples or self.output.layout == LOOPED:  # the squares have another source
-            gradient = self.gradient(inputs, grads)
-            return [gradient[name].to(p.dtype) for name, p in self.params.items()]
         layout, n = self.output.layout, self.captured.known_batch_size or 1
+        if not self.captured.stores or layout == LOOPED:  # the squares have another source
+            return self._gradients(self.gradient(inputs, grads))
+        self.output.require_loop()
         if layout != ROWS and self.output.takes_positions:
             inputs, grads, layout = *self._examples_first(inputs, grads, layout, n), ROWS
-        needs_only_sums = self.captured.needs_only_sums(self.params.values())
-        if needs_only_sums and layout == ROWS:
-            return self._stored(self.sums(inputs, grads))
-        contributions = self.contributions(inputs, grads)
-        contributions = {name: added_up(c, layout, n) for name, c in contributions.items()}
-        if needs_only_sums:
-            return self._stored({name: (c.sum(0), c.square().sum(0)) for name, c in contributions.items()})
+        if layout == ROWS and self.captured.needs_only_sums(self.params.values()):
+            sums = self.sums(inputs, grads)
+            for name, param in self.params.items():
+                self.captured.add(param, sums[name][1])
+            return self._gradients({name: grad for name, (grad, _) in sums.items()})
+        contributions = {name: added_up(c, layout, n) for name, c in self.contributions(inputs, grads).items()}
         for name, param in self.params.items():
-            self.captured.add_shared(param, contributions[name])
-        return [contributions[name].sum(0).to(p.dtype) for name, p in self.params.items()]
+            self.captured.add_contributions(param, contributions[name])
+        return self._gradients({name: contributions[name].sum(0) for name in self.params})
+
+    def _gradients(self, by_name: dict[str, Tensor]) -> list[Tensor | None]:
+        return [by_name[name].to(param.dtype) for name, param in self.params.items()]
 
     def _examples_first(
         self, inputs: list[Any], grads: list[Tensor | None], layout: Layout, n: int
@@ -126,12 +126,6 @@ class ContributionCall(LayerCall):
         pairs = [*zip(inputs, dims, strict=True), *((grad, dims[0]) for grad in grads)]
         moved = [v if v is None or dim is None else examples_first(v, dim, layout, n) for v, dim in pairs]
         return moved[: len(inputs)], moved[len(inputs) :]
-
-    def _stored(self, sums: Sums) -> list[Tensor | None]:
-        """Store the squares of parameters that no other call uses; return the gradients."""
-        for name, param in self.params.items():
-            self.captured.add(param, sums[name][1])
-        return [sums[name][0].to(p.dtype) for name, p in self.params.items()]
 
 
 @final

@@ -84,13 +84,11 @@ class SecondOrderEngine(AbstractEngine):
 
 @final
 class _SecondOrderCapture(Capture):
+    measure_losses = refuse_losses
+
     def __init__(self, engine: SecondOrderEngine, as_modules: AsModules) -> None:
         super().__init__(engine.loss_reduction, engine.probe)
         self.as_modules = as_modules
-
-    def measure_losses(self, losses: Tensor) -> None:
-        """Refuse per-example losses; see `Capture.measure_losses`."""
-        refuse_losses()
 
     def observe(self, loss: Tensor, divided_by_host: bool = False) -> None:
         super().observe(loss, divided_by_host)

@@ -124,15 +124,20 @@ class WrappingCapture(Capture, ABC):
         """Whether sums over the examples suffice for a call's parameters: no other call uses them."""
         return all(self.calls[param] == 1 for param in params)
 
+    @property
+    def stores(self) -> bool:
+        """Whether the contributions in the running backward are stored; otherwise only gradients are computed."""
+        return self._is_measuring or not self.has_taken_examples
+
     def should_measure(self, accumulators: list[Any]) -> bool:
         """Whether the running backward is a `measuring_backward` or accumulates parameter gradients."""
         return self._is_measuring or (not self.is_following and any(map(will_execute, accumulators)))
 
-    def measuring_backward(self, outputs: Tensor, params: Iterable[nn.Parameter], column: Tensor | None = None) -> None:
+    def measuring_backward(self, outputs: Tensor, leaves: Iterable[Tensor], column: Tensor | None = None) -> None:
         """Run a backward pass that measures, but accumulates no gradients; `column` holds the output gradients."""
         self._is_measuring = True
         try:
-            torch.autograd.grad(outputs, list(params), column, retain_graph=True, allow_unused=True)
+            torch.autograd.grad(outputs, list(leaves), column, retain_graph=True, allow_unused=True)
             self.finish()
         finally:
             self._is_measuring = False
@@ -146,8 +151,15 @@ class WrappingCapture(Capture, ABC):
             )
         self.squares[param] = square
 
-    def add_shared(self, param: nn.Parameter, contribution: Tensor) -> None:
-        """Add the c_i of one call to the c_i of the other calls that use the parameter."""
+    def add_complete(self, param: nn.Parameter, contributions: Tensor) -> None:
+        """Store the squares of the c_i of a parameter, ``[B, *shape]``, summed over all calls."""
+        self.add(param, contributions.square().sum(0))
+
+    def add_contributions(self, param: nn.Parameter, contribution: Tensor) -> None:
+        """Add the c_i of one call, ``[B, *shape]``, to the c_i of the other calls that use the parameter."""
+        if self.calls[param] == 1:
+            self.add_complete(param, contribution)
+            return
         total = self.shared.get(param)
         if total is not None and len(total) != len(contribution):
             raise ExampleDimensionError(
@@ -158,9 +170,9 @@ class WrappingCapture(Capture, ABC):
         self.shared[param] = contribution if total is None else total + contribution
 
     def finish(self) -> None:
-        """Square the contributions of parameters that several calls use."""
+        """Complete the contributions of parameters that several calls use."""
         for param, contribution in self.shared.items():
-            self.add(param, contribution.square().sum(0))
+            self.add_complete(param, contribution)
         self.shared.clear()
 
 
