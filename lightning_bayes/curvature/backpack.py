@@ -32,11 +32,10 @@ from lightning_bayes.curvature.measured_modules import (
     refuse_scripted,
     tied_parameters,
 )
-from lightning_bayes.curvature.measured_output import in_full_precision
+from lightning_bayes.curvature.measured_output import in_full_precision, in_train_modes
 from lightning_bayes.curvature.rules.batch_norm import uses_batch_statistics
 from lightning_bayes.curvature.rules.random_numbers import with_rng
 from lightning_bayes.curvature.rules.registry import LayerRule
-from lightning_bayes.curvature.train_mode import in_train_modes
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
 from lightning_bayes.errors import UnsupportedTrainingError
 
@@ -75,7 +74,6 @@ class BackpackEngine(AbstractEngine):
         with ExitStack() as undo:
             undo.enter_context(changes_refused(units))
             undo.enter_context(self.watching_model_call(captured))
-            undo.callback(captured.drop_nodes)
             captured.squares = undo.enter_context(
                 hooked(self.model, units, extension, captured, _FUSED_INSTEAD, calls=calls)
             )

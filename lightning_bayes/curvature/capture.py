@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.example_probe import ExampleProbe
-from lightning_bayes.curvature.layout_search import LayoutSearch
+from lightning_bayes.curvature.layout_search import LayoutSearch, PassLayouts
 from lightning_bayes.curvature.layouts import ROWS, LayerOutput, retained_grads_kept
 from lightning_bayes.curvature.loss import LossReduction, LossScale, read_loss_scale, require_scalar
 from lightning_bayes.curvature.model_call import ModelCall
@@ -54,9 +54,7 @@ class Capture(ABC):
         self.outputs: list[LayerOutput] = []
         self.model_call: ModelCall | None = None
         self.is_following = self.has_taken_examples = False
-        self._mixing = ""  # why the examples cannot be separated
-        self._batch_size: int | None = None
-        self.examples_second = False
+        self.layouts = PassLayouts(0, ())  # n is 0 if no layout was found
         self.squares: dict[nn.Parameter, Tensor] = {}
         self.sizes: dict[str, set[int]] = {}
         self.uses: Counter[Tensor] = Counter()
@@ -83,7 +81,7 @@ class Capture(ABC):
         reached = self._find_examples(loss, divided_by_host)
         previous = self.scale
         self.scale = read_loss_scale(
-            loss, self.loss_reduction, divided_by_host, self.known_batch_size, self.examples_second
+            loss, self.loss_reduction, divided_by_host, self.known_batch_size, self.layouts.examples_second
         )
         if self.loss is not None and self.scale.reduction != previous.reduction:
             raise UnsupportedTrainingError(
@@ -92,14 +90,14 @@ class Capture(ABC):
             )
         self.uses.update(count_uses(loss))
         self.loss = loss.detach().clone()
-        if self._mixing:
-            raise ExampleDimensionError(self._mixing)
+        if self.layouts.error:
+            raise ExampleDimensionError(self.layouts.error)
         self.handle_layouts(loss, divided_by_host, reached)
 
     def _observe_with_losses(self, loss: Tensor, losses: Tensor, divided_by_host: bool) -> None:
         """Read the scale of a loss with explicit per-example losses, and measure the per-example losses."""
         self.scale = scale_with_losses(loss, losses, self.loss_reduction, divided_by_host)
-        self._batch_size, self.loss = len(losses), loss.detach().clone()
+        self.layouts, self.loss = PassLayouts(len(losses), ()), loss.detach().clone()
         self.measure_losses(losses)
 
     @abstractmethod
@@ -116,8 +114,7 @@ class Capture(ABC):
             result = self.finder.find(search)
         if result is None:
             return []
-        self._mixing = result.error
-        self._batch_size, self.examples_second = result.num_examples, result.examples_second
+        self.layouts = result
         for output, layout in zip(outputs, result.layouts, strict=True):
             if layout is not None:
                 output.layout, output.is_reached = layout, True
@@ -148,17 +145,17 @@ class Capture(ABC):
             first = unsupported[0]
             labels = list(dict.fromkeys(out.unit.label for out in unsupported[1:]))
             raise ExampleDimensionError(
-                f"{first.unit.label} does not hold the {self._batch_size} examples of the batch in the rows of dimension 0: "
-                f"its output has shape {list(first.shapes[0])}, and {_LAYOUT_DESCRIPTIONS[first.layout.kind]}. Keep the "
-                "examples in dimension 0, freeze the layer, or use engine='fused' with squared gradients (VOGN), which "
-                "can measure it." + (f" The same holds for {name_some(labels, 160)}." if labels else "")
+                f"{first.unit.label} does not hold the {self.layouts.num_examples} examples of the batch in the rows of "
+                f"dimension 0: its output has shape {list(first.shapes[0])}, and {_LAYOUT_DESCRIPTIONS[first.layout.kind]}. "
+                "Keep the examples in dimension 0, freeze the layer, or use engine='fused' with squared gradients (VOGN), "
+                "which can measure it." + (f" The same holds for {name_some(labels, 160)}." if labels else "")
             )
 
     @property
     def known_batch_size(self) -> int | None:
         """Number of examples of the batch; None if there was no call, or if sizes differ and no layout was found."""
         sizes = set().union(*self.sizes.values())
-        return self._batch_size or (next(iter(sizes)) if len(sizes) == 1 else None)
+        return self.layouts.num_examples or (next(iter(sizes)) if len(sizes) == 1 else None)
 
     def require_loss(self) -> None:
         """Raise `UnsupportedTrainingError` unless `observe` saw a loss."""

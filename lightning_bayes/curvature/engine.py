@@ -85,12 +85,13 @@ class AbstractEngine(ABC):
 
     @contextmanager
     def watching_model_call(self, captured: Capture) -> Iterator[None]:
-        """Record in `captured` the first call of an outermost module with equally many input and output rows."""
+        """Record the first call of an outermost module with equally many input and output rows, until the capture ends."""
         units = {unit.module for unit in self.units()}
         is_lightning = hasattr(self.model, "training_step")
         outermost = [self.model, *(self.model.children() if is_lightning else ())]
         record = ModelCallHook(captured)
         with ExitStack() as undo:
+            undo.callback(captured.drop_nodes)
             for module in outermost:
                 if module not in units and has_children(module):
                     undo.callback(module.register_forward_hook(record, with_kwargs=True).remove)

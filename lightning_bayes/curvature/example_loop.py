@@ -22,9 +22,8 @@ from lightning_bayes.curvature import loss_graph as graph
 from lightning_bayes.curvature.layouts import LOOPED, LayerOutput
 from lightning_bayes.curvature.loss import read_loss
 from lightning_bayes.curvature.loss_reading import LossReader
-from lightning_bayes.curvature.measured_output import in_full_precision, inputs_of, without_autocast
+from lightning_bayes.curvature.measured_output import in_full_precision, in_train_modes, inputs_of, without_autocast
 from lightning_bayes.curvature.single_examples import Gradients, SingleExamples, can_repeat_backward
-from lightning_bayes.curvature.train_mode import in_train_modes
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedTrainingError, name_some
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ class ExampleLoop:
     ) -> None:
         """Compute the contributions from calls with a shared output, and from uses of `leaves` outside of layers."""
         captured, n = self.captured, self.captured.known_batch_size
-        reader = read_loss(loss, n or 1, captured.loss_reduction, divided_by_host, captured.examples_second)
+        reader = read_loss(loss, n or 1, captured.loss_reduction, divided_by_host, captured.layouts.examples_second)
         # If the loop is impossible, the check after the pass names the parameters without a measurement.
         if n != 1 and (reader is None or not can_repeat_backward(loss)):
             return

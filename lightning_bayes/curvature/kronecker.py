@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, final
 
 import torch
@@ -21,7 +21,15 @@ from torch import Generator, Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from lightning_bayes.curvature.capture import Capture, refuse_losses
-from lightning_bayes.curvature.factors import FactorMoments, FactorRecords, LayerRecords, Request, has_factors
+from lightning_bayes.curvature.factors import (
+    ExampleRows,
+    FactorMoments,
+    FactorRecords,
+    LayerRecords,
+    LayerRows,
+    Request,
+    has_factors,
+)
 from lightning_bayes.curvature.layer_calls import LayerCall
 from lightning_bayes.curvature.likelihood import Likelihood
 from lightning_bayes.curvature.loss import LossReduction
@@ -59,13 +67,14 @@ class KroneckerEngine(WrappingEngine):
     def capture(self, request: Request = _NO_FACTORS) -> Iterator[KroneckerCapture]:
         """Measure the passes inside the context: factors of the layers in `request`, squares of all others."""
         captured = KroneckerCapture(self, request)
-        hook = self.model.register_forward_hook(captured.keep_outputs)
-        try:
-            with captured.records.watching(self.model), self.run(captured):
-                yield captured
-        finally:
-            hook.remove()
-            captured.detach_outputs()
+        with ExitStack() as undo:
+            if isinstance(request.likelihood, LossCalls):
+                undo.enter_context(request.likelihood)
+            undo.callback(captured.detach_outputs)
+            undo.callback(self.model.register_forward_hook(captured.keep_outputs).remove)
+            undo.enter_context(captured.records.watching(self.model))
+            undo.enter_context(self.run(captured))
+            yield captured
 
     def check_reached(self, captured: Capture) -> None:
         """Require a measurement of each parameter that has a gradient; see `AbstractEngine.check_reached`."""
@@ -124,8 +133,6 @@ class KroneckerCapture(WrappingCapture):
         """The measured parameters."""
         return super().reached | {p for layer in self.called for p in layer.parameters()}
 
-    # -- the passes ---------------------------------------------------------------------------------------------------
-
     def record(self, unit: MeasuredModule, params: dict[str, nn.Parameter]) -> LayerCall:
         """The object that measures one call of `unit`."""
         return _FactorCall(self, unit, params) if unit.module in self.request.layers else super().record(unit, params)
@@ -181,8 +188,6 @@ class KroneckerCapture(WrappingCapture):
         else:
             super().add(param, square)
 
-    # -- the results --------------------------------------------------------------------------------------------------
-
     def mean_curvature(self) -> dict[nn.Parameter, Tensor]:
         """(1/n) Σ_i g_i² of the parameters without factors."""
         if self.request.likelihood is None:
@@ -190,7 +195,7 @@ class KroneckerCapture(WrappingCapture):
         return self.scaled_squares(float(self._examples))  # the loss of the sampled labels is a mean over the batch
 
     @property
-    def own_scale(self) -> float:
+    def _own_scale(self) -> float:
         """Factor that turns a contribution in the measuring backward into the gradient of the example's own loss."""
         if self.request.likelihood is not None:
             return self._examples / self.request.loss_scale
@@ -201,7 +206,13 @@ class KroneckerCapture(WrappingCapture):
         assert isinstance(self.records, FactorRecords)
         batch = self._examples
         examples = self.num_examples if self.request.likelihood is None else batch
-        return self.records.mean_factors(self.own_scale**2 * batch / examples, self.gradient_factor())
+        return self.records.mean_factors(self._own_scale**2 * batch / examples, self.gradient_factor())
+
+    def example_rows(self) -> dict[nn.Module, LayerRows]:
+        """The `ExampleRows` by layer, with gradients on the scale of each example's own loss."""
+        assert isinstance(self.records, ExampleRows)
+        rows_of, scale = self.records.rows, self._own_scale
+        return {layer: LayerRows(rows.inputs, rows.gradients * scale) for layer, rows in rows_of.items()}
 
     @property
     def _examples(self) -> int:

@@ -67,7 +67,6 @@ class SecondOrderEngine(AbstractEngine):
         as_modules = AsModules(self.quantity)
         captured = _SecondOrderCapture(self, as_modules)
         with ExitStack() as undo:
-            undo.callback(captured.drop_nodes)
             undo.enter_context(self.watching_model_call(captured))
             captured.squares = undo.enter_context(
                 watched(self.model, layers, extension, as_modules, captured, _OTHERWISE)

@@ -50,7 +50,6 @@ class WrappingEngine(AbstractEngine, ABC):
             for unit in units:
                 undo.callback(_restore_forward, unit.module, vars(unit.module).get("forward"))
                 unit.module.forward = _Wrapped(call, unit, unit.module.forward)
-            undo.callback(captured.drop_nodes)
             undo.enter_context(changes_refused(units))
             undo.enter_context(self.watching_model_call(captured))
             yield captured

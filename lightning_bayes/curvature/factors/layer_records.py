@@ -6,12 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import final
+from typing import NamedTuple, final
 
+import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.factors.factors import input_factor
-from lightning_bayes.curvature.factors.rows import output_rows
+from lightning_bayes.curvature.factors.rows import input_rows, output_rows
 from lightning_bayes.curvature.likelihood import Likelihood
 from lightning_bayes.curvature.loss_calls import LossCalls
 from lightning_bayes.curvature.measurement import KroneckerFactors
@@ -129,3 +130,35 @@ class FactorMoments(FactorRecords):
             layer: KroneckerFactors((moments.outputs * (output_scale / moments.positions), moments.inputs))
             for layer, moments in self._moments.items()
         }
+
+
+class LayerRows(NamedTuple):
+    """Inputs and output gradients of a layer with factors, at T positions of B examples. A second call adds positions."""
+
+    inputs: Tensor  # ā, with an appended 1 for the bias, [B, T, K]
+    gradients: Tensor  # δ of each example's own loss, [B, T, out]
+
+    def example_gradients(self) -> Tensor:
+        """Gradient of each example's own loss with respect to the layer's matrix, ``[B, out, K]``."""
+        return self.gradients.mT @ self.inputs
+
+
+@final
+class ExampleRows(LayerRecords):
+    """Stores the inputs and output gradients of all examples in all layers. Layers must not have groups.
+
+    Arguments as in `LayerRecords`.
+    """
+
+    def __init__(self, request: Request, workspace: Workspace) -> None:
+        super().__init__(request, workspace)
+        self.rows: dict[nn.Module, LayerRows] = {}
+
+    def add(self, layer: nn.Module, x: Tensor, grad_output: Tensor, is_first: bool = True) -> None:
+        """Store one call; see `LayerRecords.add`."""
+        inputs = torch.unflatten(input_rows(layer, x, self.request.layers[layer]), 0, (len(x), -1))
+        gradients = torch.unflatten(output_rows(layer, grad_output), 0, (len(x), -1))
+        if layer in self.rows:
+            earlier = self.rows[layer]
+            inputs, gradients = torch.cat([earlier.inputs, inputs], 1), torch.cat([earlier.gradients, gradients], 1)
+        self.rows[layer] = LayerRows(inputs, gradients)
