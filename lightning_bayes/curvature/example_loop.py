@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
 from lightning_bayes.curvature import loss_graph as graph
 from lightning_bayes.curvature.layouts import LOOPED, LayerOutput
@@ -31,14 +32,12 @@ if TYPE_CHECKING:
 
 
 class ExampleLoop:
-    """Computes contributions to the parameters of one pass, one example at a time."""
+    """Computes contributions to parameters from one loss, one example at a time."""
 
     def __init__(self, captured: FusedCapture) -> None:
         self.captured = captured
         self._squares: dict[nn.Parameter, Tensor] = {}  # Σ_i c_i², on the scale of the observed loss
         self._shared: dict[nn.Parameter, Tensor] = {}  # c_i of parameters with other uses, [n, *shape]
-        # Derivative of the differentiated loss with respect to the observed loss.
-        self._scale: Tensor | float | None = None
 
     def run(
         self, loss: Tensor, divided_by_host: bool, outputs: Sequence[LayerOutput], leaves: Sequence[nn.Parameter]
@@ -61,7 +60,7 @@ class ExampleLoop:
             output.layout = LOOPED
         if n != 1:
             self._warn(outputs, [leaf for leaf in leaves if leaf not in after_layers], examples.num_examples)
-        loss.grad_fn.register_prehook(self._note_scale)  # type: ignore[union-attr]
+        loss.grad_fn.register_prehook(self._pass_on)  # type: ignore[union-attr]
 
     def _follow(self, examples: SingleExamples, leaves: Sequence[nn.Parameter], after_layers: set[Any]) -> None:
         """Run one backward per example, and store the contributions or their squares."""
@@ -114,18 +113,16 @@ class ExampleLoop:
     def _names(self) -> dict[nn.Parameter, str]:
         return {param: name for name, param in self.captured.engine.model.named_parameters()}
 
-    def _note_scale(self, grads: tuple[Tensor | None, ...]) -> None:
-        if not self.captured.is_following and grads[0] is not None:
-            self._scale = grads[0].detach()
-
-    def finish(self) -> None:
-        """Pass the contributions to the capture, on the scale of the loss that was differentiated."""
-        if self._scale is None:
+    def _pass_on(self, grads: tuple[Tensor | None, ...]) -> None:
+        """Prehook of the loss: pass the contributions to the capture, on the scale of the loss that is differentiated."""
+        accumulators = [get_gradient_edge(param).node for param in (*self._squares, *self._shared)]
+        if grads[0] is None or not self.captured.should_measure(accumulators):
             return
+        scale = grads[0].detach()
         for param, square in self._squares.items():
-            self.captured.add(param, square * self._scale**2)
+            self.captured.add(param, square * scale**2)
         for param, contributions in self._shared.items():
-            self.captured.add_contributions(param, contributions * self._scale)
+            self.captured.add_contributions(param, contributions * scale)
 
     def _warn(self, outputs: Sequence[LayerOutput], params: Sequence[nn.Parameter], num_examples: int) -> None:
         engine = self.captured.engine
