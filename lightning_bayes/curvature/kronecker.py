@@ -70,7 +70,6 @@ class KroneckerEngine(WrappingEngine):
         with ExitStack() as undo:
             if isinstance(request.likelihood, LossCalls):
                 undo.enter_context(request.likelihood)
-            undo.callback(captured.detach_outputs)
             undo.callback(self.model.register_forward_hook(captured.keep_outputs).remove)
             undo.enter_context(captured.records.watching(self.model))
             undo.enter_context(self.run(captured))
@@ -147,8 +146,9 @@ class KroneckerCapture(WrappingCapture):
         if isinstance(output, Tensor) and output.dim() and output.requires_grad:
             self.model_outputs.append(output)
 
-    def detach_outputs(self) -> None:
-        """Detach the outputs. Their graph refers to this capture, a cycle that Python cannot collect."""
+    def drop_nodes(self) -> None:
+        """Drop the autograd nodes; see `Capture.drop_nodes`."""
+        super().drop_nodes()
         self.model_outputs = [output.detach() for output in self.model_outputs]
 
     def observe(self, loss: Tensor, divided_by_host: bool = False) -> None:
@@ -225,11 +225,11 @@ class _FactorCall(LayerCall):
     captured: KroneckerCapture
 
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        inputs = self.note_inputs(args, kwargs)
+        bound = self.unit.bind(args, kwargs)
         self.captured.layer_uses.update(self.unit.module.parameters())
         self.accumulators = [get_gradient_edge(param).node for param in self.params.values()]
         self.draws_done = 0
-        return self.watched(inputs, forward(*args, **kwargs), [self.captured.probe])
+        return self.watched(bound, forward(*args, **kwargs), [self.captured.probe])
 
     def should_measure(self, accumulators: list[Any]) -> bool:
         return self.captured.stores and self.captured.should_measure(self.accumulators)

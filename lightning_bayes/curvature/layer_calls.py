@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.layouts import LOOPED, ROWS, LayerOutput, Layout, added_up, examples_first
-from lightning_bayes.curvature.measured_modules import MeasuredModule
+from lightning_bayes.curvature.measured_modules import BoundCall, MeasuredModule
 from lightning_bayes.curvature.measured_output import MeasuredOutput, in_full_precision
 from lightning_bayes.curvature.rules.example_inputs import ExampleInputs
 from lightning_bayes.curvature.rules.generic import ReplayedExamples
@@ -52,25 +52,15 @@ class LayerCall(ABC):
         assert self.unit.rule is not None
         return self.unit.rule
 
-    def note_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """The inputs as the rule expects them; records their number of examples."""
-        inputs, rows, dim = self.unit.bind(args, kwargs)
-        self.note_rows(rows, dim)
-        return list(inputs)
-
-    def note_rows(self, rows: int, dim: int | None) -> None:
-        """Record the number of rows that may be examples, and their dimension in the first output; None if unknown."""
-        self.rows, self.dim = rows, dim
-        self.captured.note_call(self.unit.label, rows)
-
-    def watched(self, inputs: list[Any], output: Any, leaves: list[Any]) -> Any:
-        """Wrap `output` in an identity whose backward calls `backward` for the gradients of `leaves`."""
+    def watched(self, bound: BoundCall, output: Any, leaves: list[Any]) -> Any:
+        """Record the call; wrap `output` in an identity whose backward calls `backward` for the gradients of `leaves`."""
+        self.captured.note_call(self.unit.label, bound.rows)
         is_simple = isinstance(output, Tensor) and self.unit.rule is not None
         tensors, rebuild = ([output], itemgetter(0)) if is_simple else differentiable(output)
         if not is_simple or _needs_clone(output):
             tensors = [tensor.clone() for tensor in tensors]  # outputs may be views of one another
-        measured = MeasuredOutput.apply(self, inputs, len(tensors), *tensors, *leaves)
-        self.output = LayerOutput(self.unit, self.rows, self.dim, measured)
+        measured = MeasuredOutput.apply(self, bound.inputs, len(tensors), *tensors, *leaves)
+        self.output = LayerOutput(self.unit, bound.rows, bound.dim, measured)
         if not is_in_backward():  # in backward, a checkpoint repeats a call that was recorded before
             self.captured.outputs.append(self.output)
         return rebuild(measured)
@@ -135,12 +125,12 @@ class RuleCall(ContributionCall):
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """See `LayerCall.run`."""
         module = self.unit.module
-        inputs = self.note_inputs(args, kwargs)
+        bound = self.unit.bind(args, kwargs)
         self.rng = rng_state() if self.rule.repeats_noise(module) else None
         with replaced(module, {p: p.detach() for _, p in self.unit.named_parameters()}):
             output, packed_again = padded_output(module, forward(*args, **kwargs))
         self.saved = self.rule.saved(module, output)
-        return packed_again(self.watched(inputs, output, list(self.params.values())))
+        return packed_again(self.watched(bound, output, list(self.params.values())))
 
     def sums(self, inputs: list[Any], grads: list[Tensor | None]) -> Sums:
         """See `ContributionCall.sums`."""
@@ -169,8 +159,8 @@ class GenericCall(ContributionCall):
         self.replayed = kind(unit.module, inputs, params, list(self.params), captured.workspace, captured.checked)
         with captured.unwrapped(lambda called: called is unit or not unit.direct_only):
             output = self.replayed.forward()
-        self.note_rows(inputs.batch_size, None)
-        return self.watched(inputs.leaves, output, list(self.params.values()))
+        bound = BoundCall(tuple(inputs.leaves), inputs.batch_size, None)
+        return self.watched(bound, output, list(self.params.values()))
 
     def sums(self, inputs: list[Any], grads: list[Tensor | None]) -> Sums:
         """See `ContributionCall.sums`."""

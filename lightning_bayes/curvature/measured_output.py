@@ -20,7 +20,7 @@ class MeasuredOutput(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, record: LayerCall, inputs: list[Any], num_outputs: int, *tensors: Tensor
+        ctx: Any, record: LayerCall, inputs: tuple[Any, ...], num_outputs: int, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         """Return the outputs. `tensors` are the outputs, followed by the leaves whose gradients the call computes."""
         ctx.record, ctx.num_leaves = record, len(tensors) - num_outputs
