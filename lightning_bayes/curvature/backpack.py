@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from lightning_bayes.curvature.capture import Capture
 from lightning_bayes.curvature.engine import AbstractEngine
-from lightning_bayes.curvature.gradient_hooks import changes_refused
 from lightning_bayes.curvature.hooks import BackpackCapture, Calls, hooked, is_stock
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.measured_modules import (
@@ -33,6 +32,7 @@ from lightning_bayes.curvature.measured_modules import (
     tied_parameters,
 )
 from lightning_bayes.curvature.measured_output import in_full_precision, in_train_modes
+from lightning_bayes.curvature.parameters import changes_refused
 from lightning_bayes.curvature.rules.batch_norm import uses_batch_statistics
 from lightning_bayes.curvature.rules.random_numbers import with_rng
 from lightning_bayes.curvature.rules.registry import LayerRule

@@ -20,10 +20,10 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from lightning_bayes.curvature.capture import Capture
 from lightning_bayes.curvature.engine import AbstractEngine
-from lightning_bayes.curvature.gradient_hooks import changes_refused
 from lightning_bayes.curvature.layer_calls import GenericCall, LayerCall, RuleCall
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.measured_modules import MeasuredModule, refuse_scripted
+from lightning_bayes.curvature.parameters import changes_refused
 from lightning_bayes.curvature.rules.replayed_call import Checked
 from lightning_bayes.curvature.workspace import DEFAULT_MIB
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedTrainingError

@@ -10,7 +10,6 @@ from lightning_bayes.curvature.factors.layer_records import (
     LayerRows,
     Request,
 )
-from lightning_bayes.curvature.factors.rows import input_rows, output_rows
 
 __all__ = [
     "ExampleRows",
@@ -21,8 +20,6 @@ __all__ = [
     "Request",
     "has_factors",
     "input_factor",
-    "input_rows",
     "output_factor",
-    "output_rows",
     "split_bias",
 ]
