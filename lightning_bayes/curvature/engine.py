@@ -13,7 +13,7 @@ from lightning_bayes.curvature.capture import Capture
 from lightning_bayes.curvature.example_probe import ExampleProbe
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.measured_modules import MeasuredModule, find_measured_modules
-from lightning_bayes.curvature.model_call import ModelCallHook
+from lightning_bayes.curvature.model_call import Uncopied, note_model_call
 from lightning_bayes.curvature.parameters import require_real_and_separate
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
 from lightning_bayes.errors import NoMeasurementError, UnsupportedLayerError, name_some
@@ -89,7 +89,7 @@ class AbstractEngine(ABC):
         units = {unit.module for unit in self.units()}
         is_lightning = hasattr(self.model, "training_step")
         outermost = [self.model, *(self.model.children() if is_lightning else ())]
-        record = ModelCallHook(captured)
+        record = Uncopied(note_model_call, captured)
         with ExitStack() as undo:
             undo.callback(captured.drop_nodes)
             for module in outermost:

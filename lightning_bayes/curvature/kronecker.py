@@ -37,6 +37,7 @@ from lightning_bayes.curvature.loss_calls import LIKELIHOODS, LossCalls
 from lightning_bayes.curvature.measured_modules import MeasuredModule
 from lightning_bayes.curvature.measured_output import in_full_precision
 from lightning_bayes.curvature.measurement import KroneckerFactors
+from lightning_bayes.curvature.model_call import Uncopied
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
 from lightning_bayes.curvature.wrapping import WrappingCapture, WrappingEngine
 from lightning_bayes.errors import NoMeasurementError, UnsupportedLayerError, UnsupportedTrainingError
@@ -70,7 +71,7 @@ class KroneckerEngine(WrappingEngine):
         with ExitStack() as undo:
             if isinstance(request.likelihood, LossCalls):
                 undo.enter_context(request.likelihood)
-            undo.callback(self.model.register_forward_hook(captured.keep_outputs).remove)
+            undo.callback(self.model.register_forward_hook(Uncopied(captured.keep_outputs)).remove)
             undo.enter_context(captured.records.watching(self.model))
             undo.enter_context(self.run(captured))
             yield captured
