@@ -11,8 +11,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.factors.factors import input_factor
-from lightning_bayes.curvature.factors.rows import input_rows, output_rows
+from lightning_bayes.curvature.factors.factors import input_factor, input_rows, output_rows
 from lightning_bayes.curvature.likelihood import Likelihood
 from lightning_bayes.curvature.loss_calls import LossCalls
 from lightning_bayes.curvature.measurement import KroneckerFactors
