@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ from backpack.extensions.module_extension import ModuleExtension
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.factors import FactorMoments, input_factor
-from lightning_bayes.curvature.factors.layer_records import FactorRecords, Request
+from lightning_bayes.curvature.factors.layer_records import LayerRecords, Request
 from lightning_bayes.curvature.hooks import BackpackCapture, is_stock, watched
 from lightning_bayes.curvature.measured_modules import MeasuredModule, find_measured_modules, refuse
 from lightning_bayes.curvature.measurement import KroneckerFactors, KroneckerQuantity
@@ -32,6 +32,9 @@ from lightning_bayes.curvature.seeded_labels import seed_labels
 from lightning_bayes.curvature.workspace import Workspace
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.private_torch import BatchNormBase
+
+if TYPE_CHECKING:
+    from lightning_bayes.curvature.kronecker import KroneckerCapture
 
 _WITH_FACTORS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _PASSABLE = (
@@ -73,7 +76,7 @@ class _CallStatistics(NamedTuple):
 
 
 @final
-class BackpackFactors(FactorRecords):
+class BackpackFactors(LayerRecords):
     """Factors from BackPACK for the layers that it supports, and from `FactorMoments` for other requested layers.
 
     Args:
@@ -126,11 +129,11 @@ class BackpackFactors(FactorRecords):
         with backpack(retain_graph=True), self._as_modules.paused():
             yield
 
-    def mean_factors(self, output_scale: float, loss_scale: float) -> dict[nn.Module, KroneckerFactors]:
-        """(S, Ā) of each layer; see `FactorRecords.mean_factors`."""
-        factors = self._moments.mean_factors(output_scale, loss_scale)
+    def results(self, captured: KroneckerCapture) -> dict[nn.Module, KroneckerFactors]:
+        """(S, Ā) of each layer, as means over examples; see `FactorMoments.results`."""
+        factors = self._moments.results(captured)
         for layer, statistics in self._statistics.items():
-            factors[layer] = self._factors(layer, statistics, loss_scale)
+            factors[layer] = self._factors(layer, statistics, captured.gradient_factor())
         return factors
 
     def _factors(self, layer: nn.Module, statistics: _CallStatistics, loss_scale: float) -> KroneckerFactors:

@@ -21,22 +21,13 @@ from torch import Generator, Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from lightning_bayes.curvature.capture import Capture, refuse_losses
-from lightning_bayes.curvature.factors import (
-    ExampleRows,
-    FactorMoments,
-    FactorRecords,
-    LayerRecords,
-    LayerRows,
-    Request,
-    has_factors,
-)
+from lightning_bayes.curvature.factors import FactorMoments, LayerRecords, Request, has_factors
 from lightning_bayes.curvature.layer_calls import LayerCall
 from lightning_bayes.curvature.likelihood import Likelihood
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.loss_calls import LIKELIHOODS, LossCalls
 from lightning_bayes.curvature.measured_modules import MeasuredModule
 from lightning_bayes.curvature.measured_output import in_full_precision
-from lightning_bayes.curvature.measurement import KroneckerFactors
 from lightning_bayes.curvature.model_call import Uncopied
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
 from lightning_bayes.curvature.wrapping import WrappingCapture, WrappingEngine
@@ -196,24 +187,21 @@ class KroneckerCapture(WrappingCapture):
         return self.scaled_squares(float(self._examples))  # the loss of the sampled labels is a mean over the batch
 
     @property
-    def _own_scale(self) -> float:
+    def own_scale(self) -> float:
         """Factor that turns a contribution in the measuring backward into the gradient of the example's own loss."""
         if self.request.likelihood is not None:
             return self._examples / self.request.loss_scale
         return (self.num_examples if self.scale.reduction == "mean" else 1) / self.request.loss_scale
 
-    def mean_factors(self) -> dict[nn.Module, KroneckerFactors]:
-        """(S, Ā) of each layer that backward reached, as means over examples."""
-        assert isinstance(self.records, FactorRecords)
+    @property
+    def factor_scale(self) -> float:
+        """Factor from the mean of δ δᵀ over examples and positions, in the measuring backward, to S."""
         batch = self._examples
-        examples = self.num_examples if self.request.likelihood is None else batch
-        return self.records.mean_factors(self._own_scale**2 * batch / examples, self.gradient_factor())
+        return self.own_scale**2 * batch / (self.num_examples if self.request.likelihood is None else batch)
 
-    def example_rows(self) -> dict[nn.Module, LayerRows]:
-        """The `ExampleRows` by layer, with gradients on the scale of each example's own loss."""
-        assert isinstance(self.records, ExampleRows)
-        rows_of, scale = self.records.rows, self._own_scale
-        return {layer: LayerRows(rows.inputs, rows.gradients * scale) for layer, rows in rows_of.items()}
+    def results(self) -> dict[nn.Module, Any]:
+        """The result of each layer with factors that backward reached, see `LayerRecords.results`."""
+        return self.records.results(self)
 
     @property
     def _examples(self) -> int:

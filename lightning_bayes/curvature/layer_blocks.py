@@ -33,7 +33,7 @@ def request_all_layers(
 def blocks_by_parameter(captured: KroneckerCapture) -> dict[nn.Parameter, KroneckerFactors]:
     """Separate factors for every trainable weight and bias; see `curvature.factors.conversion`."""
     blocks: dict[nn.Parameter, KroneckerFactors] = {}
-    for layer, factors in captured.mean_factors().items():
+    for layer, factors in captured.results().items():
         weight, bias = split_bias(factors) if captured.request.layers[layer] else (factors, None)
         for param, block in ((layer.weight, weight), (layer.bias, bias)):
             if block is not None and isinstance(param, nn.Parameter) and param.requires_grad:

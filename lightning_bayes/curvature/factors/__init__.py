@@ -5,7 +5,6 @@ from lightning_bayes.curvature.factors.factors import has_factors, input_factor,
 from lightning_bayes.curvature.factors.layer_records import (
     ExampleRows,
     FactorMoments,
-    FactorRecords,
     LayerRecords,
     LayerRows,
     Request,
@@ -14,7 +13,6 @@ from lightning_bayes.curvature.factors.layer_records import (
 __all__ = [
     "ExampleRows",
     "FactorMoments",
-    "FactorRecords",
     "LayerRecords",
     "LayerRows",
     "Request",

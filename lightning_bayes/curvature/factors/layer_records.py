@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,9 @@ from lightning_bayes.curvature.likelihood import Likelihood
 from lightning_bayes.curvature.loss_calls import LossCalls
 from lightning_bayes.curvature.measurement import KroneckerFactors
 from lightning_bayes.curvature.workspace import Workspace
+
+if TYPE_CHECKING:
+    from lightning_bayes.curvature.kronecker import KroneckerCapture
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,10 @@ class LayerRecords(ABC):
             is_first: Whether this is the call's first label draw, so that its input was not added yet.
         """
 
+    @abstractmethod
+    def results(self, captured: KroneckerCapture) -> dict[nn.Module, Any]:
+        """The result of each layer that backward reached; `captured` is the finished capture of the pass."""
+
     def watching(self, model: nn.Module) -> AbstractContextManager[None]:
         """A context around all passes, entered before the engine wraps any forward."""
         return nullcontext()
@@ -73,24 +80,6 @@ class LayerRecords(ABC):
         return nullcontext()
 
 
-class FactorRecords(LayerRecords, ABC):
-    """Records that yield Kronecker factors; arguments as in `LayerRecords`."""
-
-    @abstractmethod
-    def mean_factors(self, output_scale: float, loss_scale: float) -> dict[nn.Module, KroneckerFactors]:
-        """(S, Ā) of each layer; see `curvature.factors.conversion`.
-
-        Args:
-            output_scale: Factor from the mean of δ δᵀ over examples and positions, on the scale of the differentiated loss,
-                to S. Used by `FactorMoments`.
-            loss_scale: Factor from a curvature on the scale of the observed loss to the curvature of the mean loss. Used for
-                BackPACK's results.
-
-        Returns:
-            The factors.
-        """
-
-
 @dataclass
 class _Moments:
     """Sums over the calls of one layer."""
@@ -101,7 +90,7 @@ class _Moments:
 
 
 @final
-class FactorMoments(FactorRecords):
+class FactorMoments(LayerRecords):
     """Accumulates the second moments of inputs and output gradients; arguments as in `LayerRecords`."""
 
     def __init__(self, request: Request, workspace: Workspace) -> None:
@@ -123,10 +112,11 @@ class FactorMoments(FactorRecords):
     def _inputs(self, layer: nn.Module, x: Tensor) -> Tensor:
         return input_factor(layer, x, bias=self.request.layers[layer], workspace=self.workspace)
 
-    def mean_factors(self, output_scale: float, loss_scale: float) -> dict[nn.Module, KroneckerFactors]:
-        """(S, Ā) of each layer; see `FactorRecords.mean_factors`."""
+    def results(self, captured: KroneckerCapture) -> dict[nn.Module, KroneckerFactors]:
+        """(S, Ā) of each layer, as means over examples; see `curvature.factors.conversion`."""
+        scale = captured.factor_scale
         return {
-            layer: KroneckerFactors((moments.outputs * (output_scale / moments.positions), moments.inputs))
+            layer: KroneckerFactors((moments.outputs * (scale / moments.positions), moments.inputs))
             for layer, moments in self._moments.items()
         }
 
@@ -151,13 +141,18 @@ class ExampleRows(LayerRecords):
 
     def __init__(self, request: Request, workspace: Workspace) -> None:
         super().__init__(request, workspace)
-        self.rows: dict[nn.Module, LayerRows] = {}
+        self._rows: dict[nn.Module, LayerRows] = {}
 
     def add(self, layer: nn.Module, x: Tensor, grad_output: Tensor, is_first: bool = True) -> None:
         """Store one call; see `LayerRecords.add`."""
         inputs = torch.unflatten(input_rows(layer, x, self.request.layers[layer]), 0, (len(x), -1))
         gradients = torch.unflatten(output_rows(layer, grad_output), 0, (len(x), -1))
-        if layer in self.rows:
-            earlier = self.rows[layer]
+        earlier = self._rows.get(layer)
+        if earlier is not None:
             inputs, gradients = torch.cat([earlier.inputs, inputs], 1), torch.cat([earlier.gradients, gradients], 1)
-        self.rows[layer] = LayerRows(inputs, gradients)
+        self._rows[layer] = LayerRows(inputs, gradients)
+
+    def results(self, captured: KroneckerCapture) -> dict[nn.Module, LayerRows]:
+        """The rows of each layer, with gradients on the scale of each example's own loss."""
+        scale = captured.own_scale
+        return {layer: LayerRows(rows.inputs, rows.gradients * scale) for layer, rows in self._rows.items()}

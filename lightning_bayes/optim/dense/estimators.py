@@ -96,7 +96,7 @@ class RowsEstimator(JointEstimator, ABC):
     def _rows(self, captured: Any) -> list[LayerRows]:
         """The rows of each layer; zeros for layers that the backward pass did not reach."""
         assert isinstance(captured, KroneckerCapture)
-        rows = captured.example_rows()
+        rows: dict[nn.Module, LayerRows] = captured.results()
         examples = len(next(iter(rows.values())).inputs)
         return [rows.get(layer.module) or _zero_rows(layer, examples) for layer in self.layers]
 
