@@ -123,6 +123,8 @@ class ExampleLoop:
             self.captured.add(param, square * scale**2)
         for param, contributions in self._shared.items():
             self.captured.add_contributions(param, contributions * scale)
+        self._squares.clear()  # the loss, and with it this hook, may outlive the pass
+        self._shared.clear()
 
     def _warn(self, outputs: Sequence[LayerOutput], params: Sequence[nn.Parameter], num_examples: int) -> None:
         engine = self.captured.engine
