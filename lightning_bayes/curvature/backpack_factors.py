@@ -95,7 +95,6 @@ class BackpackFactors(LayerRecords):
         self.quantity = quantity
         self._moments = FactorMoments(request, workspace)
         self._by_backpack = {layer for layer in request.layers if has_backpack_factors(layer)}
-        self._statistics: dict[nn.Module, _CallStatistics] = {}
         self._values: dict[nn.Parameter, list[Tensor]] = {}
         self._as_modules = AsModules(quantity, _OTHERWISE)
 
@@ -105,7 +104,7 @@ class BackpackFactors(LayerRecords):
             self._moments.add(layer, x, grad_output, is_first)
             return
         inputs = input_factor(layer, x, bias=self.request.layers[layer], workspace=self.workspace)
-        self._statistics[layer] = _CallStatistics(grad_output.shape[2:].numel(), inputs)
+        self._by_layer[layer] = _CallStatistics(grad_output.shape[2:].numel(), inputs)
 
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
@@ -132,7 +131,7 @@ class BackpackFactors(LayerRecords):
     def results(self, captured: KroneckerCapture) -> dict[nn.Module, KroneckerFactors]:
         """(S, Ā) of each layer, as means over examples; see `FactorMoments.results`."""
         factors = self._moments.results(captured)
-        for layer, statistics in self._statistics.items():
+        for layer, statistics in self._by_layer.items():
             factors[layer] = self._factors(layer, statistics, captured.gradient_factor())
         return factors
 

@@ -51,6 +51,7 @@ class LayerRecords(ABC):
 
     def __init__(self, request: Request, workspace: Workspace) -> None:
         self.request, self.workspace = request, workspace
+        self._by_layer: dict[nn.Module, Any] = {}
 
     @abstractmethod
     def add(self, layer: nn.Module, x: Tensor, grad_output: Tensor, is_first: bool = True) -> None:
@@ -93,16 +94,13 @@ class _Moments:
 class FactorMoments(LayerRecords):
     """Accumulates the second moments of inputs and output gradients; arguments as in `LayerRecords`."""
 
-    def __init__(self, request: Request, workspace: Workspace) -> None:
-        super().__init__(request, workspace)
-        self._moments: dict[nn.Module, _Moments] = {}
-
     def add(self, layer: nn.Module, x: Tensor, grad_output: Tensor, is_first: bool = True) -> None:
         """Add one call; see `LayerRecords.add`."""
-        rows, moments = output_rows(layer, grad_output), self._moments.get(layer)
+        rows = output_rows(layer, grad_output)
+        moments: _Moments | None = self._by_layer.get(layer)
         outputs, positions = rows.mT @ rows, rows.shape[-2]
         if moments is None:
-            self._moments[layer] = _Moments(self._inputs(layer, x), outputs, positions)
+            self._by_layer[layer] = _Moments(self._inputs(layer, x), outputs, positions)
             return
         if is_first:
             moments.inputs = moments.inputs + self._inputs(layer, x)
@@ -117,7 +115,7 @@ class FactorMoments(LayerRecords):
         scale = captured.factor_scale
         return {
             layer: KroneckerFactors((moments.outputs * (scale / moments.positions), moments.inputs))
-            for layer, moments in self._moments.items()
+            for layer, moments in self._by_layer.items()
         }
 
 
@@ -139,20 +137,16 @@ class ExampleRows(LayerRecords):
     Arguments as in `LayerRecords`.
     """
 
-    def __init__(self, request: Request, workspace: Workspace) -> None:
-        super().__init__(request, workspace)
-        self._rows: dict[nn.Module, LayerRows] = {}
-
     def add(self, layer: nn.Module, x: Tensor, grad_output: Tensor, is_first: bool = True) -> None:
         """Store one call; see `LayerRecords.add`."""
         inputs = torch.unflatten(input_rows(layer, x, self.request.layers[layer]), 0, (len(x), -1))
         gradients = torch.unflatten(output_rows(layer, grad_output), 0, (len(x), -1))
-        earlier = self._rows.get(layer)
+        earlier: LayerRows | None = self._by_layer.get(layer)
         if earlier is not None:
             inputs, gradients = torch.cat([earlier.inputs, inputs], 1), torch.cat([earlier.gradients, gradients], 1)
-        self._rows[layer] = LayerRows(inputs, gradients)
+        self._by_layer[layer] = LayerRows(inputs, gradients)
 
     def results(self, captured: KroneckerCapture) -> dict[nn.Module, LayerRows]:
         """The rows of each layer, with gradients on the scale of each example's own loss."""
         scale = captured.own_scale
-        return {layer: LayerRows(rows.inputs, rows.gradients * scale) for layer, rows in self._rows.items()}
+        return {layer: LayerRows(rows.inputs, rows.gradients * scale) for layer, rows in self._by_layer.items()}
