@@ -23,7 +23,7 @@ from lightning_bayes.curvature.factors.layer_records import LayerRecords, Reques
 from lightning_bayes.curvature.hooks import BackpackCapture, is_stock, watched
 from lightning_bayes.curvature.measured_modules import MeasuredModule, find_measured_modules, refuse
 from lightning_bayes.curvature.measurement import KroneckerFactors, KroneckerQuantity
-from lightning_bayes.curvature.modules import AsModules
+from lightning_bayes.curvature.modules import CREATED, AsModules
 from lightning_bayes.curvature.private_backpack import layer_extension
 from lightning_bayes.curvature.rules import rule_for
 from lightning_bayes.curvature.rules.batch_norm import uses_batch_statistics
@@ -42,10 +42,6 @@ _PASSABLE = (
     *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
     *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm, nn.LayerNorm),
     *(nn.Embedding, nn.PReLU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Softplus),
-)
-_CREATED = (  # modules that `AsModules` creates for functions and that BackPACK's factor extensions do not support
-    *(nn.ELU, nn.SELU, nn.LeakyReLU, nn.LogSigmoid, nn.MaxPool1d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool3d),
-    *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
 )
 _OTHERWISE = "use engine='fused'"
 _ADVICE = "Use engine='fused', or freeze the layer with requires_grad_(False)."
@@ -177,9 +173,9 @@ def _passes(module: nn.Module, quantity: KroneckerQuantity) -> bool:
 
 
 def _add_pass_through(extension: Any, passing: list[MeasuredModule], as_modules: AsModules) -> None:
-    """Register `_PassThrough` in `extension` for the modules in `passing` and for the modules in `_CREATED`."""
+    """Register `_PassThrough` in `extension` for the modules in `passing` and for the modules that `AsModules` creates."""
     modules = {unit.module for unit in passing}
-    for kind in {*_CREATED, *map(type, modules)}:
+    for kind in {*CREATED, *map(type, modules)}:
         pass_through = _PassThrough(as_modules, layer_extension(extension, kind), modules)
         extension.set_module_extension(kind, pass_through, overwrite=True)
 
