@@ -14,7 +14,7 @@ modules, before or during the first forward.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 from backpack.extensions import SumGradSquared
@@ -71,12 +71,8 @@ class BackpackEngine(AbstractEngine):
         self._check_supported(units)
         captured, calls = BackpackCapture(self.loss_reduction, self.probe), Calls()
         extension = self._extension(units, calls)
-        with ExitStack() as undo:
-            undo.enter_context(changes_refused(units))
-            undo.enter_context(self.watching_model_call(captured))
-            captured.squares = undo.enter_context(
-                hooked(self.model, units, extension, captured, _FUSED_INSTEAD, calls=calls)
-            )
+        hooks = hooked(self.model, units, extension, captured, _FUSED_INSTEAD, calls=calls)
+        with changes_refused(units), self.watching_model_call(captured), hooks as captured.squares:
             yield captured
 
     def _has_rule(self, unit: MeasuredModule) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, final
 
 import torch
@@ -59,12 +59,9 @@ class KroneckerEngine(WrappingEngine):
     def capture(self, request: Request = _NO_FACTORS) -> Iterator[KroneckerCapture]:
         """Measure the passes inside the context: factors of the layers in `request`, squares of all others."""
         captured = KroneckerCapture(self, request)
-        with ExitStack() as undo:
-            if isinstance(request.likelihood, LossCalls):
-                undo.enter_context(request.likelihood)
-            undo.callback(self.model.register_forward_hook(Uncopied(captured.keep_outputs)).remove)
-            undo.enter_context(captured.records.watching(self.model))
-            undo.enter_context(self.run(captured))
+        loss_calls = request.likelihood if isinstance(request.likelihood, LossCalls) else nullcontext()
+        hook = self.model.register_forward_hook(Uncopied(captured.keep_outputs))
+        with hook, loss_calls, captured.records.watching(self.model), self.run(captured):
             yield captured
 
     def check_reached(self, captured: Capture) -> None:

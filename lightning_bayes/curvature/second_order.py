@@ -7,7 +7,7 @@ modules; `AsModules` provides them. Unsupported operations raise an error with t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, final
 
 from backpack import extensions
@@ -66,11 +66,8 @@ class SecondOrderEngine(AbstractEngine):
         layers = _layers(self.model, supported)
         as_modules = AsModules(self.quantity)
         captured = _SecondOrderCapture(self, as_modules)
-        with ExitStack() as undo:
-            undo.enter_context(self.watching_model_call(captured))
-            captured.squares = undo.enter_context(
-                watched(self.model, layers, extension, as_modules, captured, _OTHERWISE)
-            )
+        hooks = watched(self.model, layers, extension, as_modules, captured, _OTHERWISE)
+        with self.watching_model_call(captured), hooks as captured.squares:
             yield captured
 
     def _extension(self) -> Any:
