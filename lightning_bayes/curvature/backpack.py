@@ -72,7 +72,7 @@ class BackpackEngine(AbstractEngine):
         captured, calls = BackpackCapture(self.loss_reduction, self.probe), Calls()
         extension = self._extension(units, calls)
         hooks = hooked(self.model, units, extension, captured, _FUSED_INSTEAD, calls=calls)
-        with changes_refused(units), self.watching_model_call(captured), hooks as captured.squares:
+        with changes_refused(units), self.watching_model_call(captured, units), hooks as captured.squares:
             yield captured
 
     def _has_rule(self, unit: MeasuredModule) -> bool:

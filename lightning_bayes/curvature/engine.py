@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import ClassVar, Literal, TypeAlias
 
@@ -84,15 +84,15 @@ class AbstractEngine(ABC):
         return [unit for unit, params in trained if params - self.left_out]
 
     @contextmanager
-    def watching_model_call(self, captured: Capture) -> Iterator[None]:
+    def watching_model_call(self, captured: Capture, units: Iterable[MeasuredModule]) -> Iterator[None]:
         """Record the first call of an outermost module with equally many input and output rows, until the capture ends."""
-        units = {unit.module for unit in self.units()}
+        measured = {unit.module for unit in units}
         is_lightning = hasattr(self.model, "training_step")
         outermost = [self.model, *(self.model.children() if is_lightning else ())]
         record = Uncopied(note_model_call, captured)
         with ExitStack() as undo:
             undo.callback(captured.drop_nodes)
             for module in outermost:
-                if module not in units and has_children(module):
+                if module not in measured and has_children(module):
                     undo.callback(module.register_forward_hook(record, with_kwargs=True).remove)
             yield

@@ -67,7 +67,7 @@ class SecondOrderEngine(AbstractEngine):
         as_modules = AsModules(self.quantity)
         captured = _SecondOrderCapture(self, as_modules)
         hooks = watched(self.model, layers, extension, as_modules, captured, _OTHERWISE)
-        with self.watching_model_call(captured), hooks as captured.squares:
+        with self.watching_model_call(captured, self.units()), hooks as captured.squares:
             yield captured
 
     def _extension(self) -> Any:

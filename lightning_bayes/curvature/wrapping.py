@@ -51,7 +51,7 @@ class WrappingEngine(AbstractEngine, ABC):
                 undo.callback(_restore_forward, unit.module, vars(unit.module).get("forward"))
                 unit.module.forward = _Wrapped(call, unit, unit.module.forward)
             undo.enter_context(changes_refused(units))
-            undo.enter_context(self.watching_model_call(captured))
+            undo.enter_context(self.watching_model_call(captured, units))
             yield captured
         captured.finish()
 
