@@ -14,29 +14,16 @@ modules, before or during the first forward.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from functools import partial
-from typing import Any, NamedTuple
+from contextlib import contextmanager
+from typing import Any
 
-import torch
-from backpack import backpack
 from backpack.extensions import SumGradSquared
 from backpack.extensions.module_extension import ModuleExtension
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.backpack_watch import BackpackCapture
 from lightning_bayes.curvature.capture import Capture
 from lightning_bayes.curvature.engine import AbstractEngine
-from lightning_bayes.curvature.gradient_hooks import changes_refused
-from lightning_bayes.curvature.hooks import (
-    calls_checked,
-    collect,
-    extended,
-    in_place_refused,
-    is_stock,
-    out_of_place,
-    without_compiler,
-)
+from lightning_bayes.curvature.hooks import BackpackCapture, Calls, hooked, is_stock
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.measured_modules import (
     MeasuredModule,
@@ -44,11 +31,11 @@ from lightning_bayes.curvature.measured_modules import (
     refuse_scripted,
     tied_parameters,
 )
-from lightning_bayes.curvature.measured_output import in_full_precision
+from lightning_bayes.curvature.measured_output import in_full_precision, in_train_modes
+from lightning_bayes.curvature.parameters import changes_refused
 from lightning_bayes.curvature.rules.batch_norm import uses_batch_statistics
-from lightning_bayes.curvature.rules.random_numbers import rng_state, with_rng
-from lightning_bayes.curvature.rules.registry import Inputs, LayerRule
-from lightning_bayes.curvature.train_mode import in_train_modes
+from lightning_bayes.curvature.rules.random_numbers import with_rng
+from lightning_bayes.curvature.rules.registry import LayerRule
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
 from lightning_bayes.errors import UnsupportedTrainingError
 
@@ -76,52 +63,27 @@ class BackpackEngine(AbstractEngine):
         super().__init__(model, loss_reduction, workspace_mib)
         refuse_scripted(model)
         self.own_rules = own_rules
-        self._calls: dict[nn.Module, _Call] = {}
 
     @contextmanager
     def capture(self) -> Iterator[Capture]:
         """Measure the passes inside the context; the capture's squares are complete on exit."""
         units = self.units()
         self._check_supported(units)
-        captured, extension = BackpackCapture(self.loss_reduction, self.probe), self._extension(units)
-        try:
-            with ExitStack() as undo:
-                undo.enter_context(without_compiler())
-                undo.enter_context(changes_refused(units))
-                undo.enter_context(out_of_place(self.model))
-                undo.enter_context(calls_checked(units, captured, _FUSED_INSTEAD))
-                undo.enter_context(self.watching_model_call(captured))
-                undo.callback(captured.drop_nodes)
-                for unit in units:
-                    hook = unit.module.register_forward_pre_hook(partial(self._note, unit), with_kwargs=True)
-                    undo.callback(hook.remove)
-                undo.enter_context(extended([unit.module for unit in units]))
-                undo.enter_context(backpack(extension))
-                undo.enter_context(in_place_refused(_FUSED_INSTEAD, captured))
-                yield captured
-        finally:
-            self._calls.clear()
-            captured.squares.update(collect(units, extension.savefield))
+        captured, calls = BackpackCapture(self.loss_reduction, self.probe), Calls()
+        extension = self._extension(units, calls)
+        hooks = hooked(self.model, units, extension, captured, _FUSED_INSTEAD, calls=calls)
+        with changes_refused(units), self.watching_model_call(captured, units), hooks as captured.squares:
+            yield captured
 
     def _has_rule(self, unit: MeasuredModule) -> bool:
         return self.own_rules and unit.rule is not None and unit.rule.by_hooks
 
-    def _note(self, unit: MeasuredModule, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Forward pre-hook of every unit: record the call."""
-        if torch.is_grad_enabled() and unit.rule is not None:
-            inputs = unit.rule.prepare(module, unit.rule.bind(module, args, kwargs))
-            detached = (x.detach() if isinstance(x, Tensor) else x for x in inputs)
-            modes = [(part, part.training) for part in module.modules()]
-            rng = rng_state() if unit.rule.repeats_noise(module) else None
-            self._calls[module] = _Call(modes, tuple(detached), rng)
-
-    def _extension(self, units: list[MeasuredModule]) -> SumGradSquared:
+    def _extension(self, units: list[MeasuredModule], calls: Calls) -> SumGradSquared:
         extension = SumGradSquared()
         for unit in units:
             if unit.rule is not None and self._has_rule(unit):
-                extension.set_module_extension(
-                    type(unit.module), _RuleExtension(unit.rule, self.workspace, self._calls), overwrite=True
-                )
+                of_rule = _RuleExtension(unit.rule, self.workspace, calls)
+                extension.set_module_extension(type(unit.module), of_rule, overwrite=True)
         return extension
 
     def _check_supported(self, units: list[MeasuredModule]) -> None:
@@ -137,18 +99,10 @@ class BackpackEngine(AbstractEngine):
         )
 
 
-class _Call(NamedTuple):
-    """One forward call of a layer with gradients enabled."""
-
-    modes: list[tuple[nn.Module, bool]]
-    inputs: Inputs
-    rng: list[Tensor] | None
-
-
 class _RuleExtension(ModuleExtension):  # type: ignore[misc]  # BackPACK ships no types
     """Passes the input and output gradient of BackPACK's hooks to the rule of a layer type, once per layer."""
 
-    def __init__(self, rule: LayerRule, workspace: Workspace, calls: dict[nn.Module, _Call]) -> None:
+    def __init__(self, rule: LayerRule, workspace: Workspace, calls: Calls) -> None:
         super().__init__()
         self.rule, self.workspace, self.calls = rule, workspace, calls
 
@@ -158,8 +112,8 @@ class _RuleExtension(ModuleExtension):  # type: ignore[misc]  # BackPACK ships n
                 f"A second backward reached a {type(module).__name__}, whose input BackPACK has deleted. Add the losses and "
                 "call backward once, or open one pass for each backward."
             )
-        modes, inputs, rng = self.calls.pop(module)
-        inputs, grads = (tuple(map(in_full_precision, values)) for values in (inputs, g_out))
+        bound, modes, rng = self.calls.pop(module)
+        inputs, grads = (tuple(map(in_full_precision, values)) for values in (bound.inputs, g_out))
         delta = grads[0] if len(grads) == 1 else grads
         with in_train_modes(modes):
             totals = with_rng(rng, self.rule.sums, module, inputs, delta, self.workspace)

@@ -9,8 +9,8 @@ through unsupported operations by vector-Jacobian products.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple, final
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import torch
 import torch.nn.functional as F
@@ -18,13 +18,12 @@ from backpack import backpack, extensions
 from backpack.extensions.module_extension import ModuleExtension
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.backpack_watch import BackpackCapture, watched
 from lightning_bayes.curvature.factors import FactorMoments, input_factor
-from lightning_bayes.curvature.factors.layer_records import FactorRecords, Request
-from lightning_bayes.curvature.hooks import collect, is_stock
+from lightning_bayes.curvature.factors.layer_records import LayerRecords, Request
+from lightning_bayes.curvature.hooks import BackpackCapture, is_stock, watched
 from lightning_bayes.curvature.measured_modules import MeasuredModule, find_measured_modules, refuse
 from lightning_bayes.curvature.measurement import KroneckerFactors, KroneckerQuantity
-from lightning_bayes.curvature.modules import AsModules
+from lightning_bayes.curvature.modules import CREATED, AsModules
 from lightning_bayes.curvature.private_backpack import layer_extension
 from lightning_bayes.curvature.rules import rule_for
 from lightning_bayes.curvature.rules.batch_norm import uses_batch_statistics
@@ -34,16 +33,15 @@ from lightning_bayes.curvature.workspace import Workspace
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.private_torch import BatchNormBase
 
+if TYPE_CHECKING:
+    from lightning_bayes.curvature.kronecker import KroneckerCapture
+
 _WITH_FACTORS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _PASSABLE = (
     *_WITH_FACTORS,
     *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
     *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm, nn.LayerNorm),
     *(nn.Embedding, nn.PReLU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Softplus),
-)
-_CREATED = (  # modules that `AsModules` creates for functions and that BackPACK's factor extensions do not support
-    *(nn.ELU, nn.SELU, nn.LeakyReLU, nn.LogSigmoid, nn.MaxPool1d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool3d),
-    *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
 )
 _OTHERWISE = "use engine='fused'"
 _ADVICE = "Use engine='fused', or freeze the layer with requires_grad_(False)."
@@ -74,7 +72,7 @@ class _CallStatistics(NamedTuple):
 
 
 @final
-class BackpackFactors(FactorRecords):
+class BackpackFactors(LayerRecords):
     """Factors from BackPACK for the layers that it supports, and from `FactorMoments` for other requested layers.
 
     Args:
@@ -93,7 +91,6 @@ class BackpackFactors(FactorRecords):
         self.quantity = quantity
         self._moments = FactorMoments(request, workspace)
         self._by_backpack = {layer for layer in request.layers if has_backpack_factors(layer)}
-        self._statistics: dict[nn.Module, _CallStatistics] = {}
         self._values: dict[nn.Parameter, list[Tensor]] = {}
         self._as_modules = AsModules(quantity, _OTHERWISE)
 
@@ -103,7 +100,7 @@ class BackpackFactors(FactorRecords):
             self._moments.add(layer, x, grad_output, is_first)
             return
         inputs = input_factor(layer, x, bias=self.request.layers[layer], workspace=self.workspace)
-        self._statistics[layer] = _CallStatistics(grad_output.shape[2:].numel(), inputs)
+        self._by_layer[layer] = _CallStatistics(grad_output.shape[2:].numel(), inputs)
 
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
@@ -113,12 +110,9 @@ class BackpackFactors(FactorRecords):
         layers, passing = self._split_modules(model)
         self._check(units, layers, passing)
         _add_pass_through(extension, passing, self._as_modules)
-        with ExitStack() as undo:
-            undo.callback(collect, units, extension.savefield)  # also after an error, clear BackPACK's results
-            calls = BackpackCapture()
-            undo.enter_context(watched(model, [*layers, *passing], extension, self._as_modules, calls, _OTHERWISE))
+        hooked_layers, calls = [*layers, *passing], BackpackCapture()
+        with watched(model, hooked_layers, extension, self._as_modules, calls, _OTHERWISE) as self._values:
             yield
-            self._values = collect(units, extension.savefield)
 
     def observe(self, loss: Tensor, divided_by_host: bool) -> None:
         """Require a loss that BackPACK supports; see `LayerRecords.observe`."""
@@ -130,11 +124,11 @@ class BackpackFactors(FactorRecords):
         with backpack(retain_graph=True), self._as_modules.paused():
             yield
 
-    def mean_factors(self, output_scale: float, loss_scale: float) -> dict[nn.Module, KroneckerFactors]:
-        """(S, Ā) of each layer; see `FactorRecords.mean_factors`."""
-        factors = self._moments.mean_factors(output_scale, loss_scale)
-        for layer, statistics in self._statistics.items():
-            factors[layer] = self._factors(layer, statistics, loss_scale)
+    def results(self, captured: KroneckerCapture) -> dict[nn.Module, KroneckerFactors]:
+        """(S, Ā) of each layer, as means over examples; see `FactorMoments.results`."""
+        factors = self._moments.results(captured)
+        for layer, statistics in self._by_layer.items():
+            factors[layer] = self._factors(layer, statistics, captured.gradient_factor())
         return factors
 
     def _factors(self, layer: nn.Module, statistics: _CallStatistics, loss_scale: float) -> KroneckerFactors:
@@ -179,9 +173,9 @@ def _passes(module: nn.Module, quantity: KroneckerQuantity) -> bool:
 
 
 def _add_pass_through(extension: Any, passing: list[MeasuredModule], as_modules: AsModules) -> None:
-    """Register `_PassThrough` in `extension` for the modules in `passing` and for the modules in `_CREATED`."""
+    """Register `_PassThrough` in `extension` for the modules in `passing` and for the modules that `AsModules` creates."""
     modules = {unit.module for unit in passing}
-    for kind in {*_CREATED, *map(type, modules)}:
+    for kind in {*CREATED, *map(type, modules)}:
         pass_through = _PassThrough(as_modules, layer_extension(extension, kind), modules)
         extension.set_module_extension(kind, pass_through, overwrite=True)
 

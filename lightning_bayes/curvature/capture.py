@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.example_probe import ExampleProbe
-from lightning_bayes.curvature.layout_search import LayoutSearch
+from lightning_bayes.curvature.layout_search import LayoutSearch, PassLayouts
 from lightning_bayes.curvature.layouts import ROWS, LayerOutput, retained_grads_kept
 from lightning_bayes.curvature.loss import LossReduction, LossScale, read_loss_scale, require_scalar
 from lightning_bayes.curvature.model_call import ModelCall
@@ -40,12 +40,11 @@ class Capture(ABC):
     Attributes:
         squares: Σ_i c_i² by parameter, on the scale of the loss that was differentiated.
         sizes: The different numbers of examples that each unit saw, by the unit's label.
-        calls_of: Number of calls of each unit, by the unit's label.
-        uses: How often each parameter enters the observed loss, see `count_uses`.
+        uses: How often each parameter enters the observed losses, see `count_uses`; without uses that a loop measured.
+        layer_uses: How many of these uses are calls of the parameter's layer.
         loss: The observed loss, detached; None before `observe`.
         outputs: The calls of measured modules.
         model_call: The first call of the whole model with equally many input and output rows.
-        measured_outside: Parameters whose uses outside of layers were measured.
         is_following: Whether the running backward follows single examples and measures nothing.
         has_taken_examples: Whether the squares come from explicit per-example losses.
     """
@@ -55,14 +54,11 @@ class Capture(ABC):
         self.outputs: list[LayerOutput] = []
         self.model_call: ModelCall | None = None
         self.is_following = self.has_taken_examples = False
-        self._mixing = ""  # why the examples cannot be separated
-        self._batch_size: int | None = None
-        self.examples_second = False
+        self.layouts = PassLayouts(0, ())  # n is 0 if no layout was found
         self.squares: dict[nn.Parameter, Tensor] = {}
         self.sizes: dict[str, set[int]] = {}
-        self.calls_of: Counter[str] = Counter()
         self.uses: Counter[Tensor] = Counter()
-        self.measured_outside: set[nn.Parameter] = set()
+        self.layer_uses: Counter[Tensor] = Counter()
         self.scale = LossScale()
         self.loss: Tensor | None = None
 
@@ -85,7 +81,7 @@ class Capture(ABC):
         reached = self._find_examples(loss, divided_by_host)
         previous = self.scale
         self.scale = read_loss_scale(
-            loss, self.loss_reduction, divided_by_host, self.known_batch_size, self.examples_second
+            loss, self.loss_reduction, divided_by_host, self.known_batch_size, self.layouts.examples_second
         )
         if self.loss is not None and self.scale.reduction != previous.reduction:
             raise UnsupportedTrainingError(
@@ -94,14 +90,14 @@ class Capture(ABC):
             )
         self.uses.update(count_uses(loss))
         self.loss = loss.detach().clone()
-        if self._mixing:
-            raise ExampleDimensionError(self._mixing)
+        if self.layouts.error:
+            raise ExampleDimensionError(self.layouts.error)
         self.handle_layouts(loss, divided_by_host, reached)
 
     def _observe_with_losses(self, loss: Tensor, losses: Tensor, divided_by_host: bool) -> None:
         """Read the scale of a loss with explicit per-example losses, and measure the per-example losses."""
         self.scale = scale_with_losses(loss, losses, self.loss_reduction, divided_by_host)
-        self._batch_size, self.loss = len(losses), loss.detach().clone()
+        self.layouts, self.loss = PassLayouts(len(losses), ()), loss.detach().clone()
         self.measure_losses(losses)
 
     @abstractmethod
@@ -118,8 +114,7 @@ class Capture(ABC):
             result = self.finder.find(search)
         if result is None:
             return []
-        self._mixing = result.error
-        self._batch_size, self.examples_second = result.num_examples, result.examples_second
+        self.layouts = result
         for output, layout in zip(outputs, result.layouts, strict=True):
             if layout is not None:
                 output.layout, output.is_reached = layout, True
@@ -150,17 +145,17 @@ class Capture(ABC):
             first = unsupported[0]
             labels = list(dict.fromkeys(out.unit.label for out in unsupported[1:]))
             raise ExampleDimensionError(
-                f"{first.unit.label} does not hold the {self._batch_size} examples of the batch in the rows of dimension 0: "
-                f"its output has shape {list(first.shapes[0])}, and {_LAYOUT_DESCRIPTIONS[first.layout.kind]}. Keep the "
-                "examples in dimension 0, freeze the layer, or use engine='fused' with squared gradients (VOGN), which "
-                "can measure it." + (f" The same holds for {name_some(labels, 160)}." if labels else "")
+                f"{first.unit.label} does not hold the {self.layouts.num_examples} examples of the batch in the rows of "
+                f"dimension 0: its output has shape {list(first.shapes[0])}, and {_LAYOUT_DESCRIPTIONS[first.layout.kind]}. "
+                "Keep the examples in dimension 0, freeze the layer, or use engine='fused' with squared gradients (VOGN), "
+                "which can measure it." + (f" The same holds for {name_some(labels, 160)}." if labels else "")
             )
 
     @property
     def known_batch_size(self) -> int | None:
         """Number of examples of the batch; None if there was no call, or if sizes differ and no layout was found."""
         sizes = set().union(*self.sizes.values())
-        return self._batch_size or (next(iter(sizes)) if len(sizes) == 1 else None)
+        return self.layouts.num_examples or (next(iter(sizes)) if len(sizes) == 1 else None)
 
     def require_loss(self) -> None:
         """Raise `UnsupportedTrainingError` unless `observe` saw a loss."""
@@ -175,9 +170,13 @@ class Capture(ABC):
         """The parameters that were measured."""
         return set(self.squares)
 
+    @property
+    def used_outside_layers(self) -> set[Tensor]:
+        """The parameters that enter the loss more often than their layers are called."""
+        return set(self.uses - self.layer_uses)
+
     def note_call(self, label: str, size: int) -> None:
         """Record a call of the module `label` with `size` examples."""
-        self.calls_of[label] += 1
         self.sizes.setdefault(label, set()).add(size)
 
     @property
@@ -237,8 +236,8 @@ class Capture(ABC):
         return dict(self.squares)
 
 
-def refuse_losses() -> NoReturn:
-    """Raise `UnsupportedTrainingError`: this capture cannot measure per-example losses."""
+def refuse_losses(captured: Capture, losses: Tensor) -> NoReturn:
+    """`Capture.measure_losses` of a capture that cannot measure per-example losses: raise `UnsupportedTrainingError`."""
     raise UnsupportedTrainingError(
         f"{KEY} is supported only by engine='fused' with squared gradients (VOGN). Remove it, or use such a method."
     )

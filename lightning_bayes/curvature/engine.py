@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import ClassVar, Literal, TypeAlias
 
-from torch import Tensor, nn
+from torch import nn
 
 from lightning_bayes.curvature.capture import Capture
 from lightning_bayes.curvature.example_probe import ExampleProbe
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.measured_modules import MeasuredModule, find_measured_modules
-from lightning_bayes.curvature.model_call import ModelCallHook
+from lightning_bayes.curvature.model_call import Uncopied, note_model_call
 from lightning_bayes.curvature.parameters import require_real_and_separate
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
 from lightning_bayes.errors import NoMeasurementError, UnsupportedLayerError, name_some
@@ -54,12 +53,10 @@ class AbstractEngine(ABC):
 
     def check_reached(self, captured: Capture) -> None:
         """Require of a finished capture that a layer was called and that every parameter with a gradient was measured."""
-        named = self.model.named_parameters()
-        trainable = {name: p for name, p in named if p.requires_grad and p not in self.left_out}
-        reached = captured.reached
+        trainable, reached = self.trained(), captured.reached
         if reached or any(p.grad is not None for p in trainable.values()):
             captured.require_loss()
-        outside = self.used_outside_layers(captured)
+        outside = captured.used_outside_layers
         missed = [name for name, p in trainable.items() if p.grad is not None and (p not in reached or p in outside)]
         if missed:
             raise UnsupportedLayerError(
@@ -73,12 +70,10 @@ class AbstractEngine(ABC):
                 "backward inside the pass, on the model the engine was built for."
             )
 
-    def measured_parameters(self, among: Iterable[Tensor]) -> list[nn.Parameter]:
-        """The measured parameters of the model among the tensors in `among`."""
-        tensors = set(among)
-        if not tensors:
-            return []
-        return [p for p in self.model.parameters() if p in tensors and p.requires_grad and p not in self.left_out]
+    def trained(self) -> dict[str, nn.Parameter]:
+        """The parameters of the model that are measured, by name."""
+        named = self.model.named_parameters()
+        return {name: p for name, p in named if p.requires_grad and p not in self.left_out}
 
     def units(self) -> list[MeasuredModule]:
         """The modules whose calls are measured: modules with at least one measured parameter."""
@@ -89,29 +84,15 @@ class AbstractEngine(ABC):
         return [unit for unit, params in trained if params - self.left_out]
 
     @contextmanager
-    def watching_model_call(self, captured: Capture) -> Iterator[None]:
-        """Record in `captured` the first call of an outermost module with equally many input and output rows."""
-        units = {unit.module for unit in self.units()}
+    def watching_model_call(self, captured: Capture, units: Iterable[MeasuredModule]) -> Iterator[None]:
+        """Record the first call of an outermost module with equally many input and output rows, until the capture ends."""
+        measured = {unit.module for unit in units}
         is_lightning = hasattr(self.model, "training_step")
         outermost = [self.model, *(self.model.children() if is_lightning else ())]
-        record = ModelCallHook(captured)
+        record = Uncopied(note_model_call, captured)
         with ExitStack() as undo:
+            undo.callback(captured.drop_nodes)
             for module in outermost:
-                if module not in units and has_children(module):
+                if module not in measured and has_children(module):
                     undo.callback(module.register_forward_hook(record, with_kwargs=True).remove)
             yield
-
-    def detaches(self, unit: MeasuredModule, captured: Capture) -> bool:
-        """Whether `unit` runs on detached weights, so that the loss's graph does not show its use of them."""
-        return False
-
-    def used_outside_layers(self, captured: Capture) -> set[Tensor]:
-        """Parameters that enter the loss more often than their layers are called, unless these uses were measured."""
-        if not captured.uses:
-            return set()
-        calls: Counter[Tensor] = Counter()
-        for unit in self.units():
-            if not self.detaches(unit, captured):
-                calls.update(dict.fromkeys(unit.module.parameters(), captured.calls_of[unit.label]))
-        measured = captured.measured_outside
-        return {param for param, count in captured.uses.items() if count > calls[param] and param not in measured}

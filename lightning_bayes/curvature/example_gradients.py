@@ -47,15 +47,11 @@ class ExampleCapture(WrappingCapture):
         receive: Called with a parameter and its contributions, at most once per column.
     """
 
+    measure_losses = refuse_losses
+
     def __init__(self, engine: WrappingEngine, receive: Receive) -> None:
         super().__init__(engine)
-        self.loss_reduction = "sum"
         self.receive = receive
-
-    @property
-    def reached(self) -> set[nn.Parameter]:
-        """The parameters of the layers that were called."""
-        return set(self.calls)
 
     def handles_call(self, call: LayerCall, inputs: list[Tensor], grads: list[Tensor | None]) -> bool:
         """Pass on outer products for a linear layer without positions whose parameters have no other call."""
@@ -68,26 +64,13 @@ class ExampleCapture(WrappingCapture):
             self.receive(param, Outer(delta, x) if name == "weight" else delta)
         return True
 
-    def measure_losses(self, losses: Tensor) -> None:
-        """Refuse per-example losses; see `Capture.measure_losses`."""
-        refuse_losses()
-
     def needs_only_sums(self, params: Iterable[nn.Parameter]) -> bool:
         """Never: the callback needs every example's contribution."""
         return False
 
-    def add_shared(self, param: nn.Parameter, contribution: Tensor) -> None:
-        """Pass on the contribution, or store it if the parameter has other calls."""
-        if self.calls[param] == 1:
-            self.receive(param, contribution)
-        else:
-            super().add_shared(param, contribution)
-
-    def finish(self) -> None:
-        """Pass on the contributions of parameters with several calls."""
-        for param, contribution in self.shared.items():
-            self.receive(param, contribution)
-        self.shared.clear()
+    def add_complete(self, param: nn.Parameter, contributions: Tensor) -> None:
+        """Pass on the contributions."""
+        self.receive(param, contributions)
 
     def backward(self, outputs: Tensor, column: Tensor) -> None:
         """Run one backward from a column of output gradients, which passes contributions to `receive`."""

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
 from lightning_bayes.curvature import loss_graph as graph
 from lightning_bayes.curvature.layouts import LOOPED, LayerOutput
 from lightning_bayes.curvature.loss import read_loss
 from lightning_bayes.curvature.loss_reading import LossReader
-from lightning_bayes.curvature.measured_output import in_full_precision, inputs_of, without_autocast
+from lightning_bayes.curvature.measured_output import in_full_precision, in_train_modes, inputs_of, without_autocast
 from lightning_bayes.curvature.single_examples import Gradients, SingleExamples, can_repeat_backward
-from lightning_bayes.curvature.train_mode import in_train_modes
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedTrainingError, name_some
 
 if TYPE_CHECKING:
@@ -32,21 +32,19 @@ if TYPE_CHECKING:
 
 
 class ExampleLoop:
-    """Computes contributions to the parameters of one pass, one example at a time."""
+    """Computes contributions to parameters from one loss, one example at a time."""
 
     def __init__(self, captured: FusedCapture) -> None:
         self.captured = captured
         self._squares: dict[nn.Parameter, Tensor] = {}  # Σ_i c_i², on the scale of the observed loss
         self._shared: dict[nn.Parameter, Tensor] = {}  # c_i of parameters with other uses, [n, *shape]
-        # Derivative of the differentiated loss with respect to the observed loss.
-        self._scale: Tensor | float | None = None
 
     def run(
         self, loss: Tensor, divided_by_host: bool, outputs: Sequence[LayerOutput], leaves: Sequence[nn.Parameter]
     ) -> None:
         """Compute the contributions from calls with a shared output, and from uses of `leaves` outside of layers."""
         captured, n = self.captured, self.captured.known_batch_size
-        reader = read_loss(loss, n or 1, captured.loss_reduction, divided_by_host, captured.examples_second)
+        reader = read_loss(loss, n or 1, captured.loss_reduction, divided_by_host, captured.layouts.examples_second)
         # If the loop is impossible, the check after the pass names the parameters without a measurement.
         if n != 1 and (reader is None or not can_repeat_backward(loss)):
             return
@@ -56,12 +54,13 @@ class ExampleLoop:
         after_layers = set() if reader is None else _leaves_after_layers(reader)
         with captured.following(), without_autocast(loss.device.type), torch.no_grad():
             self._follow(examples, leaves, after_layers)
-        captured.measured_outside.update(leaves)
+        for leaf in leaves:
+            del captured.uses[leaf]
         for output in outputs:
             output.layout = LOOPED
         if n != 1:
             self._warn(outputs, [leaf for leaf in leaves if leaf not in after_layers], examples.num_examples)
-        loss.grad_fn.register_prehook(self._note_scale)  # type: ignore[union-attr]
+        loss.grad_fn.register_prehook(self._pass_on)  # type: ignore[union-attr]
 
     def _follow(self, examples: SingleExamples, leaves: Sequence[nn.Parameter], after_layers: set[Any]) -> None:
         """Run one backward per example, and store the contributions or their squares."""
@@ -114,18 +113,18 @@ class ExampleLoop:
     def _names(self) -> dict[nn.Parameter, str]:
         return {param: name for name, param in self.captured.engine.model.named_parameters()}
 
-    def _note_scale(self, grads: tuple[Tensor | None, ...]) -> None:
-        if not self.captured.is_following and grads[0] is not None:
-            self._scale = grads[0].detach()
-
-    def finish(self) -> None:
-        """Pass the contributions to the capture, on the scale of the loss that was differentiated."""
-        if self._scale is None:
+    def _pass_on(self, grads: tuple[Tensor | None, ...]) -> None:
+        """Prehook of the loss: pass the contributions to the capture, on the scale of the loss that is differentiated."""
+        accumulators = [get_gradient_edge(param).node for param in (*self._squares, *self._shared)]
+        if grads[0] is None or not self.captured.should_measure(accumulators):
             return
+        scale = grads[0].detach()
         for param, square in self._squares.items():
-            self.captured.add(param, square * self._scale**2)
+            self.captured.add(param, square * scale**2)
         for param, contributions in self._shared.items():
-            self.captured.add_shared(param, contributions * self._scale)
+            self.captured.add_contributions(param, contributions * scale)
+        self._squares.clear()  # the loss, and with it this hook, may outlive the pass
+        self._shared.clear()
 
     def _warn(self, outputs: Sequence[LayerOutput], params: Sequence[nn.Parameter], num_examples: int) -> None:
         engine = self.captured.engine

@@ -38,17 +38,12 @@ class FusedEngine(WrappingEngine):
 class FusedCapture(WrappingCapture):
     """Per-example squared gradients of one pass."""
 
-    def __init__(self, engine: FusedEngine) -> None:
-        super().__init__(engine)
-        self._loop: ExampleLoop | None = None
-
     def handle_layouts(self, loss: Tensor, divided_by_host: bool, outputs: Sequence[LayerOutput]) -> None:
         """Loop over the examples if some outputs are shared by all examples or parameters are used outside of layers."""
         shared = [output for output in outputs if output.layout == SHARED]
-        outside = [param for param in self.engine.measured_parameters(self.uses) if self.uses[param]]
+        outside = [param for param in self.engine.trained().values() if self.uses[param]] if self.uses else []
         if shared or outside:
-            self._loop = self._loop or ExampleLoop(self)
-            self._loop.run(loss, divided_by_host, shared, outside)
+            ExampleLoop(self).run(loss, divided_by_host, shared, outside)
 
     def measure_losses(self, losses: Tensor) -> None:
         """Measure per-example losses; see `Capture.measure_losses`."""
@@ -57,12 +52,5 @@ class FusedCapture(WrappingCapture):
         self.uses.update(count_uses(loss))
         self.handle_layouts(loss, False, reached)
         with retained_grads_kept(reached):
-            self.measuring_backward(loss, self.engine.measured_parameters(self.engine.model.parameters()))
+            self.measuring_backward(loss, self.engine.trained().values())
         self.has_taken_examples = True
-
-    def finish(self) -> None:
-        """Add the contributions of the loop, and square the contributions of parameters with several calls."""
-        if self._loop is not None:
-            self._loop.finish()
-            self._loop = None  # break the reference cycle, which would keep the squares until Python's next collection
-        super().finish()

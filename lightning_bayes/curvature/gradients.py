@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any, final
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from lightning_bayes.curvature.capture import Capture
 from lightning_bayes.curvature.engine import AbstractEngine
+from lightning_bayes.curvature.model_call import Uncopied
 from lightning_bayes.curvature.rules.packed import is_packed
 from lightning_bayes.errors import NoMeasurementError
 from lightning_bayes.private_torch import tree_leaves
@@ -50,7 +50,7 @@ def examples_counted(model: nn.Module, captured: Capture) -> Iterator[None]:
     with ExitStack() as undo:
         for name, module in model.named_modules():
             label = f"{name or 'the model itself'} ({type(module).__name__})"
-            hook = module.register_forward_pre_hook(partial(_note_first, captured, label), with_kwargs=True)
+            hook = module.register_forward_pre_hook(Uncopied(_note_first, captured, label), with_kwargs=True)
             undo.callback(hook.remove)
         yield
 

@@ -43,14 +43,12 @@ class HessianEngine(AbstractEngine):
 class HessianCapture(Capture):
     """Sums the Hessians of the losses of a pass."""
 
+    measure_losses = refuse_losses
+
     def __init__(self, params: Sequence[nn.Parameter], loss_reduction: LossReduction) -> None:
         super().__init__(loss_reduction)
         self.params = params
         self.hessian: Tensor | None = None  # [D, D], on the scale of the observed losses
-
-    def measure_losses(self, losses: Tensor) -> None:
-        """Refuse per-example losses; see `Capture.measure_losses`."""
-        refuse_losses()
 
     def observe(self, loss: Tensor, divided_by_host: bool = False) -> None:
         """Read the loss's scale and compute its Hessian; see `Capture.observe`."""

@@ -6,21 +6,24 @@ BackPACK cannot undo `extend`, and its errors name neither the module nor a reme
 from __future__ import annotations
 
 import sys
+import traceback
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias, final
 
 import torch
-from backpack import extend
+from backpack import backpack, extend
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.capture import Capture
+from lightning_bayes.curvature.capture import Capture, refuse_losses
 from lightning_bayes.curvature.layouts import LayerOutput
-from lightning_bayes.curvature.measured_modules import MeasuredModule
+from lightning_bayes.curvature.measured_modules import BoundCall, MeasuredModule
+from lightning_bayes.curvature.modules import AsModules
 from lightning_bayes.curvature.private_backpack import hook_handles, is_backpacks
-from lightning_bayes.curvature.rules.packed import is_packed
+from lightning_bayes.curvature.rules.random_numbers import rng_state
 from lightning_bayes.curvature.rules.registry import computes
 from lightning_bayes.errors import UnsupportedLayerError, UnsupportedTrainingError
 from lightning_bayes.private_torch import BACKWARD_HOOK_KIND, tree_leaves
@@ -33,8 +36,78 @@ STOCK_LAYERS = (
 )
 
 
+@final
+class BackpackCapture(Capture):
+    """A capture filled by BackPACK."""
+
+    measure_losses = refuse_losses
+
+
+class HookedCall(NamedTuple):
+    """A call of a layer with BackPACK's hooks."""
+
+    bound: BoundCall  # with detached inputs
+    modes: list[tuple[nn.Module, bool]]  # of the layer and its children
+    rng: list[Tensor] | None  # before the call, if the layer's rule repeats its noise
+
+
+Calls: TypeAlias = dict[nn.Module, HookedCall]
+
+
 @contextmanager
-def extended(modules: Iterable[nn.Module]) -> Iterator[None]:
+def hooked(
+    model: nn.Module,
+    units: Sequence[MeasuredModule],
+    extension: Any,
+    captured: Capture,
+    advice: str,
+    *,
+    repeat_advice: str = "",
+    calls: Calls | None = None,
+) -> Iterator[dict[nn.Parameter, Any]]:
+    """Run an extension in the passes inside; yields its results by parameter, complete on exit. Fills `calls`."""
+    stored: dict[nn.Parameter, Any] = {}
+    calls = {} if calls is None else calls
+    with ExitStack() as undo:
+        undo.callback(calls.clear)
+        undo.enter_context(_without_compiler())
+        undo.enter_context(_out_of_place(model))
+        for unit in units:
+            note_call = partial(_note_call, unit, captured, calls, repeat_advice or advice)
+            undo.callback(unit.module.register_forward_pre_hook(note_call, with_kwargs=True).remove)
+            undo.callback(unit.module.register_forward_hook(partial(_note_output, unit, captured, calls)).remove)
+        undo.callback(lambda: stored.update(_collected(units, extension.savefield)))
+        undo.enter_context(_extended([unit.module for unit in units]))
+        undo.enter_context(backpack(extension))
+        undo.enter_context(_in_place_refused(advice, captured))
+        yield stored
+
+
+@contextmanager
+def watched(
+    model: nn.Module,
+    layers: Sequence[MeasuredModule],
+    extension: Any,
+    as_modules: AsModules,
+    captured: Capture,
+    otherwise: str,
+) -> Iterator[dict[nn.Parameter, Any]]:
+    """Like `hooked`, for extensions that propagate curvature through `layers`: functions in the model run as modules."""
+    advice = f"Replace the layer, freeze it with requires_grad_(False), or {otherwise}."
+    repeat_advice = f"Use a separate layer for each call, or {otherwise}."
+    with ExitStack() as undo:
+        stored = undo.enter_context(hooked(model, layers, extension, captured, advice, repeat_advice=repeat_advice))
+        for layer in layers:
+            hook = partial(_check_source, layer, as_modules)
+            undo.callback(layer.module.register_forward_pre_hook(hook).remove)
+        undo.enter_context(as_modules)
+        undo.callback(torch.set_default_dtype, torch.get_default_dtype())
+        undo.enter_context(_backpack_errors_named(as_modules.quantity, advice))
+        yield stored
+
+
+@contextmanager
+def _extended(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Attach BackPACK's hooks to `modules`. On exit, remove them and the attributes that they set."""
     modules = list(modules)
     before = [(part, dict(vars(part))) for module in modules for part in module.modules()]
@@ -58,7 +131,7 @@ def extended(modules: Iterable[nn.Module]) -> Iterator[None]:
             setattr(module, BACKWARD_HOOK_KIND, attributes.get(BACKWARD_HOOK_KIND))
 
 
-def without_compiler() -> AbstractContextManager[None]:
+def _without_compiler() -> AbstractContextManager[None]:
     """Run compiled models eagerly, because code compiled without hooks would not call them. Has no effect in torch 2.5."""
     has_switch = "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance")
     switch: AbstractContextManager[None] = torch.compiler.set_stance("force_eager") if has_switch else nullcontext()
@@ -66,7 +139,7 @@ def without_compiler() -> AbstractContextManager[None]:
 
 
 @contextmanager
-def out_of_place(model: nn.Module) -> Iterator[None]:
+def _out_of_place(model: nn.Module) -> Iterator[None]:
     """Run the ``inplace`` modules of `model` out of place inside the context."""
     switched: list[Any] = [module for module in model.modules() if getattr(module, "inplace", False) is True]
     for module in switched:
@@ -78,25 +151,16 @@ def out_of_place(model: nn.Module) -> Iterator[None]:
             module.inplace = True
 
 
-@contextmanager
-def calls_checked(units: Iterable[MeasuredModule], captured: Capture, advice: str) -> Iterator[None]:
-    """Record the calls of the units in `captured`, and refuse calls that BackPACK would measure wrongly."""
-    with ExitStack() as undo:
-        for unit in units:
-            check, note = partial(_check_call, unit, captured, advice), partial(_note_output, unit, captured)
-            undo.callback(unit.module.register_forward_pre_hook(check, with_kwargs=True).remove)
-            undo.callback(unit.module.register_forward_hook(note, with_kwargs=True).remove)
-        yield
-
-
-def _check_call(
+def _note_call(
     unit: MeasuredModule,
     captured: Capture,
+    calls: Calls,
     advice: str,
     module: nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> None:
+    """Forward pre-hook: record a call, or refuse a call that BackPACK would measure wrongly."""
     if not torch.is_grad_enabled():
         return
     if not args:
@@ -107,39 +171,29 @@ def _check_call(
         raise UnsupportedLayerError(
             f"{unit.label} is called twice in one pass, and BackPACK would measure only one call. {advice}"
         )
-    x: Tensor = args[0]
-    if torch.is_autocast_enabled(x.device.type):
+    bound = unit.bind(args, kwargs)
+    if torch.is_autocast_enabled(args[0].device.type):
         raise UnsupportedTrainingError("BackPACK cannot run under autocast. Train in 32-true.")
-    if unit.rule is None or is_packed(args):
-        unit.require_examples(x)
-        captured.note_call(unit.label, len(x))
-        return
-    inputs = unit.rule.prepare(module, unit.rule.bind(module, args, kwargs))
-    unit.require_examples(inputs[0])
-    captured.note_call(unit.label, unit.rule.num_examples(module, inputs))
+    captured.note_call(unit.label, bound.rows)
+    captured.layer_uses.update(module.parameters())
+    detached = tuple(x.detach() if isinstance(x, Tensor) else x for x in bound.inputs)
+    modes = [(part, part.training) for part in module.modules()]
+    rng = rng_state() if unit.rule is not None and unit.rule.repeats_noise(module) else None
+    calls[module] = HookedCall(bound._replace(inputs=detached), modes, rng)
 
 
 def _note_output(
-    unit: MeasuredModule,
-    captured: Capture,
-    module: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    output: Any,
+    unit: MeasuredModule, captured: Capture, calls: Calls, module: nn.Module, args: Any, output: Any
 ) -> None:
+    """Forward hook: record the output of a call."""
     tensors = [value for value in tree_leaves(output) if isinstance(value, Tensor) and value.requires_grad]
-    if not tensors:
-        return
-    dim: int | None = 0
-    rows = len(args[0])
-    if unit.rule is not None:
-        inputs = unit.rule.prepare(module, unit.rule.bind(module, args, kwargs))
-        dim, rows = unit.rule.dims(module, inputs)[0], unit.rule.num_examples(module, inputs)
-    captured.outputs.append(LayerOutput(unit, rows, dim, tensors))
+    if tensors:
+        _, rows, dim = calls[module].bound
+        captured.outputs.append(LayerOutput(unit, rows, dim, tensors))
 
 
 @contextmanager
-def in_place_refused(advice: str, captured: Capture) -> Iterator[None]:
+def _in_place_refused(advice: str, captured: Capture) -> Iterator[None]:
     """Replace torch's error about a layer output that was changed in place by one that names the layer."""
     try:
         yield
@@ -154,7 +208,31 @@ def in_place_refused(advice: str, captured: Capture) -> Iterator[None]:
         ) from error
 
 
-def collect(units: Iterable[MeasuredModule], savefield: str) -> dict[nn.Parameter, Any]:
+def _check_source(layer: MeasuredModule, as_modules: AsModules, module: nn.Module, args: tuple[Any, ...]) -> None:
+    if not torch.is_grad_enabled():
+        return
+    as_modules.require_known(args[0], layer.label)
+    if as_modules.quantity.startswith("kf") and isinstance(module, nn.Linear) and args[0].dim() != 2:
+        raise UnsupportedLayerError(
+            f"{layer.label} got an input of shape {list(args[0].shape)}, and BackPACK's {as_modules.quantity} supports only "
+            "inputs [examples, features] of linear layers. Use engine='fused'."
+        )
+
+
+@contextmanager
+def _backpack_errors_named(quantity: str, advice: str) -> Iterator[None]:
+    try:
+        yield
+    except (NotImplementedError, AssertionError, ValueError) as error:
+        frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+        if not any("backpack" in Path(name).parts for name in frames):
+            raise
+        raise UnsupportedLayerError(
+            f"BackPACK cannot measure {quantity} of this model: {str(error).rstrip('.')}. {advice}"
+        ) from error
+
+
+def _collected(units: Iterable[MeasuredModule], savefield: str) -> dict[nn.Parameter, Any]:
     """Remove and return the results that BackPACK stored on the parameters as `savefield`."""
     return {p: vars(p).pop(savefield) for unit in units for p in unit.module.parameters() if savefield in vars(p)}
 

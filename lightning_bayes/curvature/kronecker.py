@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, final
 
 import torch
@@ -21,14 +21,14 @@ from torch import Generator, Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from lightning_bayes.curvature.capture import Capture, refuse_losses
-from lightning_bayes.curvature.factors import FactorMoments, FactorRecords, LayerRecords, Request, has_factors
+from lightning_bayes.curvature.factors import FactorMoments, LayerRecords, Request, has_factors
 from lightning_bayes.curvature.layer_calls import LayerCall
 from lightning_bayes.curvature.likelihood import Likelihood
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.loss_calls import LIKELIHOODS, LossCalls
 from lightning_bayes.curvature.measured_modules import MeasuredModule
 from lightning_bayes.curvature.measured_output import in_full_precision
-from lightning_bayes.curvature.measurement import KroneckerFactors
+from lightning_bayes.curvature.model_call import Uncopied
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
 from lightning_bayes.curvature.wrapping import WrappingCapture, WrappingEngine
 from lightning_bayes.errors import NoMeasurementError, UnsupportedLayerError, UnsupportedTrainingError
@@ -59,18 +59,10 @@ class KroneckerEngine(WrappingEngine):
     def capture(self, request: Request = _NO_FACTORS) -> Iterator[KroneckerCapture]:
         """Measure the passes inside the context: factors of the layers in `request`, squares of all others."""
         captured = KroneckerCapture(self, request)
-        hook = self.model.register_forward_hook(captured.keep_outputs)
-        try:
-            with captured.records.watching(self.model), self.run(captured):
-                yield captured
-        finally:
-            hook.remove()
-            captured.detach_outputs()
-
-    def detaches(self, unit: MeasuredModule, captured: Capture) -> bool:
-        """True for every unit except the layers with factors."""
-        assert isinstance(captured, KroneckerCapture)
-        return unit.module not in captured.request.layers
+        loss_calls = request.likelihood if isinstance(request.likelihood, LossCalls) else nullcontext()
+        hook = self.model.register_forward_hook(Uncopied(captured.keep_outputs))
+        with hook, loss_calls, captured.records.watching(self.model), self.run(captured):
+            yield captured
 
     def check_reached(self, captured: Capture) -> None:
         """Require a measurement of each parameter that has a gradient; see `AbstractEngine.check_reached`."""
@@ -114,6 +106,8 @@ class KroneckerCapture(WrappingCapture):
         draw: Index of the running label draw, or of the running column.
     """
 
+    measure_losses = refuse_losses
+
     def __init__(self, engine: KroneckerEngine, request: Request) -> None:
         super().__init__(engine)
         self.request = request
@@ -121,39 +115,29 @@ class KroneckerCapture(WrappingCapture):
         self.records = engine.new_records(request, engine.workspace)
         self.called: set[nn.Module] = set()
         self.probe, self.draw = torch.zeros((), requires_grad=True), 0
-        self._is_sampling = False  # whether the additional backward runs
 
     @property
     def reached(self) -> set[nn.Parameter]:
         """The measured parameters."""
         return super().reached | {p for layer in self.called for p in layer.parameters()}
 
-    def measure_losses(self, losses: Tensor) -> None:
-        """Refuse per-example losses; see `Capture.measure_losses`."""
-        refuse_losses()
-
-    # -- the passes ---------------------------------------------------------------------------------------------------
-
     def record(self, unit: MeasuredModule, params: dict[str, nn.Parameter]) -> LayerCall:
         """The object that measures one call of `unit`."""
         return _FactorCall(self, unit, params) if unit.module in self.request.layers else super().record(unit, params)
 
-    def should_measure(self, accumulators: list[Any]) -> bool:
-        """Whether the running backward is the additional one or accumulates parameter gradients."""
-        return self._is_sampling or super().should_measure(accumulators)
-
     @property
-    def measures(self) -> bool:
-        """Whether the contributions of the running backward are stored."""
-        return self._is_sampling or self.request.likelihood is None
+    def stores(self) -> bool:
+        """Whether the contributions in the running backward are stored; see `WrappingCapture.stores`."""
+        return self._is_measuring or self.request.likelihood is None
 
     def keep_outputs(self, module: nn.Module, args: Any, output: Any) -> None:
         """Forward hook of the model. Ignores scalars: under DDP the model's forward may run the whole training step."""
         if isinstance(output, Tensor) and output.dim() and output.requires_grad:
             self.model_outputs.append(output)
 
-    def detach_outputs(self) -> None:
-        """Detach the outputs. Their graph refers to this capture, a cycle that Python cannot collect."""
+    def drop_nodes(self) -> None:
+        """Drop the autograd nodes; see `Capture.drop_nodes`."""
+        super().drop_nodes()
         self.model_outputs = [output.detach() for output in self.model_outputs]
 
     def observe(self, loss: Tensor, divided_by_host: bool = False) -> None:
@@ -170,49 +154,28 @@ class KroneckerCapture(WrappingCapture):
     def _measure_with_sampled_labels(self, likelihood: Likelihood, outputs: list[Tensor], terms: int = 1) -> None:
         generator = Generator(outputs[0].device).manual_seed(self.request.seed)
         scale = self.request.loss_scale / math.sqrt(terms)
-
-        def roots() -> Iterator[tuple[Tensor, None]]:
-            for _ in range(self.request.mc_samples):
-                losses = [likelihood.sampled_loss(in_full_precision(output), generator) for output in outputs]
-                yield torch.stack(losses).sum() * scale, None
-
         with self.records.sampling():
-            self._run_backwards(roots())
+            for draw in range(self.request.mc_samples):
+                self.draw = draw
+                losses = [likelihood.sampled_loss(in_full_precision(output), generator) for output in outputs]
+                self.measuring_backward(torch.stack(losses).sum() * scale, self._leaves())
 
     def measure_columns(self, outputs: Tensor, columns: Iterable[Tensor]) -> None:
         """Run one backward per column of output gradients (`curvature.output_roots`); squares and moments accumulate."""
-        self._run_backwards((outputs, column) for column in columns)
-
-    def _run_backwards(self, roots: Iterable[tuple[Tensor, Tensor | None]]) -> None:
-        """Run additional backwards that measure: one from each root, with its gradient, None for a loss."""
-        leaves = self._leaves()
-        self._is_sampling = True
-        try:
-            for self.draw, (root, gradient) in enumerate(roots):
-                torch.autograd.grad(root, leaves, gradient, retain_graph=True, allow_unused=True)
-                self.finish()
-        finally:
-            self._is_sampling = False
+        for draw, column in enumerate(columns):
+            self.draw = draw
+            self.measuring_backward(outputs, self._leaves(), column)
 
     def _leaves(self) -> list[Tensor]:
         with_factors = {param for layer in self.request.layers for param in layer.parameters()}
         return [self.probe, *(param for param in self.calls if param not in with_factors)]
 
     def add(self, param: nn.Parameter, square: Tensor) -> None:
-        """Store Σ_i c_i² of a parameter if the running backward measures; add it to earlier draws or columns."""
-        if not self.measures:
-            return
+        """Store Σ_i c_i² of a parameter; add it to earlier draws or columns."""
         if self.draw and param in self.squares:
             self.squares[param] = self.squares[param] + square
         else:
             super().add(param, square)
-
-    def add_shared(self, param: nn.Parameter, contribution: Tensor) -> None:
-        """Store one call's c_i of a parameter with several calls if the running backward measures."""
-        if self.measures:
-            super().add_shared(param, contribution)
-
-    # -- the results --------------------------------------------------------------------------------------------------
 
     def mean_curvature(self) -> dict[nn.Parameter, Tensor]:
         """(1/n) Σ_i g_i² of the parameters without factors."""
@@ -227,12 +190,15 @@ class KroneckerCapture(WrappingCapture):
             return self._examples / self.request.loss_scale
         return (self.num_examples if self.scale.reduction == "mean" else 1) / self.request.loss_scale
 
-    def mean_factors(self) -> dict[nn.Module, KroneckerFactors]:
-        """(S, Ā) of each layer that backward reached, as means over examples."""
-        assert isinstance(self.records, FactorRecords)
+    @property
+    def factor_scale(self) -> float:
+        """Factor from the mean of δ δᵀ over examples and positions, in the measuring backward, to S."""
         batch = self._examples
-        examples = self.num_examples if self.request.likelihood is None else batch
-        return self.records.mean_factors(self.own_scale**2 * batch / examples, self.gradient_factor())
+        return self.own_scale**2 * batch / (self.num_examples if self.request.likelihood is None else batch)
+
+    def results(self) -> dict[nn.Module, Any]:
+        """The result of each layer with factors that backward reached, see `LayerRecords.results`."""
+        return self.records.results(self)
 
     @property
     def _examples(self) -> int:
@@ -245,13 +211,14 @@ class _FactorCall(LayerCall):
     captured: KroneckerCapture
 
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        inputs = self.note_inputs(args, kwargs)
+        bound = self.unit.bind(args, kwargs)
+        self.captured.layer_uses.update(self.unit.module.parameters())
         self.accumulators = [get_gradient_edge(param).node for param in self.params.values()]
         self.draws_done = 0
-        return self.watched(inputs, forward(*args, **kwargs), [self.captured.probe])
+        return self.watched(bound, forward(*args, **kwargs), [self.captured.probe])
 
     def should_measure(self, accumulators: list[Any]) -> bool:
-        return self.captured.measures and self.captured.should_measure(self.accumulators)
+        return self.captured.stores and self.captured.should_measure(self.accumulators)
 
     def backward(self, inputs: list[Tensor], grads: list[Tensor | None]) -> list[Tensor | None]:
         if self.draws_done > self.captured.draw:

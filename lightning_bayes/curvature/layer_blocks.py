@@ -1,11 +1,8 @@
-"""Kronecker factors of every layer of a model from one loss, for `measure`."""
+"""Kronecker factors of every layer of a model, for `measure`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
-
-from torch import Tensor, nn
+from torch import nn
 
 from lightning_bayes.curvature.factors import Request, split_bias
 from lightning_bayes.curvature.kronecker import KroneckerCapture, KroneckerEngine
@@ -15,15 +12,10 @@ from lightning_bayes.curvature.measurement import KroneckerFactors
 from lightning_bayes.curvature.rules.random_numbers import new_seed
 
 
-def capture_blocks(
-    engine: KroneckerEngine,
-    closure: Callable[[], Tensor],
-    source: str,
-    quantity: str,
-    mc_samples: int,
-    seed: int | None,
-) -> KroneckerCapture:
-    """Run a closure and its backward, and measure every layer; refuse layers without factors and tied parameters."""
+def request_all_layers(
+    engine: KroneckerEngine, source: str, quantity: str, mc_samples: int, seed: int | None
+) -> Request:
+    """The request that measures every layer; refuse layers without factors and tied parameters."""
     units = find_measured_modules(engine.model)
     refuse(
         [
@@ -35,22 +27,13 @@ def capture_blocks(
     layers = {unit.module: _trains_bias(unit.module) for unit in units}
     # BackPACK's KFAC samples its labels itself.
     labels = None if source == "BackPACK" else LossCalls("The Fisher")
-    request = Request(layers, labels, new_seed() if seed is None else seed, mc_samples=mc_samples)
-    with ExitStack() as undo:
-        if labels is not None:
-            undo.enter_context(labels)
-        captured = undo.enter_context(engine.capture(request))
-        loss = closure()
-        captured.observe(loss)
-        loss.backward()  # type: ignore[no-untyped-call]
-    engine.check_reached(captured)
-    return captured
+    return Request(layers, labels, new_seed() if seed is None else seed, mc_samples=mc_samples)
 
 
 def blocks_by_parameter(captured: KroneckerCapture) -> dict[nn.Parameter, KroneckerFactors]:
     """Separate factors for every trainable weight and bias; see `curvature.factors.conversion`."""
     blocks: dict[nn.Parameter, KroneckerFactors] = {}
-    for layer, factors in captured.mean_factors().items():
+    for layer, factors in captured.results().items():
         weight, bias = split_bias(factors) if captured.request.layers[layer] else (factors, None)
         for param, block in ((layer.weight, weight), (layer.bias, bias)):
             if block is not None and isinstance(param, nn.Parameter) and param.requires_grad:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.layouts import LOOPED, ROWS, LayerOutput, Layout, added_up, examples_first
-from lightning_bayes.curvature.measured_modules import MeasuredModule
+from lightning_bayes.curvature.measured_modules import BoundCall, MeasuredModule
 from lightning_bayes.curvature.measured_output import MeasuredOutput, in_full_precision
 from lightning_bayes.curvature.rules.example_inputs import ExampleInputs
 from lightning_bayes.curvature.rules.generic import ReplayedExamples
@@ -52,26 +52,15 @@ class LayerCall(ABC):
         assert self.unit.rule is not None
         return self.unit.rule
 
-    def note_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """The inputs as the rule expects them; records their number of examples."""
-        inputs = self.rule.prepare(self.unit.module, self.rule.bind(self.unit.module, args, kwargs))
-        self.unit.require_examples(inputs[0])
-        self.note_rows(self.rule.num_examples(self.unit.module, inputs), self.rule.dims(self.unit.module, inputs)[0])
-        return list(inputs)
-
-    def note_rows(self, rows: int, dim: int | None) -> None:
-        """Record the number of rows that may be examples, and their dimension in the first output; None if unknown."""
-        self.rows, self.dim = rows, dim
-        self.captured.note_call(self.unit.label, rows)
-
-    def watched(self, inputs: list[Any], output: Any, leaves: list[Any]) -> Any:
-        """Wrap `output` in an identity whose backward calls `backward` for the gradients of `leaves`."""
+    def watched(self, bound: BoundCall, output: Any, leaves: list[Any]) -> Any:
+        """Record the call; wrap `output` in an identity whose backward calls `backward` for the gradients of `leaves`."""
+        self.captured.note_call(self.unit.label, bound.rows)
         is_simple = isinstance(output, Tensor) and self.unit.rule is not None
         tensors, rebuild = ([output], itemgetter(0)) if is_simple else differentiable(output)
         if not is_simple or _needs_clone(output):
             tensors = [tensor.clone() for tensor in tensors]  # outputs may be views of one another
-        measured = MeasuredOutput.apply(self, inputs, len(tensors), *tensors, *leaves)
-        self.output = LayerOutput(self.unit, self.rows, self.dim, measured)
+        measured = MeasuredOutput.apply(self, bound.inputs, len(tensors), *tensors, *leaves)
+        self.output = LayerOutput(self.unit, bound.rows, bound.dim, measured)
         if not is_in_backward():  # in backward, a checkpoint repeats a call that was recorded before
             self.captured.outputs.append(self.output)
         return rebuild(measured)
@@ -100,24 +89,24 @@ class ContributionCall(LayerCall):
         """Measure the call; see `LayerCall.backward`."""
         if self.captured.handles_call(self, inputs, grads):
             return [None] * len(self.params)
-        if not self.captured.has_taken_examples:
-            self.output.require_loop()
-        if self.captured.has_taken_examples or self.output.layout == LOOPED:  # the squares have another source
-            gradient = self.gradient(inputs, grads)
-            return [gradient[name].to(p.dtype) for name, p in self.params.items()]
         layout, n = self.output.layout, self.captured.known_batch_size or 1
+        if not self.captured.stores or layout == LOOPED:  # the squares have another source
+            return self._gradients(self.gradient(inputs, grads))
+        self.output.require_loop()
         if layout != ROWS and self.output.takes_positions:
             inputs, grads, layout = *self._examples_first(inputs, grads, layout, n), ROWS
-        needs_only_sums = self.captured.needs_only_sums(self.params.values())
-        if needs_only_sums and layout == ROWS:
-            return self._stored(self.sums(inputs, grads))
-        contributions = self.contributions(inputs, grads)
-        contributions = {name: added_up(c, layout, n) for name, c in contributions.items()}
-        if needs_only_sums:
-            return self._stored({name: (c.sum(0), c.square().sum(0)) for name, c in contributions.items()})
+        if layout == ROWS and self.captured.needs_only_sums(self.params.values()):
+            sums = self.sums(inputs, grads)
+            for name, param in self.params.items():
+                self.captured.add(param, sums[name][1])
+            return self._gradients({name: grad for name, (grad, _) in sums.items()})
+        contributions = {name: added_up(c, layout, n) for name, c in self.contributions(inputs, grads).items()}
         for name, param in self.params.items():
-            self.captured.add_shared(param, contributions[name])
-        return [contributions[name].sum(0).to(p.dtype) for name, p in self.params.items()]
+            self.captured.add_contributions(param, contributions[name])
+        return self._gradients({name: contributions[name].sum(0) for name in self.params})
+
+    def _gradients(self, by_name: dict[str, Tensor]) -> list[Tensor | None]:
+        return [by_name[name].to(param.dtype) for name, param in self.params.items()]
 
     def _examples_first(
         self, inputs: list[Any], grads: list[Tensor | None], layout: Layout, n: int
@@ -128,12 +117,6 @@ class ContributionCall(LayerCall):
         moved = [v if v is None or dim is None else examples_first(v, dim, layout, n) for v, dim in pairs]
         return moved[: len(inputs)], moved[len(inputs) :]
 
-    def _stored(self, sums: Sums) -> list[Tensor | None]:
-        """Store the squares of parameters that no other call uses; return the gradients."""
-        for name, param in self.params.items():
-            self.captured.add(param, sums[name][1])
-        return [sums[name][0].to(p.dtype) for name, p in self.params.items()]
-
 
 @final
 class RuleCall(ContributionCall):
@@ -142,12 +125,12 @@ class RuleCall(ContributionCall):
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """See `LayerCall.run`."""
         module = self.unit.module
-        inputs = self.note_inputs(args, kwargs)
+        bound = self.unit.bind(args, kwargs)
         self.rng = rng_state() if self.rule.repeats_noise(module) else None
         with replaced(module, {p: p.detach() for _, p in self.unit.named_parameters()}):
             output, packed_again = padded_output(module, forward(*args, **kwargs))
         self.saved = self.rule.saved(module, output)
-        return packed_again(self.watched(inputs, output, list(self.params.values())))
+        return packed_again(self.watched(bound, output, list(self.params.values())))
 
     def sums(self, inputs: list[Any], grads: list[Tensor | None]) -> Sums:
         """See `ContributionCall.sums`."""
@@ -176,8 +159,8 @@ class GenericCall(ContributionCall):
         self.replayed = kind(unit.module, inputs, params, list(self.params), captured.workspace, captured.checked)
         with captured.unwrapped(lambda called: called is unit or not unit.direct_only):
             output = self.replayed.forward()
-        self.note_rows(inputs.batch_size, None)
-        return self.watched(inputs.leaves, output, list(self.params.values()))
+        bound = BoundCall(tuple(inputs.leaves), inputs.batch_size, None)
+        return self.watched(bound, output, list(self.params.values()))
 
     def sums(self, inputs: list[Any], grads: list[Tensor | None]) -> Sums:
         """See `ContributionCall.sums`."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Literal, get_args, overload
 
@@ -12,8 +13,8 @@ from lightning_bayes.curvature.capture import Capture
 from lightning_bayes.curvature.engine import AbstractEngine, EngineName
 from lightning_bayes.curvature.fused import FusedEngine
 from lightning_bayes.curvature.gradients import GradientEngine
-from lightning_bayes.curvature.kronecker import KroneckerEngine
-from lightning_bayes.curvature.layer_blocks import blocks_by_parameter, capture_blocks
+from lightning_bayes.curvature.kronecker import KroneckerCapture, KroneckerEngine
+from lightning_bayes.curvature.layer_blocks import blocks_by_parameter, request_all_layers
 from lightning_bayes.curvature.layouts import gradients_restored
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.measurement import (
@@ -183,14 +184,16 @@ def measure(
         )
         if isinstance(measuring_engine, KroneckerEngine):
             source = "BackPACK" if engine == "backpack" else "This package"
-            factors = capture_blocks(measuring_engine, closure, source, quantity, mc_samples, seed)
-            return _by_name(model, factors, blocks_by_parameter(factors))
-        with measuring_engine.capture() as captured:
+            request = request_all_layers(measuring_engine, source, quantity, mc_samples, seed)
+            capture: AbstractContextManager[Capture] = measuring_engine.capture(request)
+        else:
+            capture = measuring_engine.capture()
+        with capture as captured:
             loss = closure()
             captured.observe(loss)
             loss.backward()  # type: ignore[no-untyped-call]
         measuring_engine.check_reached(captured)
-        return _by_name(model, captured, captured.mean_curvature())
+        return _by_name(model, captured)
 
 
 def _require_measurable(engine: str, quantity: str) -> None:
@@ -198,7 +201,9 @@ def _require_measurable(engine: str, quantity: str) -> None:
         raise HyperparameterError(f"engine={engine!r} does not measure {quantity!r}; pass engine='backpack'.")
 
 
-def _by_name(model: nn.Module, captured: Capture, curvature: dict[nn.Parameter, Any]) -> Measurement[Any]:
+def _by_name(model: nn.Module, captured: Capture) -> Measurement[Any]:
+    curvature: Mapping[nn.Parameter, Any]
+    curvature = blocks_by_parameter(captured) if isinstance(captured, KroneckerCapture) else captured.mean_curvature()
     named = [(name, p, p.grad) for name, p in model.named_parameters() if p in curvature]
     factor = captured.gradient_factor()
     assert captured.loss is not None

@@ -10,14 +10,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lightning_bayes.curvature.rules import LayerRule, rule_for
 from lightning_bayes.curvature.rules.example_inputs import refuse_packed
+from lightning_bayes.curvature.rules.registry import Inputs
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError, name_some
 from lightning_bayes.private_torch import BatchNormBase, has_children, own_parameters
+
+
+class BoundCall(NamedTuple):
+    """The arguments of one call of a module."""
+
+    inputs: Inputs  # as the module's rule expects them
+    rows: int  # number of rows that may be examples
+    dim: int | None  # their dimension in the first output; None if unknown
 
 
 @dataclass(frozen=True)
@@ -40,14 +50,20 @@ class MeasuredModule:
             return self.module.named_parameters()
         return [(name, p) for name, p in own_parameters(self.module).items() if p is not None]
 
-    def require_examples(self, x: Tensor) -> None:
-        """Require an input with a dimension for examples. The generic rule checks its inputs itself."""
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BoundCall:
+        """Read the arguments of a call; raise `ExampleDimensionError` for an input without a dimension for examples."""
+        rule = self.rule
+        inputs = args if rule is None else rule.prepare(self.module, rule.bind(self.module, args, kwargs))
+        x = inputs[0]
         refuse_packed(self.module, [x])
-        if self.rule is not None and x.dim() < self.rule.least_dims(self.module):
+        if rule is None:
+            return BoundCall(inputs, len(x), 0)
+        if x.dim() < rule.least_dims(self.module):
             raise ExampleDimensionError(
                 f"{self.label} got an input of shape {list(x.shape)} without a dimension for examples. Keep the batch in "
                 "dimension 0, or freeze the layer."
             )
+        return BoundCall(inputs, rule.num_examples(self.module, inputs), rule.dims(self.module, inputs)[0])
 
 
 def find_measured_modules(model: nn.Module) -> list[MeasuredModule]:

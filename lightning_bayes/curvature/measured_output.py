@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from lightning_bayes.curvature.train_mode import in_train_modes
 from lightning_bayes.errors import UnsupportedTrainingError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ class MeasuredOutput(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, record: LayerCall, inputs: list[Any], num_outputs: int, *tensors: Tensor
+        ctx: Any, record: LayerCall, inputs: tuple[Any, ...], num_outputs: int, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         """Return the outputs. `tensors` are the outputs, followed by the leaves whose gradients the call computes."""
         ctx.record, ctx.num_leaves = record, len(tensors) - num_outputs
@@ -89,3 +89,20 @@ def in_full_precision(value: Any) -> Any:
 def without_autocast(device: str) -> AbstractContextManager[Any]:
     """A context manager that disables autocast."""
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+
+
+def in_train_modes(modes: Iterable[tuple[nn.Module, bool]]) -> AbstractContextManager[None]:
+    """Measure layers in the modes of their forward: set training (True) or evaluation mode, and restore it on exit."""
+    changed = [module for module, training in modes if module.training != training]
+    return _switched(changed) if changed else nullcontext()
+
+
+@contextmanager
+def _switched(modules: list[nn.Module]) -> Iterator[None]:
+    for module in modules:
+        module.training = not module.training
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.training = not module.training

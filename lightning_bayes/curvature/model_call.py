@@ -1,7 +1,8 @@
-"""A forward hook that records the first call of the whole model, whose rows may be the examples."""
+"""Forward hooks of a capture, and the record of the first call of the whole model, whose rows may be the examples."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -21,26 +22,25 @@ class ModelCall(NamedTuple):
     edge: GradientEdge  # of the output
 
 
-class ModelCallHook:
-    """Records the first call with equally many input and output rows. In a copy of the module, it does nothing."""
-
-    def __init__(self, captured: Capture) -> None:
-        self.captured = captured
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """Record the call if its first input and its first output have equally many rows."""
-        if torch.compiler.is_compiling() or self.captured.model_call is not None or not torch.is_grad_enabled():
-            return
-        first_input = next((v for v in tree_leaves((args, kwargs)) if isinstance(v, Tensor) and v.dim()), None)
-        first_output = next((v for v in tree_leaves(output) if isinstance(v, Tensor) and v.requires_grad), None)
-        if first_input is None or first_output is None or first_input.shape[:1] != first_output.shape[:1]:
-            return
-        self.captured.model_call = ModelCall(len(first_input), get_gradient_edge(first_output))
+class Uncopied(partial[Any]):
+    """A hook on a module, bound to the arguments of a capture, that does nothing in a copy of the module."""
 
     def __reduce__(self) -> Any:
-        return _NoHook, ()
+        return partial, (_ignore,)
 
 
-class _NoHook:
-    def __call__(self, *_: Any) -> None:
+def _ignore(*args: Any, **kwargs: Any) -> None:
+    return
+
+
+def note_model_call(
+    captured: Capture, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+) -> None:
+    """Forward hook: record the first call whose first input and first output have equally many rows."""
+    if torch.compiler.is_compiling() or captured.model_call is not None or not torch.is_grad_enabled():
         return
+    first_input = next((v for v in tree_leaves((args, kwargs)) if isinstance(v, Tensor) and v.dim()), None)
+    first_output = next((v for v in tree_leaves(output) if isinstance(v, Tensor) and v.requires_grad), None)
+    if first_input is None or first_output is None or first_input.shape[:1] != first_output.shape[:1]:
+        return
+    captured.model_call = ModelCall(len(first_input), get_gradient_edge(first_output))

@@ -38,6 +38,7 @@ _POOLING: dict[Any, Callable[..., nn.Module]] = {
     F.adaptive_avg_pool2d: nn.AdaptiveAvgPool2d,
     F.adaptive_avg_pool3d: nn.AdaptiveAvgPool3d,
 }
+CREATED: frozenset[Any] = frozenset([*_ACTIVATIONS.values(), *_POOLING.values()])
 _SHAPES = (torch.flatten, Tensor.flatten, Tensor.view, Tensor.reshape, torch.reshape)
 _SUMS = (torch.add, Tensor.add)
 _MEANS = (torch.mean, Tensor.mean)

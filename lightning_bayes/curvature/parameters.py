@@ -1,16 +1,21 @@
-"""Checks of a model's trainable parameters."""
+"""Checks of a model's trainable parameters, and of users' hooks on their gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from lightning_bayes.curvature.measured_modules import MeasuredModule
 from lightning_bayes.curvature.sharding import is_sharded
 from lightning_bayes.errors import UnsupportedLayerError, UnsupportedTrainingError, name_some
+from lightning_bayes.private_torch import gradient_hooks
 
 
 def require_real_and_separate(model: nn.Module, *, allow_sharded: bool = False) -> None:
@@ -46,6 +51,36 @@ def require_full_precision(params: Iterable[nn.Parameter]) -> None:
             f"Parameters are stored as {', '.join(sorted(half))}, where posterior noise and small updates are lost to "
             "rounding. Store them in float32 and train with precision='bf16-mixed' or '16-mixed'."
         )
+
+
+@contextmanager
+def changes_refused(units: Iterable[MeasuredModule]) -> Iterator[None]:
+    """Raise an error if a user's hook (`torch.Tensor.register_hook`) changes the gradient of a measured parameter.
+
+    Hooks see the mean gradient but not the squares, so the curvature would no longer match the gradient.
+    """
+    hooked = [(unit, param) for unit in units for _, param in unit.named_parameters() if gradient_hooks(param)]
+    hooks_of: list[Any] = [gradient_hooks(param) for _, param in hooked]
+    originals = [(hooks, dict(hooks)) for hooks in hooks_of]
+    try:
+        for (unit, param), (hooks, original) in zip(hooked, originals, strict=True):
+            name = next(name for name, p in unit.module.named_parameters(unit.name) if p is param)
+            hooks.update({key: partial(_checked, name, hook) for key, hook in original.items()})
+        yield
+    finally:
+        for hooks, original in originals:
+            hooks.update({key: hook for key, hook in original.items() if key in hooks})
+
+
+def _checked(name: str, hook: Callable[[Tensor], Any], grad: Tensor) -> Any:
+    before = grad.clone()
+    result = hook(grad)
+    if not torch.allclose(before, grad if result is None else result, rtol=0, atol=0, equal_nan=True):
+        raise UnsupportedTrainingError(
+            f"A hook on {name} changes its gradient, but it cannot change the per-example gradients. Change the loss or "
+            "the layer's output instead, or freeze the parameter with requires_grad_(False)."
+        )
+    return result
 
 
 def _views_of_the_same_memory(named: list[tuple[str, nn.Parameter]]) -> list[str]:

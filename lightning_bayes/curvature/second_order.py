@@ -7,16 +7,15 @@ modules; `AsModules` provides them. Unsupported operations raise an error with t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, final
 
 from backpack import extensions
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.backpack_watch import watched
 from lightning_bayes.curvature.capture import Capture, refuse_losses
 from lightning_bayes.curvature.engine import AbstractEngine
-from lightning_bayes.curvature.hooks import collect, is_stock
+from lightning_bayes.curvature.hooks import is_stock, watched
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.measured_modules import (
     MeasuredModule,
@@ -67,13 +66,9 @@ class SecondOrderEngine(AbstractEngine):
         layers = _layers(self.model, supported)
         as_modules = AsModules(self.quantity)
         captured = _SecondOrderCapture(self, as_modules)
-        with ExitStack() as undo:
-            undo.callback(collect, units, extension.savefield)  # also after an error, clear BackPACK's results
-            undo.callback(captured.drop_nodes)
-            undo.enter_context(self.watching_model_call(captured))
-            undo.enter_context(watched(self.model, layers, extension, as_modules, captured, _OTHERWISE))
+        hooks = watched(self.model, layers, extension, as_modules, captured, _OTHERWISE)
+        with self.watching_model_call(captured, self.units()), hooks as captured.squares:
             yield captured
-            captured.squares.update(collect(units, extension.savefield))
 
     def _extension(self) -> Any:
         if self.quantity != "diag_ggn_mc":
@@ -85,13 +80,11 @@ class SecondOrderEngine(AbstractEngine):
 
 @final
 class _SecondOrderCapture(Capture):
+    measure_losses = refuse_losses
+
     def __init__(self, engine: SecondOrderEngine, as_modules: AsModules) -> None:
         super().__init__(engine.loss_reduction, engine.probe)
         self.as_modules = as_modules
-
-    def measure_losses(self, losses: Tensor) -> None:
-        """Refuse per-example losses; see `Capture.measure_losses`."""
-        refuse_losses()
 
     def observe(self, loss: Tensor, divided_by_host: bool = False) -> None:
         super().observe(loss, divided_by_host)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -41,9 +41,9 @@ def require_measured(
             f"A layer sees {min(others)} examples but the outputs have {len(outputs)}, so they cannot be separated. Call "
             "the model once per batch, and keep the examples in dimension 0 of every layer's input."
         )
-    used_outside = engine.used_outside_layers(captured)
-    units = [unit for unit in find_measured_modules(engine.model) if unit.label in captured.calls_of]
+    units = [unit for unit in find_measured_modules(engine.model) if unit.label in captured.sizes]
     reached = {param for unit in units for param in unit.module.parameters()}
+    used_outside = captured.used_outside_layers
     missed = [name for name, param in params.items() if param not in reached or param in used_outside]
     if missed:
         raise UnsupportedLayerError(
@@ -55,16 +55,10 @@ def require_measured(
 def last_called(model: nn.Module, inputs: object) -> str:
     """Name of the last layer with trainable parameters that the forward calls; empty for the model itself."""
     called: list[str] = []
-    hooks = [
-        unit.module.register_forward_hook(lambda *_, name=unit.name: called.append(name))
-        for unit in find_measured_modules(model)
-    ]
-    try:
-        with torch.no_grad():
-            model(inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with ExitStack() as hooks, torch.no_grad():
+        for unit in find_measured_modules(model):
+            hooks.enter_context(unit.module.register_forward_hook(lambda *_, name=unit.name: called.append(name)))
+        model(inputs)
     if not called:
         raise UnsupportedLayerError(f"{type(model).__name__} calls no layer with parameters that require gradients.")
     return called[-1]

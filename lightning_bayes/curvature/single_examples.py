@@ -11,7 +11,7 @@ BatchNorm in training mode may mix the rows: its input gradient is set to zero i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -72,15 +72,13 @@ class SingleExamples:
             A function from an example index to the gradients of the example's part of the loss. With the index None, it
             returns the gradients of the terms that do not depend on any example.
         """
-        handles = [node.register_prehook(self._masked(cuts)) for node, cuts in self._cuts.items()]
-        for node in nodes_behind([self.loss.grad_fn]):
-            if self.num_examples > 1 and graph.name_of(node).startswith(_BATCH_NORMS):
-                handles.append(node.register_hook(_rows_with_gradient))
-        try:
+        with ExitStack() as hooks:
+            for node, cuts in self._cuts.items():
+                hooks.enter_context(node.register_prehook(self._masked(cuts)))
+            for node in nodes_behind([self.loss.grad_fn]):
+                if self.num_examples > 1 and graph.name_of(node).startswith(_BATCH_NORMS):
+                    hooks.enter_context(node.register_hook(_rows_with_gradient))
             yield self._gradients
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def batch_gradients(self) -> Gradients:
         """The gradients of the whole loss, without masks."""

@@ -20,10 +20,10 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from lightning_bayes.curvature.capture import Capture
 from lightning_bayes.curvature.engine import AbstractEngine
-from lightning_bayes.curvature.gradient_hooks import changes_refused
 from lightning_bayes.curvature.layer_calls import GenericCall, LayerCall, RuleCall
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.measured_modules import MeasuredModule, refuse_scripted
+from lightning_bayes.curvature.parameters import changes_refused
 from lightning_bayes.curvature.rules.replayed_call import Checked
 from lightning_bayes.curvature.workspace import DEFAULT_MIB
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedTrainingError
@@ -50,15 +50,10 @@ class WrappingEngine(AbstractEngine, ABC):
             for unit in units:
                 undo.callback(_restore_forward, unit.module, vars(unit.module).get("forward"))
                 unit.module.forward = _Wrapped(call, unit, unit.module.forward)
-            undo.callback(captured.drop_nodes)
             undo.enter_context(changes_refused(units))
-            undo.enter_context(self.watching_model_call(captured))
+            undo.enter_context(self.watching_model_call(captured, units))
             yield captured
         captured.finish()
-
-    def detaches(self, unit: MeasuredModule, captured: Capture) -> bool:
-        """True for every unit."""
-        return True
 
 
 class _Wrapped(partial[Any]):
@@ -128,15 +123,20 @@ class WrappingCapture(Capture, ABC):
         """Whether sums over the examples suffice for a call's parameters: no other call uses them."""
         return all(self.calls[param] == 1 for param in params)
 
+    @property
+    def stores(self) -> bool:
+        """Whether the contributions in the running backward are stored; otherwise only gradients are computed."""
+        return self._is_measuring or not self.has_taken_examples
+
     def should_measure(self, accumulators: list[Any]) -> bool:
         """Whether the running backward is a `measuring_backward` or accumulates parameter gradients."""
         return self._is_measuring or (not self.is_following and any(map(will_execute, accumulators)))
 
-    def measuring_backward(self, outputs: Tensor, params: Iterable[nn.Parameter], column: Tensor | None = None) -> None:
+    def measuring_backward(self, outputs: Tensor, leaves: Iterable[Tensor], column: Tensor | None = None) -> None:
         """Run a backward pass that measures, but accumulates no gradients; `column` holds the output gradients."""
         self._is_measuring = True
         try:
-            torch.autograd.grad(outputs, list(params), column, retain_graph=True, allow_unused=True)
+            torch.autograd.grad(outputs, list(leaves), column, retain_graph=True, allow_unused=True)
             self.finish()
         finally:
             self._is_measuring = False
@@ -150,8 +150,15 @@ class WrappingCapture(Capture, ABC):
             )
         self.squares[param] = square
 
-    def add_shared(self, param: nn.Parameter, contribution: Tensor) -> None:
-        """Add the c_i of one call to the c_i of the other calls that use the parameter."""
+    def add_complete(self, param: nn.Parameter, contributions: Tensor) -> None:
+        """Store the squares of the c_i of a parameter, ``[B, *shape]``, summed over all calls."""
+        self.add(param, contributions.square().sum(0))
+
+    def add_contributions(self, param: nn.Parameter, contribution: Tensor) -> None:
+        """Add the c_i of one call, ``[B, *shape]``, to the c_i of the other calls that use the parameter."""
+        if self.calls[param] == 1:
+            self.add_complete(param, contribution)
+            return
         total = self.shared.get(param)
         if total is not None and len(total) != len(contribution):
             raise ExampleDimensionError(
@@ -162,9 +169,9 @@ class WrappingCapture(Capture, ABC):
         self.shared[param] = contribution if total is None else total + contribution
 
     def finish(self) -> None:
-        """Square the contributions of parameters that several calls use."""
+        """Complete the contributions of parameters that several calls use."""
         for param, contribution in self.shared.items():
-            self.add(param, contribution.square().sum(0))
+            self.add_complete(param, contribution)
         self.shared.clear()
 
 

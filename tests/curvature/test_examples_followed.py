@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from oracles import one_example_at_a_time, relative_error
 from torch import nn
 
-from lightning_bayes.curvature import measure
+from lightning_bayes.curvature import make_engine, measure
 from lightning_bayes.errors import BayesError, UnsupportedTrainingError
 
 SIZES = [(4, 4), (4, 6), (8, 4), (4, 8)]  # examples and positions: equal, prime to each other, multiples
@@ -297,6 +297,26 @@ def test_parameters_of_the_module_itself(examples, generator):
     model = Heteroscedastic().double()
     batch = [torch.randn(examples, size, generator=generator, dtype=torch.float64) for size in (3, 1)]
     assert_equals_the_loop(model, batch, Heteroscedastic.training_step)
+
+
+def test_two_losses_that_use_a_weight_outside_of_its_layer_equal_the_loop(generator):
+    model, views = Tied().double(), [torch.randint(0, 7, (5, 3), generator=generator) for _ in range(2)]
+
+    def loss(model, x):
+        return model(x).square().mean()
+
+    pairs = list(zip(*views, strict=True))
+    square = one_example_at_a_time(model, pairs, lambda m, pair: sum(loss(m, x[None]) for x in pair))[1]
+    engine = make_engine("fused", model)
+    with engine.capture() as captured:
+        losses = [loss(model, x) for x in views]
+        for value in losses:
+            captured.observe(value)
+        for value in losses:
+            value.backward()
+    engine.check_reached(captured)
+    found = captured.mean_curvature()
+    assert relative_error({name: found[p] for name, p in model.named_parameters()}, square) < 1e-10
 
 
 def test_a_term_that_no_example_enters_is_asked_for(generator):

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from lightning_bayes.curvature import make_engine, measure
 from lightning_bayes.curvature.rules import LayerRule
 from lightning_bayes.errors import UnsupportedTrainingError
-from lightning_bayes.optim.diagonal.vogn import VOGN
+from lightning_bayes.optim import IVON, VOGN, NoisyKFAC
 
 
 def normal(*shape, generator):
@@ -141,9 +141,10 @@ def test_checkpoints_that_share_a_layer_equal_the_loop(reentrant, generator):
     assert_equals_loop(Mixed(reentrant).double(), normal(5, 4, generator=generator))
 
 
-def test_copies_made_inside_a_pass_are_models_of_their_own(generator):
+@pytest.mark.parametrize("method", [VOGN, NoisyKFAC, IVON])
+def test_copies_made_inside_a_pass_are_models_of_their_own(method, generator):
     model, x = mlp(), normal(5, 4, generator=generator)
-    optimizer = VOGN(model, lr=0.1, num_data=10, init_precision=10.0)
+    optimizer = method(model, lr=0.1, num_data=10, init_precision=10.0)
     with optimizer.sampled_params():
         copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
         expected = model(x).detach()

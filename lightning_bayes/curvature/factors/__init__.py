@@ -2,18 +2,22 @@
 
 from lightning_bayes.curvature.factors.conversion import split_bias
 from lightning_bayes.curvature.factors.factors import has_factors, input_factor, output_factor
-from lightning_bayes.curvature.factors.layer_records import FactorMoments, FactorRecords, LayerRecords, Request
-from lightning_bayes.curvature.factors.rows import input_rows, output_rows
+from lightning_bayes.curvature.factors.layer_records import (
+    ExampleRows,
+    FactorMoments,
+    LayerRecords,
+    LayerRows,
+    Request,
+)
 
 __all__ = [
+    "ExampleRows",
     "FactorMoments",
-    "FactorRecords",
     "LayerRecords",
+    "LayerRows",
     "Request",
     "has_factors",
     "input_factor",
-    "input_rows",
     "output_factor",
-    "output_rows",
     "split_bias",
 ]

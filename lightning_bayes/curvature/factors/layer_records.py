@@ -6,16 +6,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
+import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.factors.factors import input_factor
-from lightning_bayes.curvature.factors.rows import output_rows
+from lightning_bayes.curvature.factors.factors import input_factor, input_rows, output_rows
 from lightning_bayes.curvature.likelihood import Likelihood
 from lightning_bayes.curvature.loss_calls import LossCalls
 from lightning_bayes.curvature.measurement import KroneckerFactors
 from lightning_bayes.curvature.workspace import Workspace
+
+if TYPE_CHECKING:
+    from lightning_bayes.curvature.kronecker import KroneckerCapture
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class LayerRecords(ABC):
 
     def __init__(self, request: Request, workspace: Workspace) -> None:
         self.request, self.workspace = request, workspace
+        self._by_layer: dict[nn.Module, Any] = {}
 
     @abstractmethod
     def add(self, layer: nn.Module, x: Tensor, grad_output: Tensor, is_first: bool = True) -> None:
@@ -59,6 +63,10 @@ class LayerRecords(ABC):
             grad_output: Gradient with respect to its output, on the scale of the differentiated loss.
             is_first: Whether this is the call's first label draw, so that its input was not added yet.
         """
+
+    @abstractmethod
+    def results(self, captured: KroneckerCapture) -> dict[nn.Module, Any]:
+        """The result of each layer that backward reached; `captured` is the finished capture of the pass."""
 
     def watching(self, model: nn.Module) -> AbstractContextManager[None]:
         """A context around all passes, entered before the engine wraps any forward."""
@@ -73,24 +81,6 @@ class LayerRecords(ABC):
         return nullcontext()
 
 
-class FactorRecords(LayerRecords, ABC):
-    """Records that yield Kronecker factors; arguments as in `LayerRecords`."""
-
-    @abstractmethod
-    def mean_factors(self, output_scale: float, loss_scale: float) -> dict[nn.Module, KroneckerFactors]:
-        """(S, Ā) of each layer; see `curvature.factors.conversion`.
-
-        Args:
-            output_scale: Factor from the mean of δ δᵀ over examples and positions, on the scale of the differentiated loss,
-                to S. Used by `FactorMoments`.
-            loss_scale: Factor from a curvature on the scale of the observed loss to the curvature of the mean loss. Used for
-                BackPACK's results.
-
-        Returns:
-            The factors.
-        """
-
-
 @dataclass
 class _Moments:
     """Sums over the calls of one layer."""
@@ -101,19 +91,16 @@ class _Moments:
 
 
 @final
-class FactorMoments(FactorRecords):
+class FactorMoments(LayerRecords):
     """Accumulates the second moments of inputs and output gradients; arguments as in `LayerRecords`."""
-
-    def __init__(self, request: Request, workspace: Workspace) -> None:
-        super().__init__(request, workspace)
-        self._moments: dict[nn.Module, _Moments] = {}
 
     def add(self, layer: nn.Module, x: Tensor, grad_output: Tensor, is_first: bool = True) -> None:
         """Add one call; see `LayerRecords.add`."""
-        rows, moments = output_rows(layer, grad_output), self._moments.get(layer)
+        rows = output_rows(layer, grad_output)
+        moments: _Moments | None = self._by_layer.get(layer)
         outputs, positions = rows.mT @ rows, rows.shape[-2]
         if moments is None:
-            self._moments[layer] = _Moments(self._inputs(layer, x), outputs, positions)
+            self._by_layer[layer] = _Moments(self._inputs(layer, x), outputs, positions)
             return
         if is_first:
             moments.inputs = moments.inputs + self._inputs(layer, x)
@@ -123,9 +110,43 @@ class FactorMoments(FactorRecords):
     def _inputs(self, layer: nn.Module, x: Tensor) -> Tensor:
         return input_factor(layer, x, bias=self.request.layers[layer], workspace=self.workspace)
 
-    def mean_factors(self, output_scale: float, loss_scale: float) -> dict[nn.Module, KroneckerFactors]:
-        """(S, Ā) of each layer; see `FactorRecords.mean_factors`."""
+    def results(self, captured: KroneckerCapture) -> dict[nn.Module, KroneckerFactors]:
+        """(S, Ā) of each layer, as means over examples; see `curvature.factors.conversion`."""
+        scale = captured.factor_scale
         return {
-            layer: KroneckerFactors((moments.outputs * (output_scale / moments.positions), moments.inputs))
-            for layer, moments in self._moments.items()
+            layer: KroneckerFactors((moments.outputs * (scale / moments.positions), moments.inputs))
+            for layer, moments in self._by_layer.items()
         }
+
+
+class LayerRows(NamedTuple):
+    """Inputs and output gradients of a layer with factors, at T positions of B examples. A second call adds positions."""
+
+    inputs: Tensor  # ā, with an appended 1 for the bias, [B, T, K]
+    gradients: Tensor  # δ of each example's own loss, [B, T, out]
+
+    def example_gradients(self) -> Tensor:
+        """Gradient of each example's own loss with respect to the layer's matrix, ``[B, out, K]``."""
+        return self.gradients.mT @ self.inputs
+
+
+@final
+class ExampleRows(LayerRecords):
+    """Stores the inputs and output gradients of all examples in all layers. Layers must not have groups.
+
+    Arguments as in `LayerRecords`.
+    """
+
+    def add(self, layer: nn.Module, x: Tensor, grad_output: Tensor, is_first: bool = True) -> None:
+        """Store one call; see `LayerRecords.add`."""
+        inputs = torch.unflatten(input_rows(layer, x, self.request.layers[layer]), 0, (len(x), -1))
+        gradients = torch.unflatten(output_rows(layer, grad_output), 0, (len(x), -1))
+        earlier: LayerRows | None = self._by_layer.get(layer)
+        if earlier is not None:
+            inputs, gradients = torch.cat([earlier.inputs, inputs], 1), torch.cat([earlier.gradients, gradients], 1)
+        self._by_layer[layer] = LayerRows(inputs, gradients)
+
+    def results(self, captured: KroneckerCapture) -> dict[nn.Module, LayerRows]:
+        """The rows of each layer, with gradients on the scale of each example's own loss."""
+        scale = captured.own_scale
+        return {layer: LayerRows(rows.inputs, rows.gradients * scale) for layer, rows in self._by_layer.items()}

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature import AbstractEngine, Capture, Likelihood, LossReduction
-from lightning_bayes.curvature.factors import Request
+from lightning_bayes.curvature.factors import ExampleRows, LayerRows, Request
 from lightning_bayes.curvature.hessian import HessianCapture, HessianEngine
-from lightning_bayes.curvature.joint import ExampleRows, LayerRows, example_rows
 from lightning_bayes.curvature.kronecker import KroneckerCapture, KroneckerEngine
 from lightning_bayes.errors import ShapeError, UnsupportedLayerError
 from lightning_bayes.optim.fisher import FisherName, check_fisher, label_source
@@ -97,7 +96,7 @@ class RowsEstimator(JointEstimator, ABC):
     def _rows(self, captured: Any) -> list[LayerRows]:
         """The rows of each layer; zeros for layers that the backward pass did not reach."""
         assert isinstance(captured, KroneckerCapture)
-        rows = example_rows(captured)
+        rows: dict[nn.Module, LayerRows] = captured.results()
         examples = len(next(iter(rows.values())).inputs)
         return [rows.get(layer.module) or _zero_rows(layer, examples) for layer in self.layers]
 

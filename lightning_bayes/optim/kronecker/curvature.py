@@ -43,7 +43,7 @@ class KroneckerFactorsEstimator(CurvatureEstimator):
         """Read one pass; see `CurvatureEstimator`."""
         assert isinstance(finished.captured, KroneckerCapture)
         curvature: Curvature = {}
-        for layer, measured in finished.captured.mean_factors().items():
+        for layer, measured in finished.captured.results().items():
             assert isinstance(layer.weight, nn.Parameter)
             curvature |= {(layer.weight, name): factor for name, factor in zip(_NAMES, measured.factors, strict=True)}
         return {**curvature, **finished.squares()}
