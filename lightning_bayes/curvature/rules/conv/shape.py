@@ -7,7 +7,6 @@ from functools import lru_cache
 from itertools import product
 from typing import NamedTuple, TypeAlias
 
-import torch
 from torch import Tensor
 
 from lightning_bayes.curvature.rules.conv.windows import Conv, padding
@@ -21,17 +20,6 @@ class ConvShape(NamedTuple):
     axes: tuple[Axis, ...]
     weights: int  # elements of the weight
     groups: int
-    dtype: torch.dtype
-
-    @property
-    def positions(self) -> int:
-        """Output positions of one example, T."""
-        return math.prod(axis[1] for axis in self.axes)
-
-    @property
-    def operations(self) -> int:
-        """Multiplications of one c_i(W), for one group."""
-        return self.positions * self.weights
 
     @property
     def pairs_per_offset(self) -> float:
@@ -49,7 +37,7 @@ def conv_shape(layer: Conv, x: Tensor, grad_output: Tensor) -> ConvShape:
         borders = [(0, 0)] * len(borders)
     paddings = [before for before, _ in borders]
     axes = zip(sizes, grad_output.shape[2:], layer.kernel_size, layer.stride, layer.dilation, paddings, strict=True)
-    return ConvShape(tuple(axes), layer.weight.numel(), layer.groups, x.dtype)
+    return ConvShape(tuple(axes), layer.weight.numel(), layer.groups)
 
 
 @lru_cache(maxsize=256)
