@@ -25,7 +25,7 @@ from benchmarks.speed.rounds import CLOCKS, interleave, stopwatch
 from benchmarks.speed.setting import Setting, add_arguments, read_setting
 from lightning_bayes.curvature import make_engine
 from lightning_bayes.curvature.rules import conv
-from lightning_bayes.curvature.rules.conv import blocks, patches, windows
+from lightning_bayes.curvature.rules.conv import patches, windows
 from lightning_bayes.curvature.rules.conv.plan import STRATEGIES, plan
 from lightning_bayes.curvature.rules.conv.shape import conv_shape
 from lightning_bayes.curvature.rules.conv.windows import Conv
@@ -121,7 +121,7 @@ def in_words(row: Row) -> str:
 @contextmanager
 def _patched(name: str, value: Any) -> Iterator[None]:
     with ExitStack() as undo:
-        for module in (blocks, patches, windows):
+        for module in (patches, windows):
             if hasattr(module, name):
                 undo.enter_context(patch.object(module, name, value))
         yield

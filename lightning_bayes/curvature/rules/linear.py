@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.rules.products import block_of, sums_of_block
+from lightning_bayes.curvature.rules.products import sums_by_blocks
 from lightning_bayes.curvature.rules.registry import Inputs, PerExample, Sums, add_sums, layer_rule
 from lightning_bayes.curvature.workspace import Workspace
 
@@ -55,7 +55,10 @@ def matrix_sums(x: Tensor, delta: Tensor, workspace: Workspace) -> tuple[Tensor,
     elements = x.shape[-1] * delta.shape[-1]
     # On an accelerator, launching many small kernels would dominate.
     if elements > MAX_BATCHED_ELEMENTS and x.is_cpu:
-        return _sums_by_blocks(x, delta, workspace)
+        shape = delta.shape[-1], x.shape[-1]
+        sums = workspace.result(shape, x), workspace.result(shape, x)
+        sums_by_blocks(delta.mT, x, sums, workspace)
+        return sums
     totals: Sums = {}
     for x_part, delta_part in workspace.split(elements, x, delta):
         add_sums(totals, "matrix", delta_part.mT @ x_part)
@@ -65,16 +68,3 @@ def matrix_sums(x: Tensor, delta: Tensor, workspace: Workspace) -> tuple[Tensor,
 def _with_positions(x: Tensor, grad_output: Tensor) -> tuple[Tensor, Tensor]:
     """``[B, T, in]`` and ``[B, T, out]``."""
     return x.reshape(len(x), -1, x.shape[-1]), grad_output.reshape(len(x), -1, grad_output.shape[-1])
-
-
-def _sums_by_blocks(x: Tensor, delta: Tensor, workspace: Workspace) -> tuple[Tensor, Tensor]:
-    shape = delta.shape[-1], x.shape[-1]
-    rows, lanes = block_of(*shape)
-    values = [[example.expand(lanes, -1, -1)] for example in x]
-    grad, square = workspace.result(shape, x), workspace.result(shape, x)
-    for first in range(0, shape[0], rows):
-        block = torch.unflatten(delta[..., first : first + rows].transpose(1, 2), 1, (lanes, -1))
-        block_grad, block_square = sums_of_block(block, values, (1, shape[1]), workspace)
-        grad[first : first + rows] = block_grad[0]
-        square[first : first + rows] = block_square[0]
-    return grad, square

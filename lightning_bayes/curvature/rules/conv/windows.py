@@ -51,32 +51,13 @@ def patch_parts(layer: Conv, x: Tensor, grad_output: Tensor, by_rows: bool, work
     return [unfolded[..., start : start + positions.numel()] for start in starts]
 
 
-def padded_pixels(layer: Conv, x: Tensor, workspace: Workspace) -> Tensor:
-    """The padded input ``[B, Cin, *padded]`` in channels-last memory."""
-    return _padded_into(workspace, layer, x, channels_last=True)
-
-
-def pixel_parts(layer: Conv, pixels: Tensor, positions: torch.Size, by_rows: bool, workspace: Workspace) -> Tensor:
-    """`patch_parts` for one group, channels last: ``[B, parts, T, K]`` from the pixels of `padded_pixels`."""
+def pixel_patches(layer: Conv, x: Tensor, positions: torch.Size, workspace: Workspace) -> Tensor:
+    """Patches of all examples for one group, channels last: ``[B, T, |kernel| · Cin]``."""
     # Copying whole pixels is faster with many channels. Matrix products with contiguous rows are faster, too.
-    if by_rows:
-        windows = _column_windows(layer, pixels, positions[1]).permute(0, 3, 4, 2, 1)
-    else:
-        axes = range(2, 2 + len(positions))
-        windows = _windows(layer, pixels, positions)
-        windows = windows.permute(0, *(axis + len(axes) for axis in axes), *axes, 1)
-    copied = workspace.empty("patches", windows.shape, pixels).copy_(windows)
-    if not by_rows:
-        return copied.view(len(pixels), 1, positions.numel(), -1)
-    copied = copied.view(len(pixels), pixels.shape[2] * positions[1], -1)
-    return copied.unfold(1, positions.numel(), layer.dilation[0] * positions[1]).transpose(2, 3)
-
-
-def channels_first(layer: Conv, values: Tensor) -> Tensor:
-    """View contiguous results of `pixel_parts`, ``[parts, rows, K]``, like rows of the weight, ``[rows, Cin, *kernel]``."""
-    by_row = (len(values), values.shape[1], *layer.kernel_size[len(values) > 1 :], layer.in_channels)
-    pixels = values.view(by_row).movedim(-1, 1)  # [parts, Cin, rows, *kernel]
-    return pixels[0].transpose(0, 1) if len(values) == 1 else pixels.permute(2, 1, 0, 3)
+    windows = _windows(layer, _padded_into(workspace, layer, x, channels_last=True), positions)
+    axes = range(2, 2 + len(positions))
+    windows = windows.permute(0, *(axis + len(axes) for axis in axes), *axes, 1)
+    return workspace.empty("patches", windows.shape, x).copy_(windows).view(len(x), positions.numel(), -1)
 
 
 def assembled(layer: Conv, values: Tensor, workspace: Workspace) -> Tensor:
