@@ -7,6 +7,7 @@ from functools import lru_cache
 from itertools import product
 from typing import NamedTuple, TypeAlias
 
+import torch
 from torch import Tensor
 
 from lightning_bayes.curvature.rules.conv.windows import Conv, padding
@@ -22,10 +23,14 @@ class ConvShape(NamedTuple):
     groups: int
 
     @property
+    def covered(self) -> list[int]:
+        """|V_k| of each kernel offset k: the number of output positions at which the offset covers a pixel."""
+        return _counts_of_offsets(self.axes)
+
+    @property
     def pairs_per_offset(self) -> float:
         """Mean of |V_k| (|V_k| + 1) / 2: the number of position pairs per kernel offset."""
-        counts = counts_of_offsets(self.axes)
-        return sum(n * (n + 1) / 2 for n in counts) / len(counts)
+        return sum(n * (n + 1) / 2 for n in self.covered) / len(self.covered)
 
 
 def conv_shape(layer: Conv, x: Tensor, grad_output: Tensor) -> ConvShape:
@@ -41,13 +46,13 @@ def conv_shape(layer: Conv, x: Tensor, grad_output: Tensor) -> ConvShape:
 
 
 @lru_cache(maxsize=256)
-def counts_of_offsets(axes: tuple[Axis, ...]) -> list[int]:
-    """|V_k| of each kernel offset k: the number of output positions at which the offset covers a pixel."""
+def _counts_of_offsets(axes: tuple[Axis, ...]) -> list[int]:
     return [math.prod(map(len, pairs_by_axis)) for pairs_by_axis in product(*map(covered_along, axes))]
 
 
-def covered_along(axis: Axis) -> list[list[tuple[int, int]]]:
-    """For each kernel offset along one axis: the pairs of an output position and the pixel that the offset covers there."""
-    size, positions, kernel, stride, dilation, before = axis
-    pairs = [[(t, t * stride + k * dilation - before) for t in range(positions)] for k in range(kernel)]
-    return [[(t, pixel) for t, pixel in offset_pairs if 0 <= pixel < size] for offset_pairs in pairs]
+def covered_along(axis: Axis) -> list[Tensor]:
+    """For each kernel offset along one axis: the output positions and the pixels that the offset covers there, ``[n, 2]``."""
+    size, num_positions, kernel, stride, dilation, before = axis
+    positions = torch.arange(num_positions)
+    pairs = [torch.stack([positions, positions * stride + k * dilation - before], 1) for k in range(kernel)]
+    return [offset[(offset[:, 1] >= 0) & (offset[:, 1] < size)] for offset in pairs]
