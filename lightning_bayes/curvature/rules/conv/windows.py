@@ -43,7 +43,7 @@ def patch_parts(layer: Conv, x: Tensor, grad_output: Tensor, by_rows: bool, work
         padding; see `_copied`.
     """
     positions = grad_output.shape[2:]
-    x = _padded_into(workspace, layer, x)
+    x = padded(layer, x)
     if not by_rows:
         return [_copied(layer, input_patches(layer, x, positions), workspace)]
     unfolded = _copied(layer, _column_windows(layer, x.contiguous(), positions[1]), workspace)
@@ -54,7 +54,8 @@ def patch_parts(layer: Conv, x: Tensor, grad_output: Tensor, by_rows: bool, work
 def pixel_patches(layer: Conv, x: Tensor, positions: torch.Size, workspace: Workspace) -> Tensor:
     """Patches of all examples for one group, channels last: ``[B, T, |kernel| · Cin]``."""
     # Copying whole pixels is faster with many channels. Matrix products with contiguous rows are faster, too.
-    windows = _windows(layer, _padded_into(workspace, layer, x, channels_last=True), positions)
+    pixels = padded(layer, x).movedim(1, -1).contiguous().movedim(-1, 1)
+    windows = _windows(layer, pixels, positions)
     axes = range(2, 2 + len(positions))
     windows = windows.permute(0, *(axis + len(axes) for axis in axes), *axes, 1)
     return workspace.empty("patches", windows.shape, x).copy_(windows).view(len(x), positions.numel(), -1)
@@ -96,26 +97,6 @@ def padding(layer: Conv, axis: int) -> tuple[int, int]:
         return total // 2, total - total // 2
     amount = 0 if layer.padding == "valid" else int(layer.padding[axis])
     return amount, amount
-
-
-def _padded_into(workspace: Workspace, layer: Conv, x: Tensor, channels_last: bool = False) -> Tensor:
-    """`padded` in memory of the workspace; contiguous in the channels with `channels_last`."""
-    borders = [padding(layer, axis) for axis in range(x.dim() - 2)]
-    if layer.padding_mode != "zeros" and any(map(any, borders)):
-        x, borders = padded(layer, x), [(0, 0)] * len(borders)
-    has_layout = not channels_last or x.movedim(1, -1).is_contiguous()
-    if has_layout and not any(map(any, borders)):
-        return x
-    shape = [size + before + after for size, (before, after) in zip(x.shape[2:], borders, strict=True)]
-    if channels_last:
-        buffer = workspace.empty("padded", (len(x), *shape, x.shape[1]), x).movedim(-1, 1)
-    else:
-        buffer = workspace.empty("padded", (*x.shape[:2], *shape), x)
-    interior = buffer.zero_()
-    for axis, (size, (before, _)) in enumerate(zip(x.shape[2:], borders, strict=True), start=2):
-        interior = interior.narrow(axis, before, size)
-    interior.copy_(x)
-    return buffer
 
 
 def _windows(layer: ConvBase, x: Tensor, positions: torch.Size) -> Tensor:
