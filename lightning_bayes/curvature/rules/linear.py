@@ -8,7 +8,6 @@ https://arxiv.org/abs/1510.01799). With positions, every c_i(W) is computed; lar
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.rules.products import sums_by_blocks

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lightning_bayes.curvature.rules.conv.shape import ConvShape
-from lightning_bayes.curvature.rules.conv.windows import Conv, pixel_patches
+from lightning_bayes.curvature.rules.conv.windows import Conv, padded, windows_of
 from lightning_bayes.curvature.rules.products import BLOCK_ELEMENTS, is_single_block, sums_by_blocks
 from lightning_bayes.curvature.workspace import Workspace
 
@@ -28,7 +28,17 @@ def sums(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Workspace) -> t
     results = workspace.result(layer.weight.shape, x), workspace.result(layer.weight.shape, x)
     totals = [result.movedim(1, -1) for result in results]
     for i, (x_part, grad_part) in enumerate(workspace.split(x[:1].numel() + elements, x, grad_output)):
-        chunks = (pixel_patches(layer, pixels, positions, workspace) for pixels in torch.split(x_part, chunk))
+        chunks = (_patches(layer, pixels, positions, workspace) for pixels in torch.split(x_part, chunk))
         patches = (example for patches_of_chunk in chunks for example in patches_of_chunk)
         sums_by_blocks(grad_part.flatten(2), patches, totals, workspace, accumulate=i > 0)
     return results
+
+
+def _patches(layer: Conv, x: Tensor, positions: torch.Size, workspace: Workspace) -> Tensor:
+    """Patches of all examples, channels last: ``[B, T, |kernel| · Cin]``."""
+    # Copying whole pixels is faster with many channels. Matrix products with contiguous rows are faster, too.
+    pixels = padded(layer, x).movedim(1, -1).contiguous().movedim(-1, 1)
+    patches = windows_of(pixels, layer.kernel_size, layer.stride, layer.dilation, positions)
+    axes = range(2, 2 + len(positions))
+    patches = patches.permute(0, *(axis + len(axes) for axis in axes), *axes, 1)
+    return workspace.empty("patches", patches.shape, x).copy_(patches).view(len(x), positions.numel(), -1)

@@ -51,7 +51,7 @@ def _counts_of_offsets(axes: tuple[Axis, ...]) -> list[int]:
 
 
 def covered_along(axis: Axis) -> list[Tensor]:
-    """For each kernel offset along one axis: the output positions and the pixels that the offset covers there, ``[n, 2]``."""
+    """For each kernel offset along one axis: output positions and the pixels that the offset covers there, ``[n, 2]``."""
     size, num_positions, kernel, stride, dilation, before = axis
     positions = torch.arange(num_positions)
     pairs = [torch.stack([positions, positions * stride + k * dilation - before], 1) for k in range(kernel)]
