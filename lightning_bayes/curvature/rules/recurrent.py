@@ -26,10 +26,10 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from lightning_bayes.curvature.rules.linear import matrix_sums
+from lightning_bayes.curvature.rules.linear import LinearMap, contributions_of, sums_of
 from lightning_bayes.curvature.rules.packed import unpacked
 from lightning_bayes.curvature.rules.recurrent_cells import CELLS, Cell, Gradients, Steps
-from lightning_bayes.curvature.rules.registry import ExampleDims, Inputs, PerExample, Sums, add_sums, layer_rule
+from lightning_bayes.curvature.rules.registry import ExampleDims, Inputs, PerExample, Sums, layer_rule
 from lightning_bayes.curvature.workspace import Workspace
 
 
@@ -112,8 +112,7 @@ def _draw(steps_first: bool, state: tuple[int, ...] = ()) -> Any:
 )
 def recurrent(layer: nn.RNNBase, inputs: Inputs, grad_output: Any) -> PerExample:
     """Per-example contributions; ``grad_output`` has the gradients of the outputs and the final states, or None for each."""
-    maps = _linear_maps(layer, inputs, grad_output)
-    return {name: delta.sum(1) if x is None else delta.mT @ x for name, x, delta in maps}
+    return contributions_of(_linear_maps(layer, inputs, grad_output))
 
 
 @recurrent.saved_from_forward
@@ -128,20 +127,12 @@ def recurrent_sums(
     layer: nn.RNNBase, inputs: Inputs, grad_output: Any, workspace: Workspace, top: Tensor | None = None
 ) -> Sums:
     """Sums of contributions and of their squares, computed as for linear layers."""
-    totals: Sums = {}
-    for name, x, delta in _linear_maps(layer, inputs, grad_output, top):
-        if x is None:
-            add_sums(totals, name, delta.sum(1))
-        else:
-            totals[name] = matrix_sums(x, delta, workspace)
-    return totals
+    return sums_of(_linear_maps(layer, inputs, grad_output, top), workspace)
 
 
 @torch.no_grad()
-def _linear_maps(
-    layer: nn.RNNBase, inputs: Inputs, grad_output: Any, top: Tensor | None = None
-) -> Iterator[tuple[str, Tensor | None, Tensor]]:
-    """Yield the name of each parameter, its inputs (None for a bias) and output gradients, ``[B, T, ·]``."""
+def _linear_maps(layer: nn.RNNBase, inputs: Inputs, grad_output: Any, top: Tensor | None = None) -> Iterator[LinearMap]:
+    """The linear maps of all gates."""
     grad, *state_grads = grad_output
     call = _call(layer, inputs)
     if grad is None:
@@ -156,7 +147,7 @@ def _linear_maps(
             last = [None if g is None else g[depth * len(directions) + d] for g in state_grads]
             gradients = _backward(call, direction, call.in_order(delta_out, d), *last)
             input_grad = input_grad + call.in_order(gradients.of_input @ direction.cell.weight_ih, d)
-            yield from _by_parameter(layer, direction, gradients)
+            yield from _maps_of(layer, direction, gradients)
         grad = input_grad if mask is None else input_grad * mask
 
 
@@ -178,9 +169,7 @@ def _backward(
     return direction.cell.backward(direction.steps, call.with_last(grad, last), grad_cells)
 
 
-def _by_parameter(
-    layer: nn.RNNBase, direction: _Direction, gradients: Gradients
-) -> Iterator[tuple[str, Tensor | None, Tensor]]:
+def _maps_of(layer: nn.RNNBase, direction: _Direction, gradients: Gradients) -> Iterator[LinearMap]:
     maps = [
         ("weight_ih", direction.x, gradients.of_input),
         ("weight_hh", direction.steps.before, gradients.of_hidden),
@@ -191,7 +180,7 @@ def _by_parameter(
     for kind, x, delta in maps:
         name = f"{kind}_{direction.suffix}"
         if hasattr(layer, name):
-            yield name, None if x is None else x.transpose(0, 1), delta.transpose(0, 1)
+            yield LinearMap(name, None if x is None else x.transpose(0, 1), delta.transpose(0, 1))
 
 
 def _forward(layer: nn.RNNBase, call: _Call, top: Tensor | None) -> list[tuple[list[_Direction], Tensor | None]]:
