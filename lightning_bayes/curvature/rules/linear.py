@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.rules.products import sums_by_blocks
-from lightning_bayes.curvature.rules.registry import Inputs, PerExample, Sums, add_sums, both_sums, layer_rule
+from lightning_bayes.curvature.rules.registry import Inputs, PerExample, Sums, add_sums, layer_rule
 from lightning_bayes.curvature.workspace import Workspace
 
 MAX_BATCHED_ELEMENTS = 50_000  # of one c_i(W), tuned on two cores with AVX-512
@@ -49,8 +49,15 @@ def linear(layer: nn.Linear, inputs: Inputs, grad_output: Tensor) -> PerExample:
 
 @linear.fast_sums
 def linear_sums(layer: nn.Linear, inputs: Inputs, grad_output: Tensor, workspace: Workspace) -> Sums:
-    """Sums of contributions and of their squares."""
-    return sums_of(_maps(inputs[0], grad_output), workspace)
+    """Sums of contributions and of their squares; uses the rank-one identity without positions."""
+    (x,) = inputs
+    if x.dim() > 2:
+        return sums_of(_maps(x, grad_output), workspace)
+    delta_square, x_square = grad_output.square(), x.square()
+    return {
+        "weight": (grad_output.T @ x, delta_square.T @ x_square),
+        "bias": (grad_output.sum(0), delta_square.sum(0)),
+    }
 
 
 def contributions_of(maps: Iterable[LinearMap]) -> PerExample:
@@ -65,7 +72,7 @@ def sums_of(maps: Iterable[LinearMap], workspace: Workspace) -> Sums:
     """Σ_i c_i and Σ_i c_i² of linear maps."""
     found: dict[str, list[tuple[Tensor, Tensor]]] = defaultdict(list)
     for name, x, delta in maps:
-        found[name].append(both_sums(delta.sum(1)) if x is None else _matrix_sums(x, delta, workspace))
+        found[name].append(_vector_sums(delta) if x is None else _matrix_sums(x, delta, workspace))
     columns = {name: zip(*parts, strict=True) for name, parts in found.items()}
     return {name: (_joined(grads, 0), _joined(squares, 0)) for name, (grads, squares) in columns.items()}
 
@@ -79,11 +86,14 @@ def _joined(parts: tuple[Tensor, ...] | list[Tensor], dim: int) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
+def _vector_sums(delta: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ_i c_i and Σ_i c_i² of c_i = Σ_t δ_it, ``[out]``."""
+    contributions = delta.sum(1)
+    return contributions.sum(0), contributions.square_().sum(0)
+
+
 def _matrix_sums(x: Tensor, delta: Tensor, workspace: Workspace) -> tuple[Tensor, Tensor]:
     """Σ_i c_i and Σ_i c_i² of c_i = Σ_t δ_it x_itᵀ, ``[out, in]``."""
-    if x.shape[1] == 1:
-        x, delta = x[:, 0], delta[:, 0]
-        return delta.T @ x, delta.square().T @ x.square()
     elements = x.shape[-1] * delta.shape[-1]
     # On an accelerator, launching many small kernels would dominate.
     if elements > MAX_BATCHED_ELEMENTS and x.is_cpu:

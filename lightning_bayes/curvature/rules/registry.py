@@ -192,15 +192,10 @@ def draws(*shapes: tuple[int, ...]) -> Callable[[Generator], Inputs]:
     return lambda generator: tuple(torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes)
 
 
-def both_sums(part: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ_i c_i and Σ_i c_i² of the per-example contributions `part` ``[B, *shape]``; overwrites `part`."""
-    grad = part.sum(0)
-    return grad, part.square_().sum(0)  # in place: allocating a second buffer costs more than the arithmetic
-
-
 def add_sums(total: Sums, name: str, part: Tensor) -> None:
-    """Add `both_sums` of `part` to `total[name]`."""
-    grad, square = both_sums(part)
+    """Add the per-example contributions `part` [B, *shape] to `total[name]`; overwrites `part`."""
+    grad = part.sum(0)
+    square = part.square_().sum(0)  # in place: allocating a second buffer costs more than the arithmetic
     if name in total:
         grad, square = total[name][0].add_(grad), total[name][1].add_(square)
     total[name] = (grad, square)

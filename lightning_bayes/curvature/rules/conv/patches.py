@@ -32,8 +32,9 @@ def sums(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Workspace) -> t
     for x_part, grad_part in workspace.split(elements, x, grad_output):
         delta = torch.unflatten(grad_part.flatten(2), 1, (layer.groups, -1))
         parts = _parts(layer, padded(layer, x_part), positions, workspace)
-        add_sums(totals, "weight", _products(delta, parts, workspace))
-    grad, square = totals["weight"]
+        transposed = delta.shape[2] % VECTOR == 0 and parts[0].shape[2] % VECTOR != 0
+        add_sums(totals, "weight", _products(delta, parts, transposed, workspace))
+    grad, square = (total.mT if transposed else total for total in totals["weight"])
     return _assembled(layer, grad), _assembled(layer, square)
 
 
@@ -75,16 +76,14 @@ def _copied(layer: Conv, patches: Tensor, workspace: Workspace) -> Tensor:
     return copied
 
 
-def _products(delta: Tensor, parts: list[Tensor], workspace: Workspace) -> Tensor:
-    """c_i = δ_i x̃_iᵀ, ``[B, parts, groups, Cout / groups, K]``."""
-    rows, columns = delta.shape[2], parts[0].shape[2]
-    transposed = rows % VECTOR == 0 and columns % VECTOR != 0
-    shape = (columns, rows) if transposed else (rows, columns)
-    products = workspace.empty("products", (len(parts), *delta.shape[:2], *shape), delta)
-    for product, patches in zip(products.flatten(1, 2), parts, strict=True):
-        first, second = (patches, delta) if transposed else (delta, patches)
-        torch.bmm(first.flatten(0, 1), second.flatten(0, 1).transpose(1, 2), out=product)
-    return (products.mT if transposed else products).transpose(0, 1)
+def _products(delta: Tensor, parts: list[Tensor], transposed: bool, workspace: Workspace) -> Tensor:
+    """c_i = δ_i x̃_iᵀ, ``[B, parts, groups, Cout / groups, K]``, or their transposes."""
+    factors = [(part, delta) if transposed else (delta, part) for part in parts]
+    shape = len(parts), *delta.shape[:2], factors[0][0].shape[2], factors[0][1].shape[2]
+    products = workspace.empty("products", shape, delta)
+    for product, (left, right) in zip(products.flatten(1, 2), factors, strict=True):
+        torch.bmm(left.flatten(0, 1), right.flatten(0, 1).mT, out=product)
+    return products.transpose(0, 1)
 
 
 def _assembled(layer: Conv, values: Tensor) -> Tensor:
