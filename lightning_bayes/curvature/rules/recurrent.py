@@ -38,18 +38,25 @@ class _Call(NamedTuple):
 
     x: Tensor  # [T, B, features]
     states: list[Tensor]  # initial, [layers · directions, B, ·]; empty for zeros
-    lengths: Tensor  # of the sequences, [B]
+    lengths: Tensor | None  # of padded sequences, [B]
 
     def in_order(self, values: Tensor, direction: int) -> Tensor:
         """Convert ``[T, B, ·]`` between time order and the processing order of a direction."""
         if not direction:
             return values
-        steps, examples = torch.arange(len(values), device=values.device)[:, None], _examples(values)
-        return values[torch.where(steps < self.lengths, self.lengths - 1 - steps, steps), examples]
+        if self.lengths is None:
+            return values.flip(0)
+        steps = torch.arange(len(values), device=values.device)[:, None]
+        order = torch.where(steps < self.lengths, self.lengths - 1 - steps, steps)
+        return values.gather(0, order[..., None].expand_as(values))
 
     def with_last(self, grad: Tensor, last: Tensor | None) -> Tensor:
         """Add the gradient of the final state ``[B, ·]`` to that of the states ``[T, B, ·]``, in processing order."""
-        return grad if last is None else grad.index_put((self.lengths - 1, _examples(grad)), last, accumulate=True)
+        if last is None:
+            return grad
+        examples = torch.arange(len(last), device=last.device)
+        lengths = torch.full_like(examples, len(grad)) if self.lengths is None else self.lengths
+        return grad.index_put((lengths - 1, examples), last, accumulate=True)
 
 
 class _Direction(NamedTuple):
@@ -155,7 +162,6 @@ def _call(layer: nn.RNNBase, inputs: Inputs) -> _Call:
     x, initial, lengths = (*inputs, None, None)[:3]
     x = x.transpose(0, 1) if layer.batch_first else x
     states = initial if isinstance(initial, tuple) else [] if initial is None else [initial]
-    lengths = torch.full(x.shape[1:2], len(x), device=x.device) if lengths is None else lengths
     return _Call(x, [state.detach().to(x.dtype) for state in states], lengths)
 
 
@@ -213,11 +219,6 @@ def _run_layer(layer: nn.RNNBase, depth: int, call: _Call, outputs: Tensor | Non
         after = cell.run(ordered, start) if output is None else call.in_order(output, d)
         directions.append(_Direction(suffix, cell, ordered, cell.steps(ordered, start, after)))
     return directions
-
-
-def _examples(values: Tensor) -> Tensor:
-    """The index of each example of ``[T, B, ·]``."""
-    return torch.arange(values.shape[1], device=values.device)
 
 
 def _directions(layer: nn.RNNBase) -> int:
