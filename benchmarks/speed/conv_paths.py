@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from benchmarks.speed.rounds import CLOCKS, interleave, stopwatch
 from benchmarks.speed.setting import Setting, add_arguments, read_setting
 from lightning_bayes.curvature import make_engine
 from lightning_bayes.curvature.rules import conv
-from lightning_bayes.curvature.rules.conv import blocks, patches, windows
+from lightning_bayes.curvature.rules.conv import patches
 from lightning_bayes.curvature.rules.conv.plan import STRATEGIES, plan
 from lightning_bayes.curvature.rules.conv.shape import conv_shape
 from lightning_bayes.curvature.rules.conv.windows import Conv
@@ -42,12 +42,12 @@ def without_strategy(name: str) -> AbstractContextManager[Any]:
 
 def without_rows() -> AbstractContextManager[Any]:
     """Copy whole patches, even if the rows of a kernel could share a copy."""
-    return _patched("goes_by_rows", lambda layer, positions: False)
+    return patch.object(patches, "goes_by_rows", lambda layer, positions: False)
 
 
 def without_whole_vectors() -> AbstractContextManager[Any]:
     """Multiply matrices without padding their rows to whole vectors."""
-    return _patched("VECTOR", 1)
+    return patch.object(patches, "VECTOR", 1)
 
 
 PATHS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
@@ -116,15 +116,6 @@ def in_words(row: Row) -> str:
         f"{MODELS[row['model']].title:10s} {row['path']:14s} {layers}  {row['seconds'] * 1e3:8.1f} ms  without it "
         f"{row['ratio']:.3f}  (quartiles {first:.3f} to {third:.3f})"
     )
-
-
-@contextmanager
-def _patched(name: str, value: Any) -> Iterator[None]:
-    with ExitStack() as undo:
-        for module in (blocks, patches, windows):
-            if hasattr(module, name):
-                undo.enter_context(patch.object(module, name, value))
-        yield
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -148,7 +148,7 @@ def test_linear_sums_in_blocks_are_those_of_the_contributions(shape, rows, threa
     ("layer", "size", "name"),
     [
         (nn.Conv2d(16, 16, 3, padding=1), 2, "pairs"),
-        (nn.Conv2d(16, 64, 3, padding=1), 40, "examples"),
+        (nn.Conv2d(16, 64, 3, padding=1), 40, "blocks"),
         (nn.Conv2d(64, 64, 3, padding=1), 16, "blocks"),
         (nn.Conv2d(3, 16, 3, padding=1), 16, "patches"),
         (nn.Conv2d(64, 64, 3, padding=1, groups=2), 16, "patches"),

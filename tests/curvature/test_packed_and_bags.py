@@ -68,6 +68,21 @@ def test_packed_sequences_equal_the_loop(name, has_states, generator):
     assert relative_error(measured.curvature, square) < 1e-10
 
 
+@pytest.mark.parametrize("options", [{}, {"bidirectional": True, "num_layers": 2, "proj_size": 3}], ids=str)
+def test_final_cells_of_packed_sequences_equal_the_loop(options, generator):
+    layer = nn.LSTM(4, 5, **options).double()
+    sequences = [torch.randn(length, 4, generator=generator, dtype=torch.float64) for length in LENGTHS]
+
+    def loss(layer, rows):
+        _, (hidden, cells) = layer(pack_sequence([sequences[i] for i in rows], enforce_sorted=False))
+        return (hidden.square().sum((0, 2)) + cells.square().sum((0, 2))).mean()
+
+    measured = measure(layer, lambda: loss(layer, list(range(5))))
+    grad, square = one_example_at_a_time(layer, [[i] for i in range(5)], loss)
+    assert relative_error(measured.grad, grad) < 1e-10
+    assert relative_error(measured.curvature, square) < 1e-10
+
+
 def test_packed_sequences_are_counted_by_methods_that_measure_no_examples(generator):
     layer = nn.GRU(4, 3)
     packed = pack_sequence([torch.randn(length, 4, generator=generator) for length in LENGTHS], enforce_sorted=False)

@@ -16,19 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from lightning_bayes.curvature.rules.linear import matrix_sums
-from lightning_bayes.curvature.rules.registry import ExampleDims, Inputs, PerExample, Sums, add_sums, layer_rule
+from lightning_bayes.curvature.rules.linear import LinearMap, contributions_of, sums_of
+from lightning_bayes.curvature.rules.registry import ExampleDims, Inputs, PerExample, Sums, layer_rule
 from lightning_bayes.curvature.workspace import Workspace
-
-
-class _LinearMap(NamedTuple):
-    x: Tensor  # inputs at all positions, [B, T, in]
-    delta: Tensor  # output gradients, [B, T, out]
-
-
-class _Terms(NamedTuple):
-    matrices: dict[str, list[_LinearMap]]  # parameter name → the maps whose weights are stacked in it
-    vectors: PerExample  # per-example contributions of the other parameters
 
 
 def _example_dims(layer: nn.MultiheadAttention, inputs: Inputs) -> ExampleDims:
@@ -83,44 +73,31 @@ _CAUSAL = torch.ones(6, 6, dtype=torch.bool).triu(1)  # [T, S]
 )
 def attention(layer: nn.MultiheadAttention, inputs: Inputs, grad_output: Any) -> PerExample:
     """Per-example contributions; ``grad_output`` belongs to the output, or to the output and the attention weights."""
-    terms = _terms(layer, inputs, grad_output)
-    weights = {name: torch.cat([m.delta.mT @ m.x for m in maps], 1) for name, maps in terms.matrices.items()}
-    return {**weights, **terms.vectors}
+    return contributions_of(_linear_maps(layer, inputs, grad_output))
 
 
 @attention.fast_sums
 def attention_sums(layer: nn.MultiheadAttention, inputs: Inputs, grad_output: Any, workspace: Workspace) -> Sums:
     """Sums of contributions and of their squares, computed as for linear layers."""
-    terms, totals = _terms(layer, inputs, grad_output), Sums()
-    for name, maps in terms.matrices.items():
-        grads, squares = zip(*(matrix_sums(m.x, m.delta, workspace) for m in maps), strict=True)
-        totals[name] = (torch.cat(grads), torch.cat(squares))
-    for name, part in terms.vectors.items():
-        add_sums(totals, name, part)
-    return totals
+    return sums_of(_linear_maps(layer, inputs, grad_output), workspace)
 
 
 @torch.no_grad()
-def _terms(layer: nn.MultiheadAttention, inputs: Inputs, grad_output: Any) -> _Terms:
-    """The inputs and output gradients of each linear map, and the contributions of the other parameters."""
+def _linear_maps(layer: nn.MultiheadAttention, inputs: Inputs, grad_output: Any) -> list[LinearMap]:
+    """The linear maps of the layer; the appended position is one of a bias, shaped like ``bias_k``."""
     call = _Call(*inputs)
     sources = [x if layer.batch_first else x.transpose(0, 1) for x in (call.query, call.key, call.value)]  # [B, T, ·]
-    attended, delta_out, (delta_q, delta_k, delta_v) = _replayed(layer, call, _projected(layer, sources), grad_output)
-    vectors = {"out_proj.bias": delta_out.sum(1)}
+    attended, delta_out, deltas = _replayed(layer, call, _projected(layer, sources), grad_output)
+    maps = [LinearMap("out_proj.weight", attended, delta_out), LinearMap("out_proj.bias", None, delta_out)]
     if layer.bias_k is not None:
-        vectors["bias_k"], vectors["bias_v"] = delta_k[:, -1:, None], delta_v[:, -1:, None]
-        delta_k, delta_v = delta_k[:, :-1], delta_v[:, :-1]
-    deltas = (delta_q, delta_k, delta_v)
-    if layer.in_proj_bias is not None:
-        vectors["in_proj_bias"] = torch.cat([d.sum(1) for d in deltas], 1)
-    maps = [_LinearMap(x, d) for x, d in zip(sources, deltas, strict=True)]
-    matrices = {"out_proj.weight": [_LinearMap(attended, delta_out)]}
-    if layer.in_proj_weight is not None:
-        matrices["in_proj_weight"] = maps
-    else:
-        for name, linear_map in zip(("q_proj_weight", "k_proj_weight", "v_proj_weight"), maps, strict=True):
-            matrices[name] = [linear_map]
-    return _Terms(matrices, vectors)
+        appended = zip(("bias_k", "bias_v"), deltas[1:], strict=True)
+        maps += [LinearMap(name, None, delta[:, -1:, None, None]) for name, delta in appended]
+    separate = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+    names = separate if layer.in_proj_weight is None else ("in_proj_weight",) * 3
+    for name, x, delta in zip(names, sources, deltas, strict=True):
+        delta = delta[:, : x.shape[1]]
+        maps += [LinearMap(name, x, delta), LinearMap("in_proj_bias", None, delta)]
+    return maps
 
 
 class _Call(NamedTuple):

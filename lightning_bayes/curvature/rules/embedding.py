@@ -46,11 +46,16 @@ def embedding_sums(layer: nn.Embedding, inputs: Inputs, grad_output: Tensor, wor
 def _keys(layer: nn.Embedding, x: Tensor, grad_output: Tensor) -> tuple[Tensor, Tensor]:
     """An integer key per (example, row) pair, and the output gradient, zero at the padding index."""
     refuse_options(layer)
-    examples = torch.arange(len(x), device=x.device).unsqueeze(1)
     rows, delta = x.reshape(len(x), -1), grad_output.reshape(-1, layer.embedding_dim)
     if layer.padding_idx is not None:
         delta = delta * (rows.reshape(-1, 1) != layer.padding_idx)
-    return (examples * layer.num_embeddings + rows).reshape(-1), delta
+    return pair_keys(layer, rows), delta
+
+
+def pair_keys(layer: nn.Embedding | nn.EmbeddingBag, rows: Tensor) -> Tensor:
+    """The key example · V + row of each index ``[B, T]``, flattened."""
+    examples = torch.arange(len(rows), device=rows.device).unsqueeze(1)
+    return (examples * layer.num_embeddings + rows).flatten()
 
 
 def scattered(layer: nn.Embedding | nn.EmbeddingBag, examples: int, keys: Tensor, delta: Tensor) -> Tensor:

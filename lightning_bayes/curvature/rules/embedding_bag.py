@@ -13,13 +13,13 @@ from collections.abc import Callable
 import torch
 from torch import Generator, Tensor, nn
 
-from lightning_bayes.curvature.rules.embedding import pair_sums, refuse_options, scattered
+from lightning_bayes.curvature.rules.embedding import pair_keys, pair_sums, refuse_options, scattered
 from lightning_bayes.curvature.rules.registry import Inputs, PerExample, Sums, layer_rule
 from lightning_bayes.curvature.workspace import Workspace
 
 
 def bags(layer: nn.EmbeddingBag, inputs: Inputs) -> Inputs:
-    """Convert the arguments of a call to rows of indices and weights, both ``[B, T]``."""
+    """Convert the arguments of a call to rows of indices and weights, both ``[B, T]``; such rows stay as they are."""
     x, offsets, weights = inputs
     if x.dim() == 2:
         return x, None, _weights(layer, x, weights)
@@ -77,18 +77,14 @@ def embedding_bag_sums(layer: nn.EmbeddingBag, inputs: Inputs, grad_output: Tens
 def _keys(layer: nn.EmbeddingBag, inputs: Inputs, grad_output: Tensor) -> tuple[Tensor, Tensor]:
     """An integer key per (example, row) pair, and the gradient of the row of each key."""
     refuse_options(layer)
-    x, _, weights = inputs
-    weights = _weights(layer, x, None) if weights is None else weights
-    examples = torch.arange(len(x), device=x.device).unsqueeze(1)
-    keys = (examples * layer.num_embeddings + x).flatten()
-    return keys, _row_gradients(layer, x, weights, grad_output).flatten(0, 1)
+    x, _, weights = bags(layer, inputs)
+    return pair_keys(layer, x), _row_gradients(layer, x, weights, grad_output).flatten(0, 1)
 
 
 def _row_gradients(layer: nn.EmbeddingBag, x: Tensor, weights: Tensor, grad_output: Tensor) -> Tensor:
     """The gradient of the row of each index, ``[B, T, D]``."""
     if layer.mode != "max":
-        is_used = 1.0 if layer.padding_idx is None else (x != layer.padding_idx)
-        return (weights * is_used).to(grad_output.dtype)[..., None] * grad_output[:, None]
+        return weights.to(grad_output.dtype)[..., None] * grad_output[:, None]
     values = layer.weight.detach()[x].masked_fill(weights[..., None] == 0, -torch.inf)
     largest = values.argmax(1, keepdim=True)
     is_nonempty = (weights != 0).any(1)[:, None, None]

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from lightning_bayes.curvature.rules.packed import is_packed
 from lightning_bayes.errors import UnsupportedLayerError
 from lightning_bayes.private_torch import tree_flatten, tree_unflatten
 
@@ -79,7 +80,7 @@ def _size(value: Any, dim: int | None) -> int | None:
 
 def refuse_packed(module: nn.Module, values: Iterable[Any]) -> None:
     """Raise `UnsupportedLayerError` if an input of the module is a packed sequence."""
-    if any(isinstance(value, PackedSequence) for value in values):
+    if is_packed(values):
         raise UnsupportedLayerError(
             f"{type(module).__name__} was called with a PackedSequence, whose examples cannot be separated. Pass "
             "padded sequences and exclude the padding from the loss, or freeze the layer with requires_grad_(False)."

@@ -1,18 +1,14 @@
-"""Packed sequences: one call of the rule per sequence length, so that the last states belong to the last steps.
-
-c_i  for examples of length L  =  the rule of the recurrent layer on x_i1 … x_iL
-"""
+"""Packed sequences as padded sequences and their lengths, and back."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from lightning_bayes.curvature.rules.registry import Inputs, LayerRule, PerExample, Sums
-from lightning_bayes.curvature.workspace import Workspace
+from lightning_bayes.curvature.rules.registry import Inputs
 from lightning_bayes.errors import UnsupportedLayerError
 
 
@@ -43,48 +39,6 @@ def padded_output(layer: nn.Module, output: Any) -> tuple[Any, Callable[[Any], A
         return PackedSequence(data, packed.batch_sizes, order, packed.unsorted_indices), *padded_outputs[1:]
 
     return (padded, *output[1:]), pack
-
-
-def contributions_by_length(rule: LayerRule, layer: nn.RNNBase, inputs: Inputs, grad_output: Any) -> PerExample:
-    """Per-example contributions of a call with lengths."""
-    contributions: PerExample = {}
-    count = len(inputs[2])
-    for rows, part_inputs, part_grads in _by_length(layer, inputs, grad_output):
-        for name, part in rule.contributions(layer, part_inputs, part_grads).items():
-            contributions.setdefault(name, part.new_zeros(count, *part.shape[1:]))[rows] = part
-    return contributions
-
-
-def sums_by_length(
-    sums: Callable[..., Sums], layer: nn.RNNBase, inputs: Inputs, grad_output: Any, workspace: Workspace
-) -> Sums:
-    """Sums of contributions and of their squares of a call with lengths."""
-    total: Sums = {}
-    for _, part_inputs, part_grads in _by_length(layer, inputs, grad_output):
-        for name, (grad, square) in sums(layer, part_inputs, part_grads, workspace).items():
-            if name in total:
-                grad, square = total[name][0] + grad, total[name][1] + square
-            total[name] = (grad, square)
-    return total
-
-
-def _by_length(layer: nn.RNNBase, inputs: Inputs, grad_output: Any) -> Iterator[tuple[Tensor, Inputs, Any]]:
-    """For each length: the indices of the examples, their inputs and their output gradients."""
-    x, states, lengths = inputs
-    batch_dim, time_dim = (0, 1) if layer.batch_first else (1, 0)
-    grad, *state_grads = grad_output
-    for length in lengths.unique().tolist():
-        rows = (lengths == length).nonzero()[:, 0]
-        part = x.index_select(batch_dim, rows).narrow(time_dim, 0, length)
-        part_grad = None if grad is None else grad.index_select(batch_dim, rows).narrow(time_dim, 0, length)
-        part_state_grads = (_select_states(state_grad, rows) for state_grad in state_grads)
-        yield rows, (part, _select_states(states, rows)), (part_grad, *part_state_grads)
-
-
-def _select_states(state: Any, rows: Tensor) -> Any:
-    if isinstance(state, tuple):
-        return tuple(_select_states(part, rows) for part in state)
-    return None if state is None else state.index_select(1, rows)
 
 
 def is_packed(values: Any) -> bool:

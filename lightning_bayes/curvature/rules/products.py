@@ -18,7 +18,35 @@ from lightning_bayes.curvature.workspace import Workspace
 BLOCK_ELEMENTS = 3 * 2**16  # per core: 768 KiB of float32, tuned on cores with 2 MiB of L2 cache
 
 
-def block_of(rows: int, columns: int) -> tuple[int, int]:
+def sums_by_blocks(
+    delta: Tensor, values: Iterable[Tensor], totals: Sequence[Tensor], workspace: Workspace, accumulate: bool = False
+) -> None:
+    """Write Σ_i c_i and Σ_i c_i² to `totals`, or add them with `accumulate`.
+
+    Args:
+        delta: δ, ``[B, rows, T]``.
+        values: v of each example, ``[T, K]``. A single block uses each once, before it asks for the next.
+        totals: Both sums, ``[rows, *features]`` with K features.
+        workspace: Provides the memory of a block.
+        accumulate: Whether to add to the totals.
+    """
+    num_rows, columns = delta.shape[1], totals[0][0].numel()
+    rows, lanes = _block_of(num_rows, columns)
+    examples = values if rows == num_rows else list(values)
+    for first in range(0, num_rows, rows):
+        block = torch.unflatten(delta[:, first : first + rows], 1, (lanes, -1))
+        for total, result in zip(totals, _sums_of_block(block, examples, columns, workspace), strict=True):
+            target = total[first : first + rows]
+            result = result.view(target.shape)
+            target.add_(result) if accumulate else target.copy_(result)
+
+
+def is_single_block(rows: int, columns: int) -> bool:
+    """Whether a matrix of this size is one block."""
+    return _block_of(rows, columns)[0] == rows
+
+
+def _block_of(rows: int, columns: int) -> tuple[int, int]:
     """Rows per block, and lanes that divide every block of a matrix, including a shorter last one."""
     block = rows
     while block * columns > BLOCK_ELEMENTS * torch.get_num_threads() and block > 1:
@@ -27,28 +55,17 @@ def block_of(rows: int, columns: int) -> tuple[int, int]:
     return block, math.gcd(block, rows, torch.get_num_threads())
 
 
-def sums_of_block(
-    delta: Tensor, values: Iterable[Sequence[Tensor]], parts: tuple[int, int], workspace: Workspace
+def _sums_of_block(
+    delta: Tensor, examples: Iterable[Tensor], columns: int, workspace: Workspace
 ) -> tuple[Tensor, Tensor]:
-    """Σ_i c_i and Σ_i c_i² for one block of rows.
-
-    Args:
-        delta: δ, ``[B, lanes, rows / lanes, T]``.
-        values: v of each example, in parts ``[lanes, T, K]`` that are equal in all lanes.
-        parts: Number of parts, and K.
-        workspace: Provides the memory of products and sums.
-
-    Returns:
-        Both sums, ``[parts, rows, K]``, valid until the next call.
-    """
-    shape = parts[0], delta.shape[1:3].numel(), parts[1]
+    """Both sums ``[rows, K]`` of a block, given δ ``[B, lanes, rows / lanes, T]`` and v of each example, ``[T, K]``."""
+    shape = delta.shape[1:3].numel(), columns
     product = workspace.empty("products", shape, delta)
     grad = workspace.empty("sums of rows", shape, delta).zero_()
     square = workspace.empty("squares of rows", shape, delta).zero_()
-    matrices = torch.unflatten(product, 1, delta.shape[1:3]).unbind()
-    for example_delta, example_values in zip(delta, values, strict=True):
-        for matrix, part in zip(matrices, example_values, strict=True):
-            torch.bmm(example_delta, part, out=matrix)
+    lanes = torch.unflatten(product, 0, delta.shape[1:3])
+    for example_delta, example in zip(delta, examples, strict=True):
+        torch.bmm(example_delta, example.expand(len(lanes), -1, -1), out=lanes)
         grad += product
         square.addcmul_(product, product)
     return grad, square

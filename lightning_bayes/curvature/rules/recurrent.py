@@ -13,7 +13,8 @@ top.
     GRU     h_t = (1 - z_t) n_t + z_t h_{t-1},   n_t = tanh(a_n + r_t (W_hn h_{t-1} + b_hn))
     RNN     h_t = tanh(a_t) or relu(a_t)
 
-Dropout between layers repeats the random numbers of the forward. This works on CPUs but not with cuDNN.
+Packed sequences are padded, and the gradients of the padding are zero. The backward direction reads each sequence from its
+own end. Dropout between layers repeats the random numbers of the forward. This works on CPUs but not with cuDNN.
 """
 
 from __future__ import annotations
@@ -25,11 +26,37 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from lightning_bayes.curvature.rules.linear import matrix_sums
-from lightning_bayes.curvature.rules.packed import contributions_by_length, sums_by_length, unpacked
+from lightning_bayes.curvature.rules.linear import LinearMap, contributions_of, sums_of
+from lightning_bayes.curvature.rules.packed import unpacked
 from lightning_bayes.curvature.rules.recurrent_cells import CELLS, Cell, Gradients, Steps
-from lightning_bayes.curvature.rules.registry import ExampleDims, Inputs, PerExample, Sums, add_sums, layer_rule
+from lightning_bayes.curvature.rules.registry import ExampleDims, Inputs, PerExample, Sums, layer_rule
 from lightning_bayes.curvature.workspace import Workspace
+
+
+class _Call(NamedTuple):
+    """The arguments of a call."""
+
+    x: Tensor  # [T, B, features]
+    states: list[Tensor]  # initial, [layers · directions, B, ·]; empty for zeros
+    lengths: Tensor | None  # of padded sequences, [B]
+
+    def in_order(self, values: Tensor, direction: int) -> Tensor:
+        """Convert ``[T, B, ·]`` between time order and the processing order of a direction."""
+        if not direction:
+            return values
+        if self.lengths is None:
+            return values.flip(0)
+        steps = torch.arange(len(values), device=values.device)[:, None]
+        order = torch.where(steps < self.lengths, self.lengths - 1 - steps, steps)
+        return values.gather(0, order[..., None].expand_as(values))
+
+    def with_last(self, grad: Tensor, last: Tensor | None) -> Tensor:
+        """Add the gradient of the final state ``[B, ·]`` to that of the states ``[T, B, ·]``, in processing order."""
+        if last is None:
+            return grad
+        examples = torch.arange(len(last), device=last.device)
+        lengths = torch.full_like(examples, len(grad)) if self.lengths is None else self.lengths
+        return grad.index_put((lengths - 1, examples), last, accumulate=True)
 
 
 class _Direction(NamedTuple):
@@ -92,12 +119,7 @@ def _draw(steps_first: bool, state: tuple[int, ...] = ()) -> Any:
 )
 def recurrent(layer: nn.RNNBase, inputs: Inputs, grad_output: Any) -> PerExample:
     """Per-example contributions; ``grad_output`` has the gradients of the outputs and the final states, or None for each."""
-    if len(inputs) > 2:
-        return contributions_by_length(recurrent, layer, inputs, grad_output)
-    contributions: PerExample = {}
-    for name, x, delta in _linear_maps(layer, inputs, grad_output):
-        contributions[name] = delta.sum(1) if x is None else delta.mT @ x
-    return contributions
+    return contributions_of(_linear_maps(layer, inputs, grad_output))
 
 
 @recurrent.saved_from_forward
@@ -112,42 +134,48 @@ def recurrent_sums(
     layer: nn.RNNBase, inputs: Inputs, grad_output: Any, workspace: Workspace, top: Tensor | None = None
 ) -> Sums:
     """Sums of contributions and of their squares, computed as for linear layers."""
-    if len(inputs) > 2:
-        return sums_by_length(recurrent_sums, layer, inputs, grad_output, workspace)
-    totals: Sums = {}
-    for name, x, delta in _linear_maps(layer, inputs, grad_output, top):
-        if x is None:
-            add_sums(totals, name, delta.sum(1))
-        else:
-            totals[name] = matrix_sums(x, delta, workspace)
-    return totals
+    return sums_of(_linear_maps(layer, inputs, grad_output, top), workspace)
 
 
 @torch.no_grad()
-def _linear_maps(
-    layer: nn.RNNBase, inputs: Inputs, grad_output: Any, top: Tensor | None = None
-) -> Iterator[tuple[str, Tensor | None, Tensor]]:
-    """Yield the name of each parameter, its inputs (None for a bias) and output gradients, ``[B, T, ·]``."""
+def _linear_maps(layer: nn.RNNBase, inputs: Inputs, grad_output: Any, top: Tensor | None = None) -> Iterator[LinearMap]:
+    """The linear maps of all gates."""
     grad, *state_grads = grad_output
+    call = _call(layer, inputs)
     if grad is None:
-        size = _directions(layer) * (layer.proj_size or layer.hidden_size)
-        grad = inputs[0].new_zeros(*inputs[0].shape[:2], size)
-    grad = grad.transpose(0, 1) if layer.batch_first else grad
-    layers = _forward(layer, inputs, top)
+        grad = call.x.new_zeros(*call.x.shape[:2], _directions(layer) * (layer.proj_size or layer.hidden_size))
+    elif layer.batch_first:
+        grad = grad.transpose(0, 1)
+    layers = _forward(layer, call, top)
     for depth in reversed(range(layer.num_layers)):
         directions, mask = layers[depth]
         input_grad: Tensor | float = 0.0
         for d, (direction, delta_out) in enumerate(zip(directions, grad.chunk(len(directions), -1), strict=True)):
             last = [None if g is None else g[depth * len(directions) + d] for g in state_grads]
-            gradients = direction.cell.backward(direction.steps, _in_order(delta_out, d), last)
-            input_grad = input_grad + _in_order(gradients.of_input @ direction.cell.weight_ih, d)
-            yield from _by_parameter(layer, direction, gradients)
+            gradients = _backward(call, direction, call.in_order(delta_out, d), *last)
+            input_grad = input_grad + call.in_order(gradients.of_input @ direction.cell.weight_ih, d)
+            yield from _maps_of(layer, direction, gradients)
         grad = input_grad if mask is None else input_grad * mask
 
 
-def _by_parameter(
-    layer: nn.RNNBase, direction: _Direction, gradients: Gradients
-) -> Iterator[tuple[str, Tensor | None, Tensor]]:
+def _call(layer: nn.RNNBase, inputs: Inputs) -> _Call:
+    x, initial, lengths = (*inputs, None, None)[:3]
+    x = x.transpose(0, 1) if layer.batch_first else x
+    states = initial if isinstance(initial, tuple) else [] if initial is None else [initial]
+    return _Call(x, [state.detach().to(x.dtype) for state in states], lengths)
+
+
+def _backward(
+    call: _Call, direction: _Direction, grad: Tensor, last: Tensor | None, last_cell: Tensor | None = None
+) -> Gradients:
+    """Gradients of the gates from those of the outputs ``[T, B, ·]`` and of the final states ``[B, ·]``."""
+    grad_cells = None
+    if last_cell is not None:
+        grad_cells = call.with_last(grad.new_zeros(len(grad), *last_cell.shape), last_cell)
+    return direction.cell.backward(direction.steps, call.with_last(grad, last), grad_cells)
+
+
+def _maps_of(layer: nn.RNNBase, direction: _Direction, gradients: Gradients) -> Iterator[LinearMap]:
     maps = [
         ("weight_ih", direction.x, gradients.of_input),
         ("weight_hh", direction.steps.before, gradients.of_hidden),
@@ -158,50 +186,39 @@ def _by_parameter(
     for kind, x, delta in maps:
         name = f"{kind}_{direction.suffix}"
         if hasattr(layer, name):
-            yield name, None if x is None else x.transpose(0, 1), delta.transpose(0, 1)
+            yield LinearMap(name, None if x is None else x.transpose(0, 1), delta.transpose(0, 1))
 
 
-def _forward(layer: nn.RNNBase, inputs: Inputs, top: Tensor | None) -> list[tuple[list[_Direction], Tensor | None]]:
+def _forward(layer: nn.RNNBase, call: _Call, top: Tensor | None) -> list[tuple[list[_Direction], Tensor | None]]:
     """All layers from the bottom: their directions, and the mask of the dropout before them."""
-    x, initial = inputs[0], inputs[1] if len(inputs) > 1 else None
-    x = x.transpose(0, 1) if layer.batch_first else x
-    if not isinstance(initial, tuple):
-        initial = () if initial is None else (initial,)
-    states = [state.detach().to(x.dtype) for state in initial]
+    x = call.x
     if top is not None:
         top = (top.transpose(0, 1) if layer.batch_first else top).to(x.dtype)
     layers: list[tuple[list[_Direction], Tensor | None]] = []
     mask: Tensor | None = None
     for depth in range(layer.num_layers):
         is_top = depth + 1 == layer.num_layers
-        directions = _run_layer(layer, depth, x, states, top if is_top else None)
+        directions = _run_layer(layer, depth, call._replace(x=x), top if is_top else None)
         layers.append((directions, mask))
         if not is_top:
-            x = torch.cat([_in_order(direction.steps.after, d) for d, direction in enumerate(directions)], -1)
+            x = torch.cat([call.in_order(direction.steps.after, d) for d, direction in enumerate(directions)], -1)
             mask = F.dropout(torch.ones_like(x), layer.dropout) if layer.training and layer.dropout else None
             x = x if mask is None else x * mask
     return layers
 
 
-def _run_layer(
-    layer: nn.RNNBase, depth: int, x: Tensor, states: list[Tensor], outputs: Tensor | None
-) -> list[_Direction]:
-    """The directions of one layer; `outputs` are its hidden states if they are known."""
+def _run_layer(layer: nn.RNNBase, depth: int, call: _Call, outputs: Tensor | None) -> list[_Direction]:
+    """The directions of one layer with input `call.x`; `outputs` are its hidden states if they are known."""
     count = _directions(layer)
     directions = []
     hidden_states = (None,) * count if outputs is None else outputs.chunk(count, -1)
     for d, output in enumerate(hidden_states):
         suffix = _suffix(depth, d)
-        cell, ordered = CELLS[layer.mode](layer, suffix, x.dtype), _in_order(x, d)
-        start = [state[depth * count + d] for state in states] or cell.zeros(x)
-        after = cell.run(ordered, start) if output is None else _in_order(output, d)
+        cell, ordered = CELLS[layer.mode](layer, suffix, call.x.dtype), call.in_order(call.x, d)
+        start = [state[depth * count + d] for state in call.states] or cell.zeros(ordered)
+        after = cell.run(ordered, start) if output is None else call.in_order(output, d)
         directions.append(_Direction(suffix, cell, ordered, cell.steps(ordered, start, after)))
     return directions
-
-
-def _in_order(values: Tensor, direction: int) -> Tensor:
-    """Convert ``[T, B, ·]`` between time order and the processing order of a direction."""
-    return values.flip(0) if direction else values
 
 
 def _directions(layer: nn.RNNBase) -> int:

@@ -64,8 +64,8 @@ class Cell(ABC):
         """All gates, from inputs and hidden states."""
 
     @abstractmethod
-    def backward(self, steps: Steps, grad: Tensor, last: Sequence[Tensor | None]) -> Gradients:
-        """Gradients of all gate pre-activations, given the gradients of outputs and final states (None for zero)."""
+    def backward(self, steps: Steps, grad: Tensor, grad_cells: Tensor | None) -> Gradients:
+        """Gradients of all gate pre-activations, given those of h_t and, in an LSTM, of c_t; None for zero."""
 
     def _of_input(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight_ih, self.bias_ih)
@@ -104,18 +104,19 @@ class LSTMCell(Cell):
         projected = None if self.weight_hr is None else o * squashed
         return Steps(before, after, (i, f, g, o, squashed, _shifted(start[1], cells)), projected)
 
-    def backward(self, steps: Steps, grad: Tensor, last: Sequence[Tensor | None]) -> Gradients:
+    def backward(self, steps: Steps, grad: Tensor, grad_cells: Tensor | None) -> Gradients:
         """Gradients; see `Cell`."""
         i, f, g, o, squashed, before = steps.gates
         # Gradients of i, f, g: factor · gradient of c_t. Gradient of o: factor · gradient of m_t.
         factors = torch.stack([g * i * (1 - i), before * f * (1 - f), i * (1 - g * g), squashed * o * (1 - o)], 2)
         through = o * (1 - squashed * squashed)
         deltas, grad_outputs = torch.empty_like(factors), grad.clone()
-        grad_hidden = 0.0 if last[0] is None else last[0]
-        grad_cell = torch.zeros_like(through[0]) if last[1] is None else last[1]
+        grad_hidden: Tensor | float = 0.0
+        grad_cell = torch.zeros_like(through[0])
         for t in reversed(range(len(grad))):
             grad_output = grad_outputs[t].add_(grad_hidden)
             grad_m = grad_output if self.weight_hr is None else grad_output @ self.weight_hr
+            grad_cell = grad_cell if grad_cells is None else grad_cell + grad_cells[t]
             grad_cell = torch.addcmul(grad_cell, grad_m, through[t])
             torch.mul(factors[t, :, :3], grad_cell[:, None], out=deltas[t, :, :3])
             torch.mul(factors[t, :, 3], grad_m, out=deltas[t, :, 3])
@@ -139,13 +140,13 @@ class GRUCell(Cell):
         r, z = (xr + hr).sigmoid(), (xz + hz).sigmoid()
         return Steps(before, after, (r, z, (xn + r * q).tanh(), q))
 
-    def backward(self, steps: Steps, grad: Tensor, last: Sequence[Tensor | None]) -> Gradients:
+    def backward(self, steps: Steps, grad: Tensor, grad_cells: Tensor | None) -> Gradients:
         """Gradients; see `Cell`."""
         r, z, n, q = steps.gates
         new = (1 - z) * (1 - n * n)
         factors = torch.stack([new * q * r * (1 - r), (steps.before - n) * z * (1 - z), new * r], 2)
         deltas, grad_outputs = torch.empty_like(factors), grad.clone()
-        grad_hidden = 0.0 if last[0] is None else last[0]
+        grad_hidden: Tensor | float = 0.0
         for t in reversed(range(len(grad))):
             grad_output = grad_outputs[t].add_(grad_hidden)
             torch.mul(factors[t], grad_output[:, None], out=deltas[t])
@@ -172,10 +173,11 @@ class PlainCell(Cell):
         slope = (after > 0).to(after.dtype) if self.is_relu else 1 - after * after
         return Steps(_shifted(start[0], after), after, (slope,))
 
-    def backward(self, steps: Steps, grad: Tensor, last: Sequence[Tensor | None]) -> Gradients:
+    def backward(self, steps: Steps, grad: Tensor, grad_cells: Tensor | None) -> Gradients:
         """Gradients; see `Cell`."""
         (slope,) = steps.gates
-        deltas, grad_hidden = torch.empty_like(slope), 0.0 if last[0] is None else last[0]
+        deltas = torch.empty_like(slope)
+        grad_hidden: Tensor | float = 0.0
         for t in reversed(range(len(grad))):
             torch.mul(slope[t], grad[t] + grad_hidden, out=deltas[t])
             grad_hidden = deltas[t] @ self.weight_hh

@@ -42,10 +42,6 @@ ExampleDims: TypeAlias = tuple[int | None, ...]
 Case: TypeAlias = tuple[Callable[[], nn.Module], tuple[int, ...] | Callable[[Generator], Inputs]]
 
 
-def _unchanged(layer: nn.Module, inputs: Inputs) -> Inputs:
-    return inputs
-
-
 @dataclass(eq=False)
 class LayerRule:
     """The rule for one or more layer types. Calling it calls the function that `layer_rule` decorates.
@@ -69,15 +65,15 @@ class LayerRule:
 
     contributions: Contributions
     parameters: tuple[str, ...]
-    input_dims: int | Callable[[Any], int]
-    example_dims: ExampleDims | Callable[[Any, Inputs], ExampleDims]
-    applies: Callable[[Any], bool]
-    repeats_noise: Callable[[Any], bool]
-    takes_positions: bool
-    by_hooks: bool
-    cases: Sequence[Case]
+    input_dims: int | Callable[[Any], int] = 2
+    example_dims: ExampleDims | Callable[[Any, Inputs], ExampleDims] = (0,)
+    applies: Callable[[Any], bool] = lambda layer: True
+    repeats_noise: Callable[[Any], bool] = lambda layer: False
+    takes_positions: bool = False
+    by_hooks: bool = True
+    cases: Sequence[Case] = ()
     later_dims: tuple[int, ...] = ()
-    prepare: Callable[[Any, Inputs], Inputs] = _unchanged
+    prepare: Callable[[Any, Inputs], Inputs] = lambda layer, inputs: inputs
     _fast_sums: Callable[..., Sums] | None = None
     _saved: Callable[[Any, Any], Any] | None = None
 
@@ -155,34 +151,12 @@ _RULES: dict[type[nn.Module] | str, LayerRule] = {}
 
 
 def layer_rule(
-    *layers: type[nn.Module] | str,
-    parameters: tuple[str, ...],
-    input_dims: int | Callable[[Any], int] = 2,
-    example_dims: ExampleDims | Callable[[Any, Inputs], ExampleDims] = (0,),
-    applies: Callable[[Any], bool] = lambda layer: True,
-    repeats_noise: Callable[[Any], bool] = lambda layer: False,
-    takes_positions: bool = False,
-    by_hooks: bool = True,
-    later_dims: tuple[int, ...] = (),
-    prepare: Callable[[Any, Inputs], Inputs] = _unchanged,
-    cases: Sequence[Case] = (),
+    *layers: type[nn.Module] | str, parameters: tuple[str, ...], **options: Any
 ) -> Callable[[Contributions], LayerRule]:
     """Register the decorated function as the rule for layer types or qualified names; arguments as in `LayerRule`."""
 
     def register(function: Contributions) -> LayerRule:
-        rule = LayerRule(
-            function,
-            parameters,
-            input_dims=input_dims,
-            example_dims=example_dims,
-            applies=applies,
-            repeats_noise=repeats_noise,
-            takes_positions=takes_positions,
-            by_hooks=by_hooks,
-            cases=cases,
-            later_dims=later_dims,
-            prepare=prepare,
-        )
+        rule = LayerRule(function, parameters, **options)
         rule.__doc__ = function.__doc__
         _RULES.update(dict.fromkeys(layers, rule))
         return rule

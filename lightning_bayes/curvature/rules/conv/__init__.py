@@ -6,9 +6,8 @@ With x̃_it the input patch at output position t of example i,
 
 `plan` selects the strategy for the sums. With few positions, they are products over pairs of positions, without any c_i
 (`conv.pairs`). Otherwise every c_i is computed. This takes as many operations as the batch gradient, and memory traffic
-dominates the cost. Small c_i are computed for many examples at once (`conv.patches`). Large c_i are computed example by
-example: block by block (`conv.blocks`), or by torch's weight gradient for examples with very many positions
-(`conv.examples`). `python -m benchmarks.speed.conv_paths` measures the speed-up of each strategy.
+dominates the cost. Small c_i are computed for many examples at once (`conv.patches`), large c_i example by example and block
+by block (`conv.blocks`). `python -m benchmarks.speed.conv_paths` measures the speed-up of each strategy.
 """
 
 from __future__ import annotations

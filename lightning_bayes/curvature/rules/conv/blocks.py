@@ -6,15 +6,8 @@ import torch
 from torch import Tensor
 
 from lightning_bayes.curvature.rules.conv.shape import ConvShape
-from lightning_bayes.curvature.rules.conv.windows import (
-    Conv,
-    channels_first,
-    goes_by_rows,
-    padded_pixels,
-    patch_elements,
-    pixel_parts,
-)
-from lightning_bayes.curvature.rules.products import BLOCK_ELEMENTS, block_of, sums_of_block
+from lightning_bayes.curvature.rules.conv.windows import Conv, padded, windows_of
+from lightning_bayes.curvature.rules.products import BLOCK_ELEMENTS, is_single_block, sums_by_blocks
 from lightning_bayes.curvature.workspace import Workspace
 
 MIN_ELEMENTS = 2**13  # of one c_i(W)
@@ -27,25 +20,25 @@ def suits(shape: ConvShape, device: torch.device) -> bool:
 
 def sums(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Workspace) -> tuple[Tensor, Tensor]:
     """Σ_i c_i(W) and Σ_i c_i(W)² for one group; see `plan.WeightSums`."""
-    by_rows = goes_by_rows(layer, grad_output.shape[2:])
-    rows, lanes = block_of(layer.out_channels, layer.weight[0].numel())
-    elements = patch_elements(layer, x, grad_output, by_rows)
-    is_single_block = rows == layer.out_channels
+    positions, columns = grad_output.shape[2:], layer.weight[0].numel()
+    elements = positions.numel() * columns  # of one example's patches
     # A single block reads the patches once, so few of them at a time stay in the cache.
-    chunk = max(1, BLOCK_ELEMENTS // elements) if is_single_block else len(x)
-    num_parts = layer.kernel_size[0] if by_rows else 1
-    parts = num_parts, layer.weight[0].numel() // num_parts
-    totals = workspace.result(layer.weight.shape, x), workspace.result(layer.weight.shape, x)
+    is_single = is_single_block(layer.out_channels, columns)
+    chunk = max(1, BLOCK_ELEMENTS // elements) if is_single else len(x)
+    results = workspace.result(layer.weight.shape, x), workspace.result(layer.weight.shape, x)
+    totals = [result.movedim(1, -1) for result in results]
     for i, (x_part, grad_part) in enumerate(workspace.split(x[:1].numel() + elements, x, grad_output)):
-        chunks = torch.split(padded_pixels(layer, x_part, workspace), chunk)
-        chunk_patches = (pixel_parts(layer, pixels, grad_part.shape[2:], by_rows, workspace) for pixels in chunks)
-        by_example = (
-            example.unsqueeze(1).expand(-1, lanes, -1, -1).unbind() for patches in chunk_patches for example in patches
-        )
-        values = by_example if is_single_block else list(by_example)
-        for first in range(0, layer.out_channels, rows):
-            delta = torch.unflatten(grad_part[:, first : first + rows].flatten(2), 1, (lanes, -1))
-            for total, block in zip(totals, sums_of_block(delta, values, parts, workspace), strict=True):
-                target, result = total[first : first + rows], channels_first(layer, block)
-                target.copy_(result) if i == 0 else target.add_(result)
-    return totals
+        chunks = (_patches(layer, pixels, positions, workspace) for pixels in torch.split(x_part, chunk))
+        patches = (example for patches_of_chunk in chunks for example in patches_of_chunk)
+        sums_by_blocks(grad_part.flatten(2), patches, totals, workspace, accumulate=i > 0)
+    return results
+
+
+def _patches(layer: Conv, x: Tensor, positions: torch.Size, workspace: Workspace) -> Tensor:
+    """Patches of all examples, channels last: ``[B, T, |kernel| · Cin]``."""
+    # Copying whole pixels is faster with many channels. Matrix products with contiguous rows are faster, too.
+    pixels = padded(layer, x).movedim(1, -1).contiguous().movedim(-1, 1)
+    patches = windows_of(pixels, layer.kernel_size, layer.stride, layer.dilation, positions)
+    axes = range(2, 2 + len(positions))
+    patches = patches.permute(0, *(axis + len(axes) for axis in axes), *axes, 1)
+    return workspace.empty("patches", patches.shape, x).copy_(patches).view(len(x), positions.numel(), -1)

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from lightning_bayes.curvature.rules.conv import blocks, examples, pairs, patches
+from lightning_bayes.curvature.rules.conv import blocks, pairs, patches
 from lightning_bayes.curvature.rules.conv.shape import ConvShape
 
 # Σ_i c_i(W) and Σ_i c_i(W)², shaped like the weight, from (layer, x [B, Cin, *in], grad_output [B, Cout, *out], workspace).
@@ -31,7 +31,6 @@ class Strategy(NamedTuple):
 
 STRATEGIES = (
     Strategy("pairs", pairs.suits, pairs.sums),
-    Strategy("examples", examples.suits, examples.sums),
     Strategy("blocks", blocks.suits, blocks.sums),
     Strategy("patches", patches.suits, patches.sums),
 )

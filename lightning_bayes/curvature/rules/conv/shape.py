@@ -21,23 +21,16 @@ class ConvShape(NamedTuple):
     axes: tuple[Axis, ...]
     weights: int  # elements of the weight
     groups: int
-    dtype: torch.dtype
 
     @property
-    def positions(self) -> int:
-        """Output positions of one example, T."""
-        return math.prod(axis[1] for axis in self.axes)
-
-    @property
-    def operations(self) -> int:
-        """Multiplications of one c_i(W), for one group."""
-        return self.positions * self.weights
+    def covered(self) -> list[int]:
+        """|V_k| of each kernel offset k: the number of output positions at which the offset covers a pixel."""
+        return _counts_of_offsets(self.axes)
 
     @property
     def pairs_per_offset(self) -> float:
         """Mean of |V_k| (|V_k| + 1) / 2: the number of position pairs per kernel offset."""
-        counts = counts_of_offsets(self.axes)
-        return sum(n * (n + 1) / 2 for n in counts) / len(counts)
+        return sum(n * (n + 1) / 2 for n in self.covered) / len(self.covered)
 
 
 def conv_shape(layer: Conv, x: Tensor, grad_output: Tensor) -> ConvShape:
@@ -49,17 +42,17 @@ def conv_shape(layer: Conv, x: Tensor, grad_output: Tensor) -> ConvShape:
         borders = [(0, 0)] * len(borders)
     paddings = [before for before, _ in borders]
     axes = zip(sizes, grad_output.shape[2:], layer.kernel_size, layer.stride, layer.dilation, paddings, strict=True)
-    return ConvShape(tuple(axes), layer.weight.numel(), layer.groups, x.dtype)
+    return ConvShape(tuple(axes), layer.weight.numel(), layer.groups)
 
 
 @lru_cache(maxsize=256)
-def counts_of_offsets(axes: tuple[Axis, ...]) -> list[int]:
-    """|V_k| of each kernel offset k: the number of output positions at which the offset covers a pixel."""
+def _counts_of_offsets(axes: tuple[Axis, ...]) -> list[int]:
     return [math.prod(map(len, pairs_by_axis)) for pairs_by_axis in product(*map(covered_along, axes))]
 
 
-def covered_along(axis: Axis) -> list[list[tuple[int, int]]]:
-    """For each kernel offset along one axis: the pairs of an output position and the pixel that the offset covers there."""
-    size, positions, kernel, stride, dilation, before = axis
-    pairs = [[(t, t * stride + k * dilation - before) for t in range(positions)] for k in range(kernel)]
-    return [[(t, pixel) for t, pixel in offset_pairs if 0 <= pixel < size] for offset_pairs in pairs]
+def covered_along(axis: Axis) -> list[Tensor]:
+    """For each kernel offset along one axis: output positions and the pixels that the offset covers there, ``[n, 2]``."""
+    size, num_positions, kernel, stride, dilation, before = axis
+    positions = torch.arange(num_positions)
+    pairs = [torch.stack([positions, positions * stride + k * dilation - before], 1) for k in range(kernel)]
+    return [offset[(offset[:, 1] >= 0) & (offset[:, 1] < size)] for offset in pairs]
