@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
@@ -175,6 +175,12 @@ class AbstractPosterior(ABC):
     def from_state_dict(cls: type[PosteriorT], state: dict[str, Any]) -> PosteriorT:
         """Inverse of `state_dict`."""
         return cls(**state)
+
+    def _require_match(self, fields: str, wrong: Iterable[str]) -> None:
+        """Raise a `PosteriorError` if `fields` do not match for the names `wrong`, or a parameter has no prior."""
+        names = dict.fromkeys([*wrong, *(name for name in self.mean if name not in self.prior_precision)])
+        if names:
+            raise PosteriorError(f"{fields} do not match for {', '.join(names)}.")
 
     @property
     def _size(self) -> int:

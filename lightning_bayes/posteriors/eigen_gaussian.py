@@ -16,7 +16,6 @@ from typing import final
 import torch
 from torch import Tensor
 
-from lightning_bayes.errors import PosteriorError
 from lightning_bayes.posteriors.base import AbstractPosterior, TensorDict
 
 
@@ -58,14 +57,10 @@ class EigenGaussian(AbstractPosterior):
     def __post_init__(self) -> None:
         """Raise `PosteriorError` if names or shapes do not match."""
         wrong = [name for name in self.mean if (name in self.bases) == (name in self.precision)]
-        wrong += [name for name in self.mean if name not in self.prior_precision]
         wrong += [name for name in {*self.bases, *self.eigenvalues, *self.precision} if name not in self.mean]
         wrong += [name for name in self.bases if name in self.mean and not self._fits(name)]
         wrong += [n for n, value in self.precision.items() if n in self.mean and value.shape != self.mean[n].shape]
-        if wrong:
-            raise PosteriorError(
-                f"Mean, bases, eigenvalues, precision and prior do not match for {', '.join(dict.fromkeys(wrong))}."
-            )
+        self._require_match("Mean, bases, eigenvalues, precision and prior", wrong)
 
     def transform(self, noise: TensorDict) -> TensorDict:
         """θ = μ + (U_S ⊗ U_A) D^(-1/2) ε; see `AbstractPosterior.transform`."""
