@@ -38,6 +38,7 @@ class AbstractPosterior(ABC):
         num_data: N, the number of training examples behind the posterior.
         constants: Deterministic parameters and buffers, such as BatchNorm statistics, by name.
         prior_mean: μ₀ by parameter name, for parameters whose prior is not centred at zero.
+        linearized: Whether predictions are linearised by default; see `ScaledPosterior`.
     """
 
     mean: TensorDict
@@ -45,6 +46,7 @@ class AbstractPosterior(ABC):
     num_data: float
     constants: TensorDict
     prior_mean: Mapping[str, Tensor] = MappingProxyType({})
+    linearized: bool = False
 
     @abstractmethod
     def transform(self, noise: TensorDict) -> TensorDict:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError
-from lightning_bayes.posteriors import AbstractPosterior, ScaledPosterior, atomic_write
+from lightning_bayes.posteriors import AbstractPosterior, atomic_write
 from lightning_bayes.predictive.links import Link, Moments, Prediction, as_dict, check_link, summarise
 from lightning_bayes.predictive.samples import PosteriorSamples, at_posterior_mean, temporary_weights
 
@@ -60,7 +60,7 @@ class MonteCarloNetwork(nn.Module):
     ) -> None:
         super().__init__()
         check_link(link)
-        if isinstance(posterior, ScaledPosterior) and posterior.linearized:
+        if posterior.linearized:
             raise HyperparameterError(
                 "This posterior's scale was fitted for the linearised predictive, which is not an average over networks and "
                 "cannot be exported. Fit the scale with PosteriorScale(linearized=False)."
