@@ -61,6 +61,6 @@ def _nll(
     outputs, variance = output_moments(model, posterior, lambda: model(inputs))
     if isinstance(likelihood, Gaussian):
         predictive = Normal(outputs.double(), (variance.double() + std**2).sqrt(), validate_args=False)
-        return -float(predictive.log_prob(targets.reshape(outputs.shape)).sum())
+        return -float(predictive.log_prob(targets.reshape(outputs.shape)).sum())  # type: ignore[no-untyped-call]
     wide_targets = targets.double() if targets.is_floating_point() else targets
     return float(likelihood.nll(probit(outputs, variance).double(), wide_targets).sum())
