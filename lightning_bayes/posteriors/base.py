@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
@@ -38,6 +38,7 @@ class AbstractPosterior(ABC):
         num_data: N, the number of training examples behind the posterior.
         constants: Deterministic parameters and buffers, such as BatchNorm statistics, by name.
         prior_mean: μ₀ by parameter name, for parameters whose prior is not centred at zero.
+        linearized: Whether predictions are linearised by default; see `ScaledPosterior`.
     """
 
     mean: TensorDict
@@ -45,6 +46,7 @@ class AbstractPosterior(ABC):
     num_data: float
     constants: TensorDict
     prior_mean: Mapping[str, Tensor] = MappingProxyType({})
+    linearized: bool = False
 
     @abstractmethod
     def transform(self, noise: TensorDict) -> TensorDict:
@@ -175,6 +177,12 @@ class AbstractPosterior(ABC):
     def from_state_dict(cls: type[PosteriorT], state: dict[str, Any]) -> PosteriorT:
         """Inverse of `state_dict`."""
         return cls(**state)
+
+    def _require_match(self, fields: str, wrong: Iterable[str]) -> None:
+        """Raise a `PosteriorError` if `fields` do not match for the names `wrong`, or a parameter has no prior."""
+        names = dict.fromkeys([*wrong, *(name for name in self.mean if name not in self.prior_precision)])
+        if names:
+            raise PosteriorError(f"{fields} do not match for {', '.join(names)}.")
 
     @property
     def _size(self) -> int:

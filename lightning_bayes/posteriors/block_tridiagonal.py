@@ -59,15 +59,14 @@ class BlockTridiagonal(AbstractPosterior):
     def __post_init__(self) -> None:
         """Raise `PosteriorError` if names or shapes do not match."""
         covered = [*self.factors, *self.biases.values()]
-        wrong = [name for name in self.mean if covered.count(name) != 1 or name not in self.prior_precision]
+        wrong = [name for name in self.mean if covered.count(name) != 1]
         wrong += [name for name in covered if name not in self.mean]
         if not wrong:  # names match, so shapes can be compared
             wrong = [name for name in self.factors if not self._block_fits(name)]
         if not wrong:
             wrong = [name for name, after in pairwise(self.factors) if not self._link_fits(name, after)]
         wrong += [name for name in self.links if name not in list(self.factors)[:-1]]
-        if wrong:
-            raise PosteriorError(f"Mean, factors, links and prior do not match for {', '.join(dict.fromkeys(wrong))}.")
+        self._require_match("Mean, factors, links and prior", wrong)
 
     def transform(self, noise: TensorDict) -> TensorDict:
         """θ = μ + T ε; see `AbstractPosterior.transform`."""

@@ -10,13 +10,14 @@ Parameters are independent of each other. A bias has no A. Parameters without fa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import final
 
 import torch
 from torch import Tensor
 
-from lightning_bayes.errors import PosteriorError
 from lightning_bayes.posteriors.base import AbstractPosterior, TensorDict
 
 
@@ -58,41 +59,35 @@ class EigenGaussian(AbstractPosterior):
     def __post_init__(self) -> None:
         """Raise `PosteriorError` if names or shapes do not match."""
         wrong = [name for name in self.mean if (name in self.bases) == (name in self.precision)]
-        wrong += [name for name in self.mean if name not in self.prior_precision]
         wrong += [name for name in {*self.bases, *self.eigenvalues, *self.precision} if name not in self.mean]
         wrong += [name for name in self.bases if name in self.mean and not self._fits(name)]
         wrong += [n for n, value in self.precision.items() if n in self.mean and value.shape != self.mean[n].shape]
-        if wrong:
-            raise PosteriorError(
-                f"Mean, bases, eigenvalues, precision and prior do not match for {', '.join(dict.fromkeys(wrong))}."
-            )
+        self._require_match("Mean, bases, eigenvalues, precision and prior", wrong)
 
     def transform(self, noise: TensorDict) -> TensorDict:
         """θ = μ + (U_S ⊗ U_A) D^(-1/2) ε; see `AbstractPosterior.transform`."""
-        offsets = {name: noise[name] * p.rsqrt() for name, p in self.precision.items()}
-        for name, values in self.eigenvalues.items():
-            offset = _rotated(self.bases[name], self._matrix(name, noise[name]) * values.rsqrt())
-            offsets[name] = offset.view_as(self.mean[name])
-        return {name: mean + offsets[name] for name, mean in self.mean.items()}
+        offsets = {
+            name: _rotated(self.bases.get(name, ()), self._matrix(name, noise[name]) * d.rsqrt())
+            for name, d in self._spectra.items()
+        }
+        return {name: mean + offsets[name].view_as(mean) for name, mean in self.mean.items()}
 
     def variance(self) -> TensorDict:
         """Variances, diag Σ, by parameter name."""
-        variances = {name: precision.reciprocal() for name, precision in self.precision.items()}
-        for name, values in self.eigenvalues.items():
-            variance = _rotated([u.square() for u in self.bases[name]], values.reciprocal())
-            variances[name] = variance.view_as(self.mean[name])
-        return {name: variances[name] for name in self.mean}
+        variances = {
+            name: _rotated([basis.square() for basis in self.bases.get(name, ())], d.reciprocal())
+            for name, d in self._spectra.items()
+        }
+        return {name: variances[name].view_as(mean) for name, mean in self.mean.items()}
 
     def log_det_precision(self) -> Tensor:
         """Σ log D over all parameters."""
-        return torch.stack([v.log().sum() for v in (*self.precision.values(), *self.eigenvalues.values())]).sum()
+        return torch.stack([d.log().sum() for d in self._spectra.values()]).sum()
 
     def squared_distance(self, weights: TensorDict) -> Tensor:
         """(θ-μ)ᵀ Σ⁻¹ (θ-μ), summed over parameters."""
-        offsets = {name: weights[name] - mean for name, mean in self.mean.items()}
-        terms = [(p * offsets[name].square()).sum() for name, p in self.precision.items()]
-        terms += [(v * self._to_basis(name, offsets[name]).square()).sum() for name, v in self.eigenvalues.items()]
-        return torch.stack(terms).sum()
+        offsets = {name: self._to_basis(name, weights[name] - mean) for name, mean in self.mean.items()}
+        return torch.stack([(d * offsets[name].square()).sum() for name, d in self._spectra.items()]).sum()
 
     def blocks(self) -> list[list[str]]:
         """One block per parameter."""
@@ -100,28 +95,27 @@ class EigenGaussian(AbstractPosterior):
 
     def variance_along(self, directions: TensorDict) -> Tensor:
         """Σ (U_Sᵀ d U_A)²/D; see `AbstractPosterior.variance_along`."""
-        terms = []
-        for name, direction in directions.items():
-            if name in self.precision:
-                terms.append((direction.square() / self.precision[name]).flatten(1).sum(1))
-            else:
-                terms.append((self._to_basis(name, direction).square() / self.eigenvalues[name]).flatten(1).sum(1))
-        return torch.stack(terms).sum(0)
+        terms = [self._to_basis(name, d).square() / self._spectra[name] for name, d in directions.items()]
+        return torch.stack([term.flatten(1).sum(1) for term in terms]).sum(0)
 
     def variance_along_outer(self, name: str, left: Tensor, right: Tensor) -> Tensor:
         """Σ_jk (U_Sᵀ left)_j² (U_Aᵀ right)_k²/D_jk; see `AbstractPosterior.variance_along_outer`."""
-        if name in self.precision:
-            return ((left.square() @ self.precision[name].reciprocal()) * right.square()).sum(1)
-        left, right = (part @ basis for part, basis in zip((left, right), self.bases[name], strict=True))
-        return ((left.square() @ self.eigenvalues[name].reciprocal()) * right.square()).sum(1)
+        if bases := self.bases.get(name):
+            left, right = left @ bases[0], right @ bases[1]
+        return ((left.square() @ self._spectra[name].reciprocal()) * right.square()).sum(1)
+
+    @cached_property
+    def _spectra(self) -> TensorDict:
+        """D of every parameter by name. Mean-field parameters have no bases, and their precision is D."""
+        return {**self.precision, **self.eigenvalues}
 
     def _matrix(self, name: str, values: Tensor) -> Tensor:
         """Reshape values of a parameter, ``[…, *shape]``, to its matrix, ``[…, *D.shape]``."""
         leading = values.shape[: values.dim() - self.mean[name].dim()]
-        return values.reshape(*leading, *self.eigenvalues[name].shape)
+        return values.reshape(*leading, *self._spectra[name].shape)
 
     def _to_basis(self, name: str, values: Tensor) -> Tensor:
-        return _rotated([u.mT for u in self.bases[name]], self._matrix(name, values))
+        return _rotated([u.mT for u in self.bases.get(name, ())], self._matrix(name, values))
 
     def _fits(self, name: str) -> bool:
         values = self.eigenvalues.get(name, self.mean[name].new_zeros(0))
@@ -130,7 +124,8 @@ class EigenGaussian(AbstractPosterior):
         return values.numel() == self.mean[name].numel() and list(sides) == sizes
 
 
-def _rotated(bases: tuple[Tensor, ...] | list[Tensor], matrix: Tensor) -> Tensor:
-    """L M Rᵀ, or L M with a single basis."""
-    left = bases[0] @ matrix
-    return left @ bases[1].mT if len(bases) == 2 else left
+def _rotated(bases: Sequence[Tensor], matrix: Tensor) -> Tensor:
+    """L M Rᵀ, L M with a single basis, or M without bases."""
+    if bases:
+        matrix = bases[0] @ matrix
+    return matrix @ bases[1].mT if len(bases) == 2 else matrix

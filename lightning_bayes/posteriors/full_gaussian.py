@@ -57,9 +57,7 @@ class FullGaussian(AbstractPosterior):
                 f"The {self._size} weights {', '.join(self.mean)} need a precision [{self._size}, {self._size}], but it "
                 f"is {list(self.precision.shape)}."
             )
-        missing = [name for name in self.mean if name not in self.prior_precision]
-        if missing:
-            raise PosteriorError(f"Mean and prior do not match for {', '.join(missing)}.")
+        self._require_match("Mean and prior", ())
 
     def transform(self, noise: TensorDict) -> TensorDict:
         """θ = μ + L⁻ᵀ ε; see `AbstractPosterior.transform`."""

@@ -18,7 +18,6 @@ from typing import final
 import torch
 from torch import Tensor
 
-from lightning_bayes.errors import PosteriorError
 from lightning_bayes.posteriors.base import AbstractPosterior, TensorDict
 
 
@@ -55,15 +54,13 @@ class LowRankGaussian(AbstractPosterior):
         wrong = [
             name
             for name, mean in self.mean.items()
-            if name not in self.prior_precision
-            or self.diagonal.get(name, missing).shape != mean.shape
+            if self.diagonal.get(name, missing).shape != mean.shape
             or self.deviations.get(name, missing).shape[1:] != mean.shape
         ]
         wrong += sorted({*self.diagonal, *self.deviations} - self.mean.keys())
-        if wrong or len({len(columns) for columns in self.deviations.values()}) > 1:
-            raise PosteriorError(
-                f"Mean, diagonal, deviations and prior do not match for {', '.join(wrong or self.mean)}."
-            )
+        if not wrong and len({len(columns) for columns in self.deviations.values()}) > 1:
+            wrong = list(self.mean)
+        self._require_match("Mean, diagonal, deviations and prior", wrong)
 
     def transform(self, noise: TensorDict) -> TensorDict:
         """θ = μ + V^(1/2) (I + B Bᵀ)^(1/2) ε; see `AbstractPosterior.transform`."""

@@ -17,7 +17,6 @@ from typing import final
 import torch
 from torch import Tensor
 
-from lightning_bayes.errors import PosteriorError
 from lightning_bayes.linalg import KroneckerProduct, pi_damped
 from lightning_bayes.posteriors.base import AbstractPosterior, TensorDict
 from lightning_bayes.posteriors.layer_matrix import layer_matrix, set_layer
@@ -79,13 +78,9 @@ class MatrixGaussian(AbstractPosterior):
         """Raise `PosteriorError` if names or shapes do not match."""
         wrong = [n for n, value in self.precision.items() if n not in self.mean or value.shape != self.mean[n].shape]
         wrong += [name for name in self.factors if not self._factors_fit(name)]
-        wrong += [name for name in self.mean if name not in self.prior_precision]
         covered = [*self.precision, *self.factors, *self.biases.values()]
         wrong += [name for name in self.mean if covered.count(name) != 1]
-        if wrong:
-            raise PosteriorError(
-                f"Mean, factors, precision and prior do not match for {', '.join(dict.fromkeys(wrong))}."
-            )
+        self._require_match("Mean, factors, precision and prior", wrong)
 
     def transform(self, noise: TensorDict) -> TensorDict:
         """θ = μ + T ε, where T is the product of the factors' inverse roots; see `AbstractPosterior.transform`."""

@@ -9,7 +9,6 @@ from typing import final
 import torch
 from torch import Tensor
 
-from lightning_bayes.errors import PosteriorError
 from lightning_bayes.posteriors.base import AbstractPosterior, TensorDict
 
 
@@ -41,13 +40,10 @@ class MeanField(AbstractPosterior):
         wrong = [
             name
             for name, mean in self.mean.items()
-            if name not in self.prior_precision
-            or self.precision.get(name, mean.new_zeros(0)).shape != mean.shape
-            or (isinstance(delta := self.prior_precision[name], Tensor) and delta.shape != mean.shape)
+            if self.precision.get(name, mean.new_zeros(0)).shape != mean.shape
+            or (isinstance(delta := self.prior_precision.get(name), Tensor) and delta.shape != mean.shape)
         ]
-        if wrong or self.mean.keys() != self.precision.keys():
-            extra = sorted(self.precision.keys() - self.mean.keys())
-            raise PosteriorError(f"Mean, precision and prior do not match for {', '.join(wrong + extra)}.")
+        self._require_match("Mean, precision and prior", wrong + sorted(self.precision.keys() - self.mean.keys()))
 
     @property
     def std(self) -> TensorDict:

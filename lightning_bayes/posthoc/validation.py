@@ -6,15 +6,13 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
+from torch.distributions import Normal
 
-from lightning_bayes.curvature.likelihood import Likelihood
+from lightning_bayes.curvature.likelihood import Gaussian, Likelihood
 from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.posthoc.batches import labelled
 from lightning_bayes.posthoc.evidence import Evidence
-from lightning_bayes.posthoc.settings import link_of
-from lightning_bayes.predictive import predictive_nll
 from lightning_bayes.predictive.closed_form import output_moments, probit
 from lightning_bayes.predictive.line_search import minimise_over_logarithm
 
@@ -44,7 +42,7 @@ def choose_by_validation(
 
     def nll(delta: float, std: float) -> float:
         posterior = evidence.posterior(dict.fromkeys(params, delta), std)
-        return sum(_nll(model, posterior, x, y, likelihood, std) * len(y) for x, y in batches)
+        return sum(_nll(model, posterior, x, y, likelihood, std) for x, y in batches)
 
     def best_delta(std: float) -> float:
         return minimise_over_logarithm(partial(nll, std=std), SMALLEST, LARGEST, _GRID, _TOLERANCE)
@@ -59,11 +57,10 @@ def choose_by_validation(
 def _nll(
     model: nn.Module, posterior: AbstractPosterior, inputs: Any, targets: Tensor, likelihood: Likelihood, std: float
 ) -> float:
+    """-log p(y | x), summed over examples."""
     outputs, variance = output_moments(model, posterior, lambda: model(inputs))
-    link = link_of(likelihood)
-    if link == "identity":
-        total_variance = variance + std**2
-        scaled = (targets.reshape(outputs.shape) - outputs) / total_variance.sqrt()
-        unit_nll = predictive_nll(torch.zeros_like(scaled)[None], scaled, link, 1.0)
-        return unit_nll + float(total_variance.log().mean()) / 2
-    return predictive_nll(probit(outputs, variance)[None], targets, link)
+    if isinstance(likelihood, Gaussian):
+        predictive = Normal(outputs.double(), (variance.double() + std**2).sqrt(), validate_args=False)
+        return -float(predictive.log_prob(targets.reshape(outputs.shape)).sum())  # type: ignore[no-untyped-call]
+    wide_targets = targets.double() if targets.is_floating_point() else targets
+    return float(likelihood.nll(probit(outputs, variance).double(), wide_targets).sum())

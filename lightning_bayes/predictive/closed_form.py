@@ -83,7 +83,7 @@ def output_covariance(
     """
     with _along_columns(model, posterior, forward) as (outputs, variance_of):
         covariance = _polarised(list(unit_columns(outputs)), variance_of)
-    return outputs.flatten(1) if outputs.dim() > 1 else outputs[:, None], covariance
+    return outputs.reshape(len(outputs), -1), covariance
 
 
 @contextmanager

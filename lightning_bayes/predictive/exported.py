@@ -19,13 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError
-from lightning_bayes.posteriors import AbstractPosterior, ScaledPosterior, atomic_write
-from lightning_bayes.predictive.links import Link, check_link, predicted
+from lightning_bayes.posteriors import AbstractPosterior, atomic_write
+from lightning_bayes.predictive.links import Link, Moments, Prediction, as_dict, check_link, summarise
 from lightning_bayes.predictive.samples import PosteriorSamples, at_posterior_mean, temporary_weights
 
 _PACKAGES: Final = ("onnx", "onnxscript")
-_VALUES: Final = ("mean", "variance")
-_CLASSIFIER: Final = ("probs", "entropy", "mutual_information")
 
 
 class Exported(NamedTuple):
@@ -62,7 +60,7 @@ class MonteCarloNetwork(nn.Module):
     ) -> None:
         super().__init__()
         check_link(link)
-        if isinstance(posterior, ScaledPosterior) and posterior.linearized:
+        if posterior.linearized:
             raise HyperparameterError(
                 "This posterior's scale was fitted for the linearised predictive, which is not an average over networks and "
                 "cannot be exported. Fit the scale with PosteriorScale(linearized=False)."
@@ -79,12 +77,7 @@ class MonteCarloNetwork(nn.Module):
     def forward(self, *inputs: Any) -> tuple[Tensor, ...]:
         """Return ``(probs, entropy, mutual_information)``, or ``(mean, variance)`` for the identity link."""
         outputs = torch.stack([network(*inputs) for network in self.networks]) / self.temperature
-        samples = predicted(outputs, self.link)
-        if self.link == "identity":
-            return samples.mean(0), samples.var(0, correction=0)
-        if self.link == "softmax":
-            return samples.mean(0), *_uncertainty(samples, 2)
-        return samples.mean(0), *_uncertainty(torch.stack([samples, 1 - samples], -1), -1)
+        return tuple(as_dict(summarise(outputs, self.link)).values())
 
 
 def export(
@@ -141,7 +134,7 @@ def export(
             "file."
         )
     network = MonteCarloNetwork(model, posterior, samples, link, seed, temperature).eval()
-    names = _VALUES if link == "identity" else _CLASSIFIER
+    names = (Moments if link == "identity" else Prediction)._fields[:-1]  # the last field holds the samples
     data = _traced(network, inputs, path.suffix, names)
     atomic_write(path, data, "exported predictive", "Free space, or choose another directory.")
     return Exported(path, names)
@@ -192,14 +185,3 @@ def _deterministic_copies(model: nn.Module, posterior: AbstractPosterior) -> dic
 def _sampled_copy(model: nn.Module, weights: dict[str, Tensor], shared: dict[int, Tensor]) -> nn.Module:
     with temporary_weights(model, weights):
         return copy.deepcopy(model, dict(shared))
-
-
-def _uncertainty(sample_probs: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """Entropy and mutual information as in `decomposition`, which uses a function that ONNX lacks."""
-    total = _entropy(sample_probs.mean(0), dim if dim < 0 else dim - 1)
-    expected = _entropy(sample_probs, dim).mean(0)
-    return total, (total - expected).clamp_min(0)
-
-
-def _entropy(probs: Tensor, dim: int) -> Tensor:
-    return -(probs * probs.clamp_min(torch.finfo(probs.dtype).tiny).log()).sum(dim)

@@ -131,7 +131,7 @@ def _moments(
         if samples is None:
             return mean, output_covariance(model, posterior, lambda: model(inputs))[1]
         draws = LinearizedSamples(PosteriorSamples(posterior, samples)).outputs(model, lambda: model(inputs))
-        deviations = (draws - mean).flatten(2) if mean.dim() > 1 else (draws - mean)[..., None]
+        deviations = (draws - mean).reshape(samples, len(mean), -1)
     return mean, torch.einsum("sbi,sbj->bij", deviations, deviations) / samples
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from lightning_bayes.errors import HyperparameterError
-from lightning_bayes.posteriors import AbstractPosterior, ScaledPosterior
+from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.predictive.closed_form import Linearized, predictive_samples
 from lightning_bayes.predictive.links import Link, Moments, Prediction, check_link, summarise
 from lightning_bayes.predictive.recalibration import recalibrate
@@ -81,7 +81,7 @@ def mc_predict(
     if isinstance(x, np.ndarray):
         x = as_input(torch.as_tensor(x), weight)
     if linearized is None:
-        linearized = isinstance(posterior, ScaledPosterior) and posterior.linearized
+        linearized = posterior.linearized
     with at_posterior_mean(model, posterior):
         draws = predictive_samples(PosteriorSamples(posterior.to(weight.device), samples, seed), linearized, link)
         if len(recalibrate_on):

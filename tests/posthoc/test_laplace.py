@@ -323,6 +323,27 @@ def test_validation_chooses_the_noise_too(regression):
     assert 0.1 < found.likelihood.std < 0.5
 
 
+def test_validation_scores_a_likelihood_of_the_user_by_its_own_nll(x):
+    class Own(Likelihood):
+        def sample(self, outputs, generator):
+            return Bernoulli().sample(outputs, generator)
+
+        def _nll_of_each(self, outputs, targets):
+            return Bernoulli()._nll_of_each(outputs, targets)
+
+        def root(self, outputs, index):
+            return Bernoulli().root(outputs, index)
+
+    model = nn.Linear(4, 1).double()
+    batch = x, (model(x).detach() > 0).to(F64)  # all correct, so a narrow posterior is best
+    found, expected = (
+        untrained(model, [batch], likelihood, prior_precision="validation", validation=[batch])
+        for likelihood in (Own(), Bernoulli())
+    )
+    assert found.prior_precision == expected.prior_precision
+    assert min(found.prior_precision.values()) > 1000
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is")  # emitted by torch's first `jvp` in a process
 def test_it_agrees_with_laplace_torch(net, x, y):
     pytest.importorskip("laplace")
