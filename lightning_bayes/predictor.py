@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.errors import HyperparameterError, ShapeError
-from lightning_bayes.posteriors import ScaledPosterior
 from lightning_bayes.predictive import (
     Exported,
     Moments,
@@ -101,8 +100,8 @@ class Predictor:
         self.saved, self.reject_below, self.samples, self.seed = saved, reject_below, samples, seed
         self._model = saved.model.to(device)
         self._posterior = posterior = saved.posterior.to(device)
-        linearized = isinstance(posterior, ScaledPosterior) and posterior.linearized
-        self._draws = predictive_samples(PosteriorSamples(posterior, samples, seed), linearized, saved.link)
+        drawn = PosteriorSamples(posterior, samples, seed)
+        self._draws = predictive_samples(drawn, posterior.linearized, saved.link)
         self._example = next(iter(posterior.mean.values()))  # has the device and dtype of the weights
 
     @classmethod
