@@ -239,6 +239,15 @@ class DiagonalFamily(PosteriorFamily):
             self.start_cohort(params, group, measured)
         for state in states:
             state["step"] += 1
+            if "measurements" in state:
+                state["measurements"] += elapsed
         return DiagonalUpdate(
-            self._optimizer, params, self._local_states(params), group, measured, self.scratch, elapsed
+            self._optimizer,
+            params,
+            self._local_states(params),
+            group,
+            measured,
+            self.scratch,
+            elapsed,
+            states[0].get("measurements"),
         )

@@ -142,11 +142,7 @@ class KroneckerFamily(PosteriorFamily):
         """Update factors and inverses, and prepare the update of all parameters; see `PosteriorFamily`."""
         layers = self.layers.with_factors()
         self._curvature.refresh(layers, measurement, self.inverse_interval, self.workers)
-        squares = [
-            self._diagonal_update(params, group, measurement)
-            for group in self._optimizer.param_groups
-            for params in self._diagonal.cohorts(group)
-        ]
+        squares = list(self._diagonal.updates(measurement))
         if self._optimizer.base_step is None:
             moves = [move for layer in layers for move in self._layer_moves(layer)]
             return self._clipped([*moves, *map(self._diagonal_move, squares)])
@@ -166,20 +162,6 @@ class KroneckerFamily(PosteriorFamily):
         for state in states:
             state["step"] += 1
         return states
-
-    def _diagonal_update(
-        self, params: list[nn.Parameter], group: dict[str, Any], measurement: Measurement
-    ) -> DiagonalUpdate:
-        """The update of a cohort without factors, whose β₂ is per measurement."""
-        measured = [self._optimizer.state[param]["curvature"] for param in params]  # averaging s with itself is exact
-        if measurement.curvature:
-            measured = [measurement.curvature[param].contiguous() for param in params]
-        self._diagonal.start_cohort(params, group, measured)
-        states, elapsed = self._count_update(params), int(bool(measurement.curvature))
-        for state in states:
-            state["measurements"] += elapsed
-        buffer, measurements = self._diagonal.scratch, states[0]["measurements"]
-        return DiagonalUpdate(self._optimizer, params, states, group, measured, buffer, elapsed, measurements)
 
     def _layer_moves(self, layer: MatrixLayer) -> list[Move]:
         """Update the momentum of a layer, and compute a move for each of its parameters."""
