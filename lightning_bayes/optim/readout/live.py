@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from lightning_bayes.curvature.sharding import free_gathered, whole
 from lightning_bayes.optim.readout.state import Entry, WeightPosterior, posterior_of
-from lightning_bayes.optim.readout.temperature import damping_of, effective_parameters
 from lightning_bayes.optim.runtime.shards import whole_state
 
 
@@ -39,8 +38,3 @@ def posterior_of_model(
         if name not in posterior.mean and isinstance(value, Tensor)
     }
     return replace(posterior, constants=constants)
-
-
-def effective_parameters_of(group: Mapping[str, Any], state: Mapping[str, Any], param: nn.Parameter) -> Tensor:
-    """Number of weights of `param` that the data determine, a scalar; under FSDP2 all processes must call it together."""
-    return effective_parameters(whole(state["curvature"]), damping_of(group, state, param.detach()))
