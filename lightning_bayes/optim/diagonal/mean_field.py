@@ -28,9 +28,8 @@ from lightning_bayes.optim.diagonal.signed_curvature import keep_all_positive_
 from lightning_bayes.optim.diagonal.state import MeanFieldState, start_state
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.hyperparameters import Hyperparameters, OptimizerFields, StepRule
-from lightning_bayes.optim.readout.live import posterior_of_model
 from lightning_bayes.optim.readout.parameter import effective_parameters, store_shape
-from lightning_bayes.optim.readout.state import WeightPosterior, upgraded
+from lightning_bayes.optim.readout.state import WeightPosterior, posterior_of_model, upgraded
 from lightning_bayes.optim.runtime.base import NoisyOptimizer
 from lightning_bayes.optim.runtime.family import PosteriorFamily
 from lightning_bayes.optim.runtime.measuring import SHAPE_INTERVAL, require_interval

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from lightning_bayes.curvature.sharding import free_gathered, whole
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.readout.layer import layer_precision
 from lightning_bayes.optim.readout.noise_terms import is_noisy, noise_curvature, noise_hyperparameters
 from lightning_bayes.optim.readout.parameter import parameter_shape
+from lightning_bayes.optim.runtime.shards import whole_state
 from lightning_bayes.optim.weight_prior import stated_prior_of
 from lightning_bayes.posteriors import MatrixGaussian, MeanField, NoiseShape, precision, prior_centre, shaped_precision
 
@@ -95,6 +98,35 @@ def posterior_of(entries: Iterable[Entry]) -> WeightPosterior:
     biases = {weight: bias for bias, weight in weight_of.items()}
     scalars = {name: float(delta) for name, delta in prior_precision.items()}  # Kronecker methods refuse other priors
     return MatrixGaussian(mean, factors, biases, diagonal, scalars, num_data, prior_mean=prior_mean)
+
+
+def posterior_of_model(
+    model: nn.Module,
+    trained: Iterable[tuple[Mapping[str, Any], nn.Parameter]],
+    states: Mapping[Tensor, Mapping[str, Any]],
+) -> WeightPosterior:
+    """Read the posterior of a model; under FSDP2 all processes must call it together.
+
+    Args:
+        model: The model, at its posterior mean.
+        trained: Its trained parameters with their groups.
+        states: Optimizer states by parameter.
+
+    Returns:
+        Copies of mean and precision by name; parameters without noise and buffers are among the constants.
+    """
+    free_gathered(model)
+    names = {param: name for name, param in model.named_parameters()}
+    entries = (Entry(names[param], whole(param), group, whole_state(states[param])) for group, param in trained)
+    posterior = posterior_of(entries)
+    constants = constants_of(model.state_dict(), posterior.mean)
+    copies = {name: whole(value).detach().clone() for name, value in constants.items()}
+    return replace(posterior, constants=copies)
+
+
+def constants_of(values: Mapping[str, Any], mean: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a state dict that are not part of the posterior with this mean."""
+    return {name: value for name, value in values.items() if name not in mean and isinstance(value, Tensor)}
 
 
 def _prior_precision(entry: Entry, shape: NoiseShape | None) -> float | Tensor:
