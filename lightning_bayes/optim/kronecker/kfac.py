@@ -12,11 +12,14 @@ from typing_extensions import Unpack
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
 from lightning_bayes.optim.diagonal.vogn import update as vogn_update
-from lightning_bayes.optim.kronecker.arguments import KroneckerArguments, KroneckerHyperparameters, settings_for
+from lightning_bayes.optim.fisher import label_source
+from lightning_bayes.optim.kronecker.arguments import KroneckerArguments, KroneckerHyperparameters
 from lightning_bayes.optim.kronecker.curvature import KroneckerFactorsEstimator
 from lightning_bayes.optim.kronecker.family import KroneckerFamily
+from lightning_bayes.optim.weight_prior import refuse_weight_prior
 
 PriorAt: TypeAlias = Literal["mean", "sample"]
+
 
 class KroneckerOptimizer(MeanFieldOptimizer, ABC):
     """Base of both optimizers. The other parameters of a subclass move by its `natural_update`."""
@@ -30,7 +33,9 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
     def __init__(
         self, model: nn.Module, params: Iterable[Any] | None = None, **fields: Unpack[KroneckerArguments]
     ) -> None:
-        self.settings = settings_for(type(self).__name__, model, fields)
+        self.settings = KroneckerHyperparameters.of(fields)
+        refuse_weight_prior(type(self).__name__, self.settings.prior)
+        label_source(self.settings.fisher, self.settings.likelihood, model)  # raises if labels cannot be sampled
         self.estimator = KroneckerFactorsEstimator(self.settings.factors)  # type: ignore[misc]
         super().__init__(model, params, base=fields.pop("base", None), own=fields)
 
