@@ -224,12 +224,5 @@ class DiagonalFamily(PosteriorFamily):
             if "measurements" in state:
                 state["measurements"] += elapsed
         return DiagonalUpdate(
-            self._optimizer,
-            params,
-            self._local_states(params),
-            group,
-            measured,
-            self.scratch,
-            elapsed,
-            states[0].get("measurements"),
+            self._optimizer, params, self._local_states(params), group, measured, self.scratch, elapsed
         )
