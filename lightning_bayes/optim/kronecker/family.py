@@ -90,10 +90,9 @@ class KroneckerFamily(PosteriorFamily):
 
     def _has_new(self) -> bool:
         """Whether a parameter is not measured yet, or not since its layer's matrix changed its shape."""
-        counts = (self._optimizer.state[param]["measurements"] for _, param in self._optimizer.trained())
-        return any(count == 0 for count in counts) or any(
-            layer.is_of_another_shape for layer in self.layers.with_factors()
-        )
+        states, layers = self._optimizer.state, self.layers.with_factors()
+        is_new = any(states[param]["measurements"] == 0 for _, param in self._optimizer.trained())
+        return is_new or any(layer.is_of_another_shape for layer in layers)
 
     def sample(self, noise: CounterNoise, *, measures_curvature: bool | None) -> dict[nn.Parameter, Tensor]:
         """Draw a sample; see `PosteriorFamily`."""

@@ -65,7 +65,8 @@ class KroneckerLayer:
     @property
     def is_of_another_shape(self) -> bool:
         """Whether the factors predate freezing or unfreezing the bias, which changes the matrix."""
-        return self.has_factors and self.state["input_factor"].shape[-1] != self.matrix.shape[-1]
+        factor = self.state.get("input_factor")
+        return factor is not None and factor.shape[-1] != self.matrix.shape[-1]
 
     def drop_if_of_another_shape(self) -> None:
         """Discard the factors if they predate freezing or unfreezing the bias."""
@@ -136,7 +137,7 @@ class KroneckerLayer:
             A sample of each parameter.
         """
         matrix, state = self.matrix, self.state
-        if not (self.is_noisy and "output_root" in state):
+        if not (is_noisy(matrix.group, state) and "output_root" in state):
             return {}
         values, means = [buffer(param) for param in matrix.params], [param.detach() for param in matrix.params]
         layer_noise = self._noise_of(layer_product(state, "root"))
