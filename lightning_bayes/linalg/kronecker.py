@@ -7,6 +7,7 @@ where vec flattens a matrix row by row, as ``X.flatten()`` does.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -50,20 +51,20 @@ class KroneckerProduct(NamedTuple):
 
     def inverse_root(self, name: str = "Kronecker product") -> KroneckerProduct:
         """T = T_L ⊗ T_R, upper triangular, with T Tᵀ = (L ⊗ R)⁻¹; for symmetric positive definite factors."""
-        return KroneckerProduct(
-            inverse_root(self.left, f"left factor S of {name}"), inverse_root(self.right, f"right factor A of {name}")
-        )
+        return KroneckerProduct(*self._of_factors(inverse_root, name))
 
     def inverse(self, name: str = "Kronecker product") -> KroneckerProduct:
         """(L ⊗ R)⁻¹ = L⁻¹ ⊗ R⁻¹, for symmetric positive definite factors; `name` is for error messages."""
-        return KroneckerProduct(
-            inverse(self.left, f"left factor S of {name}"), inverse(self.right, f"right factor A of {name}")
-        )
+        return KroneckerProduct(*self._of_factors(inverse, name))
 
     def log_det(self, name: str = "Kronecker product") -> Tensor:
         """Log det (L ⊗ R) = n log det L + m log det R, ``[...]``; `name` is for error messages."""
-        left = _log_det(self.left, f"left factor S of {name}")
-        return self.right.shape[-1] * left + self.left.shape[-1] * _log_det(self.right, f"right factor A of {name}")
+        left, right = self._of_factors(_log_det, name)
+        return self.right.shape[-1] * left + self.left.shape[-1] * right
+
+    def _of_factors(self, function: Callable[[Tensor, str], Tensor], name: str) -> tuple[Tensor, Tensor]:
+        """A function of each factor and of its name for error messages."""
+        return function(self.left, f"left factor S of {name}"), function(self.right, f"right factor A of {name}")
 
     def trace(self) -> Tensor:
         """Tr (L ⊗ R) = tr L · tr R, ``[...]``."""

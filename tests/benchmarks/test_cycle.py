@@ -10,7 +10,7 @@ from benchmarks.speed.cycle import Cycle, Intervals, combine, expand
 from benchmarks.speed.methods import METHODS
 from benchmarks.speed.models import make_task
 from benchmarks.speed.rounds import MeanOfUpdates, Times
-from lightning_bayes.optim.kronecker.curvature import KroneckerCurvature
+from lightning_bayes.optim.kronecker.layer import KroneckerLayer
 
 
 @pytest.fixture
@@ -18,13 +18,13 @@ def counted(monkeypatch):
     """How often factors are averaged in and inverted."""
     counts = {"average_factors": 0, "invert": 0}
     for name in counts:
-        original = getattr(KroneckerCurvature, name)
+        original = getattr(KroneckerLayer, name)
 
         def counting(*arguments, name=name, original=original):
             counts[name] += 1
             return original(*arguments)
 
-        monkeypatch.setattr(KroneckerCurvature, name, counting)
+        monkeypatch.setattr(KroneckerLayer, name, counting)
     return counts
 
 

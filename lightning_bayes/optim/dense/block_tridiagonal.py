@@ -33,8 +33,7 @@ from lightning_bayes.optim.effective import Effective
 from lightning_bayes.optim.fisher import FisherName
 from lightning_bayes.optim.kronecker.equations import average_factors
 from lightning_bayes.optim.kronecker.kl_clip import clipped_lr, fisher_norm
-from lightning_bayes.optim.kronecker.layer_state import factors_at_precision
-from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
+from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer, factors_at_precision
 from lightning_bayes.optim.runtime.parameters import trainable
 from lightning_bayes.posteriors import BlockTridiagonal, linear_chain
 from lightning_bayes.posteriors.memory import DEFAULT_LIMIT_MIB
@@ -186,13 +185,13 @@ class ChainCovariance(JointEquations[BlockTridiagonal]):
     def _matrices(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Convert tensors in the order of the parameters to one matrix per layer."""
         of_param = dict(zip(self.params, tensors, strict=True))
-        return tuple(layer.matrix([of_param[param] for param in layer.params]).detach() for layer in self.layers)
+        return tuple(layer.join([of_param[param] for param in layer.params]).detach() for layer in self.layers)
 
     def _tensors(self, matrices: Sequence[Tensor]) -> list[Tensor]:
         """Convert one matrix per layer to tensors in the order of the parameters."""
         of_param: dict[nn.Parameter, Tensor] = {}
         for layer, matrix in zip(self.layers, matrices, strict=True):
-            of_param.update(zip(layer.params, layer.tensors(matrix), strict=True))
+            of_param.update(zip(layer.params, layer.split(matrix), strict=True))
         return [of_param[param] for param in self.params]
 
 

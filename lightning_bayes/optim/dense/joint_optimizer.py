@@ -19,6 +19,7 @@ from lightning_bayes.errors import PosteriorError, UnsupportedTrainingError
 from lightning_bayes.optim.dense.estimators import JointEstimator
 from lightning_bayes.optim.effective import Effective
 from lightning_bayes.optim.hyperparameters import Hyperparameters
+from lightning_bayes.optim.readout.state import constants_of
 from lightning_bayes.optim.runtime.base import NoisyOptimizer
 from lightning_bayes.optim.runtime.noise import CounterNoise
 from lightning_bayes.optim.runtime.parameters import require_initialised
@@ -172,9 +173,7 @@ class JointOptimizer(NoisyOptimizer, ABC, Generic[PosteriorT]):
             "prior_precision": dict.fromkeys(mean, hyperparameters.prior_precision),
             "num_data": hyperparameters.num_data,
             "constants": {
-                name: value.detach().clone()
-                for name, value in self.model.state_dict().items()
-                if name not in mean and isinstance(value, Tensor)
+                name: value.detach().clone() for name, value in constants_of(self.model.state_dict(), mean).items()
             },
         }
         return self.equations.posterior(curvature, names, shared, hyperparameters.effective())

@@ -37,8 +37,6 @@ class DiagonalUpdate(CohortUpdate):
         measured: ĥ of each parameter; s if nothing was measured.
         buffer: Returns scratch memory for the change of a parameter.
         elapsed: e, the number of updates since the previous measurement; 0 if this update measures nothing.
-        measurements: Number of measurements in the curvature, this one included. Default: the number of updates, because
-            those between two measurements count too; see `optim.runtime.measuring`.
     """
 
     def __init__(
@@ -50,14 +48,14 @@ class DiagonalUpdate(CohortUpdate):
         measured: Sequence[Tensor],
         buffer: Callable[[nn.Parameter], Tensor],
         elapsed: int = 1,
-        measurements: int | None = None,
     ) -> None:
         self.params, self.states = [local(param) for param in params], states
         self.group, self.index = group, states[0]["step"]
         # δ of each weight; empty if the group's δ applies
         self._precisions = [state["prior_precision"] for state in self.states if "prior_precision" in state]
         self._optimizer, self._owners, self._measured, self._buffer = optimizer, params, measured, buffer
-        self._elapsed, self._measurements = elapsed, self.index if measurements is None else measurements
+        # Without a count, updates between two measurements count too; see `optim.runtime.measuring`.
+        self._elapsed, self._measurements = elapsed, states[0].get("measurements", self.index)
 
     @cached_property
     def _weight_of_old(self) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
 
 import torch
@@ -15,8 +14,6 @@ from lightning_bayes.curvature.sharding import is_sharded, local
 from lightning_bayes.optim.diagonal.cohort_noise import CohortNoise
 from lightning_bayes.optim.diagonal.cohort_update import DiagonalUpdate
 from lightning_bayes.optim.effective import effective
-from lightning_bayes.optim.readout.live import effective_parameters_of
-from lightning_bayes.optim.readout.noise_terms import store_statistics
 from lightning_bayes.optim.runtime.family import PosteriorFamily
 from lightning_bayes.optim.runtime.measuring import FIRST_UPDATES, elapsed_updates
 from lightning_bayes.optim.runtime.noise import CounterNoise
@@ -205,14 +202,6 @@ class DiagonalFamily(PosteriorFamily):
         """Number of updates since the previous measurement; 0 if this update does not measure the parameter."""
         return elapsed_updates(state["step"] + 1, self._optimizer.num_updates + 1, group["curvature_interval"])
 
-    def effective_parameters(self) -> Iterator[Tensor]:
-        """The effective number of parameters of each tensor; see `PosteriorFamily`."""
-        for group in self._optimizer.param_groups:
-            for param in chain.from_iterable(self.cohorts(group)):
-                state = self._optimizer.state[param]
-                if group["noisy"] and state["noisy"] and state["step"]:
-                    yield effective_parameters_of(group, state, param)
-
     # -- the update ---------------------------------------------------------------------------------------------------
 
     def updates(self, measurement: Measurement) -> Iterator[DiagonalUpdate]:
@@ -220,13 +209,6 @@ class DiagonalFamily(PosteriorFamily):
         for group in self._optimizer.param_groups:
             for params in self.cohorts(group):
                 yield self._cohort_update(params, group, measurement)
-
-    def store_shapes(self) -> None:
-        """Store the shape of the noise of every cohort; see `PosteriorFamily`."""
-        for group in self._optimizer.param_groups:
-            for params in self._noisy_cohorts(group) if group["relative_noise"] else ():
-                for param in params:
-                    store_statistics(group, self._optimizer.state[param], param)
 
     def _cohort_update(self, params: list[nn.Parameter], group: Group, measurement: Measurement) -> DiagonalUpdate:
         states = [self._optimizer.state[param] for param in params]
@@ -239,6 +221,8 @@ class DiagonalFamily(PosteriorFamily):
             self.start_cohort(params, group, measured)
         for state in states:
             state["step"] += 1
+            if "measurements" in state:
+                state["measurements"] += elapsed
         return DiagonalUpdate(
             self._optimizer, params, self._local_states(params), group, measured, self.scratch, elapsed
         )

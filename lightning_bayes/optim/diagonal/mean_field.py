@@ -28,8 +28,8 @@ from lightning_bayes.optim.diagonal.signed_curvature import keep_all_positive_
 from lightning_bayes.optim.diagonal.state import MeanFieldState, start_state
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.hyperparameters import Hyperparameters, OptimizerFields, StepRule
-from lightning_bayes.optim.readout.live import posterior_of_model
-from lightning_bayes.optim.readout.state import WeightPosterior, upgraded
+from lightning_bayes.optim.readout.parameter import effective_parameters, store_shape
+from lightning_bayes.optim.readout.state import WeightPosterior, posterior_of_model, upgraded
 from lightning_bayes.optim.runtime.base import NoisyOptimizer
 from lightning_bayes.optim.runtime.family import PosteriorFamily
 from lightning_bayes.optim.runtime.measuring import SHAPE_INTERVAL, require_interval
@@ -270,7 +270,8 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         for group, schedules in zip(self.param_groups, self._schedules, strict=True):
             self._count_update(group, schedules)
         if self.num_updates % SHAPE_INTERVAL == 0:
-            self.family.store_shapes()
+            for group, param in self.trained():
+                store_shape(group, self.state[param], param)
         if self._check_batch_size is not None:
             self._check_batch_size(measurement, self.param_groups[0])
 
@@ -329,5 +330,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
         Returns:
             A scalar between 0 and the number of weights with noise.
         """
-        counts = list(self.family.effective_parameters())
-        return torch.stack(counts).sum() if counts else torch.zeros(())
+        self.family.start_curvature()
+        counts = [effective_parameters(group, self.state[param], param.detach()) for group, param in self.trained()]
+        known = [count for count in counts if count is not None]
+        return torch.stack(known).sum() if known else torch.zeros(())

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from lightning_bayes.errors import BayesError
-from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
+from lightning_bayes.linalg import KroneckerProduct
+from lightning_bayes.optim.kronecker.layer import KroneckerLayer, entries
 
 
 class WorkerGroup(NamedTuple):
@@ -54,38 +55,37 @@ def assign(costs: Sequence[float], count: int) -> list[int]:
 
 
 def invert_all(
-    layers: Mapping[MatrixLayer, Mapping[str, Tensor]],
-    invert: Callable[[MatrixLayer], dict[str, Tensor]],
-    workers: WorkerGroup | None,
-) -> dict[MatrixLayer, dict[str, Tensor]]:
+    factors: Mapping[KroneckerLayer, KroneckerProduct], workers: WorkerGroup | None
+) -> dict[KroneckerLayer, dict[str, Tensor]]:
     """Invert layers, each on one process; an error in any layer is raised on all processes.
 
     Args:
-        layers: The layers, in the same order on all processes, with a tensor like each result.
-        invert: Inverts one layer; returns the results by name.
+        factors: S ⊗ A of the layers, in the same order on all processes.
         workers: The processes; None inverts all layers in this process.
 
     Returns:
-        The results of all layers.
+        The results of `KroneckerLayer.invert`.
     """
-    if workers is None or len(layers) < 2:  # inverting a single layer is faster than communicating the result
-        return {layer: invert(layer) for layer in layers}
+    if workers is None or len(factors) < 2:  # inverting a single layer is faster than communicating the result
+        return {layer: layer.invert(product) for layer, product in factors.items()}
+    likes = [entries(product, *layer.inverted_kinds()) for layer, product in factors.items()]
+    owners = assign(
+        [sum(tensor.numel() * tensor.shape[-1] for tensor in like.values()) for like in likes], workers.size
+    )
     results = {}
-    costs = [sum(tensor.numel() * tensor.shape[-1] for tensor in like.values()) for like in layers.values()]
-    owners = assign(costs, workers.size)
-    for (layer, like), owner in zip(layers.items(), owners, strict=True):
+    for (layer, product), like, owner in zip(factors.items(), likes, owners, strict=True):
         if owner != workers.rank:
             result = {name: torch.zeros_like(tensor) for name, tensor in like.items()}
         else:
             try:
-                result = invert(layer)
+                result = layer.invert(product)
             except BayesError:  # the other processes wait, so this one must not raise before the sum
                 result = {name: torch.full_like(tensor, math.nan) for name, tensor in like.items()}
         # The memory layout affects rounding in matrix products.
         results[layer] = {name: tensor.contiguous() for name, tensor in result.items()}
     workers.add_([tensor for result in results.values() for tensor in result.values()])
     sums = [torch.stack([tensor.sum() for tensor in result.values()]).sum() for result in results.values()]
-    for layer, is_finite in zip(layers, torch.stack(sums).isfinite().tolist(), strict=True):
+    for (layer, product), is_finite in zip(factors.items(), torch.stack(sums).isfinite().tolist(), strict=True):
         if not is_finite:
-            invert(layer)  # raises the layer's error
+            layer.invert(product)  # raises the layer's error
     return results

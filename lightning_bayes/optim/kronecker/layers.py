@@ -22,7 +22,8 @@ from lightning_bayes.curvature.kronecker import KroneckerEngine
 from lightning_bayes.errors import UnsupportedLayerError, name_some
 from lightning_bayes.optim.fisher import label_source
 from lightning_bayes.optim.kronecker.arguments import KroneckerHyperparameters
-from lightning_bayes.optim.kronecker.matrix_layers import LayerPartition, MatrixLayer, partition_layers
+from lightning_bayes.optim.kronecker.layer import KroneckerLayer
+from lightning_bayes.optim.kronecker.matrix_layers import LayerPartition, partition_layers
 from lightning_bayes.posteriors import require_memory
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class KroneckerLayers:
     def __init__(self, optimizer: MeanFieldOptimizer, settings: KroneckerHyperparameters) -> None:
         self._optimizer, self._settings = optimizer, settings
         self._is_measured_by_backpack = settings.engine == "backpack"
-        self._cached: tuple[Any, LayerPartition] | None = None  # with its key
+        self._cached: tuple[Any, LayerPartition, list[KroneckerLayer]] | None = None  # with its key
 
     @property
     def engine(self) -> KroneckerEngine:
@@ -51,6 +52,17 @@ class KroneckerLayers:
 
     def partition(self) -> LayerPartition:
         """The current partition. It changes when parameters are frozen, unfrozen or added."""
+        return self._current()[0]
+
+    def with_factors(self) -> list[KroneckerLayer]:
+        """The current layers with Kronecker factors."""
+        return self._current()[1]
+
+    def params(self) -> frozenset[nn.Parameter]:
+        """The parameters of these layers."""
+        return self.partition().params
+
+    def _current(self) -> tuple[LayerPartition, list[KroneckerLayer]]:
         groups = self._optimizer.param_groups
         # The key contains ids, because loading a state creates new groups.
         key = [(id(group), [param.requires_grad for param in group["params"]]) for group in groups]
@@ -63,22 +75,14 @@ class KroneckerLayers:
                 max_side=self._settings.max_side,
                 can_have_matrix=has_factors if uses_our_rules else self.engine.has_factors,
             )
-            self._cached = key, partition
-        return self._cached[1]
-
-    def with_factors(self) -> list[MatrixLayer]:
-        """The current layers with Kronecker factors."""
-        return self.partition().layers
-
-    def params(self) -> frozenset[nn.Parameter]:
-        """The parameters of these layers."""
-        return self.partition().params
+            self._cached = key, partition, [KroneckerLayer(layer, self._optimizer) for layer in partition.layers]
+        return self._cached[1:]
 
     def check(self) -> None:
         """Require that the engine supports every layer, and that factors, inverses and roots fit into memory."""
         if self._settings.unsupported_layers == "refuse" and self._is_measured_by_backpack:
             self._require_supported()
-        layers = self.with_factors()
+        layers = self.partition().layers
         if layers:
             stored = {"factors": True, "inverses": self._optimizer.base_step is None, "roots": self._optimizer.noisy}
             kinds = [kind for kind, is_stored in stored.items() if is_stored]
@@ -115,7 +119,7 @@ class KroneckerLayers:
         Returns:
             The request for the engine.
         """
-        layers = {layer.module: layer.has_bias for layer in self.with_factors()}
+        layers = {layer.module: layer.has_bias for layer in self.partition().layers}
         return Request(layers, self._likelihood() if self._draws_labels() else None, label_seed, loss_scale)
 
     def _likelihood(self) -> Likelihood | None:
@@ -126,7 +130,7 @@ class KroneckerLayers:
         """Whether this package's rules measure any parameter. BackPACK samples its own labels."""
         if not self._is_measured_by_backpack:
             return True
-        layers = [layer for layer in self.with_factors() if self.engine.has_factors(layer.module)]
+        layers = [layer for layer in self.partition().layers if self.engine.has_factors(layer.module)]
         by_backpack = {param for layer in layers for param in layer.params}
         return any(param not in by_backpack for _, param in self._optimizer.trained())
 

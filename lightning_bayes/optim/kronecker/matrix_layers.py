@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.factors import has_factors
 from lightning_bayes.curvature.measured_modules import MeasuredModule, find_measured_modules
-from lightning_bayes.posteriors import layer_matrix, layer_tensors
+from lightning_bayes.linalg import KroneckerProduct
+from lightning_bayes.optim.effective import Effective
+from lightning_bayes.posteriors import initial_curvature, layer_matrix, layer_tensors
 from lightning_bayes.private_torch import own_parameters
 
 
@@ -61,11 +64,11 @@ class MatrixLayer:
         groups, *sides = self.shape
         return [(side, side) if groups == 1 else (groups, side, side) for side in sides]
 
-    def matrix(self, values: Sequence[Tensor]) -> Tensor:
+    def join(self, values: Sequence[Tensor]) -> Tensor:
         """Join tensors shaped like `params` into a matrix; see `layer_matrix`."""
         return layer_matrix(values[0], values[1] if self.has_bias else None, _conv_groups(self.module))
 
-    def tensors(self, matrix: Tensor) -> list[Tensor]:
+    def split(self, matrix: Tensor) -> list[Tensor]:
         """Split a matrix into tensors shaped like `params`."""
         weight, bias = layer_tensors(matrix, self.weight.shape, self.has_bias)
         return [weight] if bias is None else [weight, bias]
@@ -132,6 +135,18 @@ def partition_layers(
         else:
             partition.layers.append(layer)
     return partition
+
+
+def factors_at_precision(layer: MatrixLayer, init_precision: float, hyperparameters: Effective) -> KroneckerProduct:
+    """Return factors S = A = c I whose posterior precision is `init_precision`.
+
+    π-damping adds a cross term: the precision is (Ñ/τ)(c + √(δ̃+γ))².
+    """
+    curvature = initial_curvature(init_precision, **hyperparameters.start_arguments)
+    damping = hyperparameters.prior + hyperparameters.noise_damping
+    c = math.sqrt(curvature + damping) - math.sqrt(damping)
+    eyes = [c * torch.eye(shape[-1]).to(layer.weight) for shape in layer.factor_shapes]
+    return KroneckerProduct(*(eye.expand(shape).clone() for eye, shape in zip(eyes, layer.factor_shapes, strict=True)))
 
 
 def _layer(unit: MeasuredModule, group_of: dict[nn.Parameter, dict[str, Any]]) -> MatrixLayer | None:

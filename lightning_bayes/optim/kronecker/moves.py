@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
@@ -13,31 +14,28 @@ from lightning_bayes.optim.steps import CohortUpdate
 
 
 @final
+@dataclass(eq=False)
 class Move(CohortUpdate):
     """Parameters whose state is already updated, with the changes of their means at learning rate 1.
 
-    Args:
+    Attributes:
         params: The parameters.
         states: Their optimizer states; ``step`` already counts this update.
         group: Their parameter group.
         changes: Changes of the means, which a step may overwrite; empty if the user's optimizer updates the means.
         norm: vᵀ F v of the changes, a scalar; None if not needed.
-
-    Attributes:
         clip_factor: Factor on the changes, from the bound on the whole step's Fisher norm.
     """
 
-    def __init__(
-        self,
-        params: Sequence[nn.Parameter],
-        states: Sequence[dict[str, Any]],
-        group: dict[str, Any],
-        changes: Sequence[Tensor] = (),
-        norm: Tensor | None = None,
-    ) -> None:
-        self.params, self.states, self.group, self.index = params, states, group, states[0]["step"]
-        self.norm, self.clip_factor = norm, 1.0
-        self._changes = list(changes)
+    params: Sequence[nn.Parameter]
+    states: Sequence[dict[str, Any]]
+    group: dict[str, Any]
+    changes: list[Tensor] = field(default_factory=list)
+    norm: Tensor | None = None
+    clip_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        self.index = self.states[0]["step"]
 
     def prior_weights(self) -> float:
         """δ̃; see `CohortUpdate`."""
@@ -49,8 +47,8 @@ class Move(CohortUpdate):
 
     def propose_(self, lr: float) -> list[Tensor]:
         """Return the changes at a learning rate; see `CohortUpdate`."""
-        torch._foreach_mul_(self._changes, lr * self.clip_factor)
-        return self._changes
+        torch._foreach_mul_(self.changes, lr * self.clip_factor)
+        return self.changes
 
     def average_(self) -> None:
         """Do nothing, because the curvature is already updated; see `CohortUpdate`."""

@@ -16,8 +16,8 @@ from lightning_bayes.optim.readout.checkpoint import (
 )
 from lightning_bayes.optim.readout.layer import layer_damping, layer_precision, layer_scale, layer_shape
 from lightning_bayes.optim.readout.noise_terms import shape_of
+from lightning_bayes.optim.readout.parameter import temperature_of
 from lightning_bayes.optim.readout.state import Entry, WeightPosterior, posterior_of, state_precision
-from lightning_bayes.optim.readout.temperature import temperature_of
 
 __all__ = [
     "CALLBACK_KEY",

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from lightning_bayes.errors import PosteriorError
 from lightning_bayes.optim.readout.distributed_checkpoint import is_distributed_checkpoint, read_distributed_checkpoint
-from lightning_bayes.optim.readout.state import Entry, posterior_of, upgraded
+from lightning_bayes.optim.readout.state import Entry, constants_of, posterior_of, upgraded
 from lightning_bayes.posteriors import FAMILIES, AbstractPosterior, ScaledPosterior, named_if_unreadable, verified_load
 
 # Keys of callback states in a checkpoint.
@@ -80,12 +79,8 @@ def stored_posterior(checkpoint: Mapping[str, Any]) -> AbstractPosterior | None:
     if "family" not in state:
         return None
     saved: Any = FAMILIES[state["family"]].from_state_dict(state["posterior"])
-    posterior: AbstractPosterior = replace(saved, constants=_constants(checkpoint, saved.mean))
+    posterior: AbstractPosterior = replace(saved, constants=constants_of(checkpoint["state_dict"], saved.mean))
     return posterior
-
-
-def _constants(checkpoint: Mapping[str, Any], mean: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {n: v for n, v in checkpoint["state_dict"].items() if n not in mean and isinstance(v, Tensor)}
 
 
 def posterior_from_checkpoint(checkpoint: dict[str, Any], source: str = "The checkpoint") -> AbstractPosterior:
@@ -116,7 +111,7 @@ def posterior_from_checkpoint(checkpoint: dict[str, Any], source: str = "The che
         raise PosteriorError(
             f"{source} was saved before the first update of the posterior, or by a method without noise such as OGN."
         )
-    return replace(posterior, constants=_constants(checkpoint, posterior.mean))
+    return replace(posterior, constants=constants_of(checkpoint["state_dict"], posterior.mean))
 
 
 def _entries(checkpoint: dict[str, Any], names: list[list[str]], optimizer: dict[str, Any]) -> Iterator[Entry]:

@@ -10,18 +10,23 @@ from torch import Tensor
 
 from lightning_bayes.linalg import KroneckerProduct, pi_damped
 from lightning_bayes.optim.effective import Effective, effective
+from lightning_bayes.optim.readout.noise_terms import is_noisy
 from lightning_bayes.posteriors import NoiseShape, kronecker_precision, noise_damping, noise_scale, tensor_sizes
 
 _MIN_DAMPING = 1e-8  # γ_t of a matrix without any curvature: large enough for π-damping to make it flat
 
 
+def layer_product(state: Mapping[str, Any], kind: str) -> KroneckerProduct:
+    """The ``"factor"``, ``"inverse"`` or ``"root"`` of a layer, from the optimizer state of its weight."""
+    return KroneckerProduct(state[f"output_{kind}"], state[f"input_{kind}"])
+
+
 def layer_precision(group: Mapping[str, Any], state: Mapping[str, Any], weight: Tensor) -> KroneckerProduct | None:
     """L ⊗ R of a layer from its current factors; None without noise. Arguments as in `layer_shape`."""
-    if not group["noisy"] or not state["noisy"]:
+    if not is_noisy(group, state):
         return None
     scale, damping = layer_shape(group, state, weight)
-    curvature = KroneckerProduct(state["output_factor"], state["input_factor"])
-    return kronecker_precision(curvature, scale, damping)
+    return kronecker_precision(layer_product(state, "factor"), scale, damping)
 
 
 def layer_shape(group: Mapping[str, Any], state: Mapping[str, Any], weight: Tensor) -> NoiseShape:
@@ -38,7 +43,7 @@ def layer_shape(group: Mapping[str, Any], state: Mapping[str, Any], weight: Tens
         Ñ/τ_t and γ_t, scalars.
     """
     hyperparameters = effective(group)
-    curvature = KroneckerProduct(state["output_factor"], state["input_factor"])
+    curvature = layer_product(state, "factor")
     damping = layer_damping(curvature, hyperparameters)
     scale: Tensor | float = hyperparameters.scale
     if hyperparameters.relative_noise is not None:

@@ -19,6 +19,11 @@ from lightning_bayes.private_torch import version_of
 State: TypeAlias = Mapping[str, Any]
 
 
+def is_noisy(group: Mapping[str, Any], state: Mapping[str, Any]) -> bool:
+    """Whether a parameter is sampled."""
+    return bool(group["noisy"] and state.get("noisy"))
+
+
 def noise_hyperparameters(group: Mapping[str, Any], state: Mapping[str, Any]) -> Effective:
     """Effective hyperparameters of a parameter's noise: without the prior if δ̃ of each weight counts as curvature."""
     return effective(group).without_prior() if "prior_precision" in state else effective(group)

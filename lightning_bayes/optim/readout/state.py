@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from lightning_bayes.curvature.sharding import free_gathered, whole
 from lightning_bayes.optim.effective import effective
-from lightning_bayes.optim.readout.layer import layer_precision, layer_shape
-from lightning_bayes.optim.readout.noise_terms import noise_curvature, noise_hyperparameters, shape_of
+from lightning_bayes.optim.readout.layer import layer_precision
+from lightning_bayes.optim.readout.noise_terms import is_noisy, noise_curvature, noise_hyperparameters
+from lightning_bayes.optim.readout.parameter import parameter_shape
+from lightning_bayes.optim.runtime.shards import whole_state
 from lightning_bayes.optim.weight_prior import stated_prior_of
 from lightning_bayes.posteriors import MatrixGaussian, MeanField, NoiseShape, precision, prior_centre, shaped_precision
 
@@ -42,15 +46,14 @@ def state_precision(group: Mapping[str, Any], state: Mapping[str, Any], mean: Te
     Returns:
         1/Σ, shaped like the parameter; None if the parameter is deterministic, or has no measured or initial precision.
     """
-    is_deterministic = not group["noisy"] or not state or not state["noisy"]
-    if is_deterministic or (state["step"] == 0 and group["init_precision"] is None):
+    if not is_noisy(group, state) or (state["step"] == 0 and group["init_precision"] is None):
         return None
-    shape = shape_of(group, [state], [mean])
+    shape = parameter_shape(group, state, mean)
     hyperparameters = noise_hyperparameters(group, state)
     curvature = noise_curvature(hyperparameters, state)
     if shape is None:
         return precision(curvature, **hyperparameters.precision_arguments)
-    return shaped_precision(curvature, shape.scale[0], shape.damping[0])
+    return shaped_precision(curvature, *shape)
 
 
 def posterior_of(entries: Iterable[Entry]) -> WeightPosterior:
@@ -80,7 +83,7 @@ def posterior_of(entries: Iterable[Entry]) -> WeightPosterior:
     with_noise = {*diagonal, *factors, *weight_of}
     # A matrix has the prior of its weight.
     owners = {name: by_name[weight_of.get(name, name)] for name in by_name if name in with_noise}
-    shapes = {entry.name: _shape(entry) for entry in owners.values()}
+    shapes = {entry.name: parameter_shape(entry.group, entry.state, entry.weights) for entry in owners.values()}
     prior_precision: dict[str, Any] = {}
     prior_mean: dict[str, Tensor] = {}
     for name, owner in owners.items():
@@ -97,13 +100,33 @@ def posterior_of(entries: Iterable[Entry]) -> WeightPosterior:
     return MatrixGaussian(mean, factors, biases, diagonal, scalars, num_data, prior_mean=prior_mean)
 
 
-def _shape(entry: Entry) -> NoiseShape | None:
-    """The shape of a parameter's noise; None for the noise of the bound, whose prior is the stated one."""
-    if entry.group.get("relative_noise") is None:
-        return None
-    if "input_factor" in entry.state:
-        return layer_shape(entry.group, entry.state, entry.weights)
-    return shape_of(entry.group, [entry.state], [entry.weights])
+def posterior_of_model(
+    model: nn.Module,
+    trained: Iterable[tuple[Mapping[str, Any], nn.Parameter]],
+    states: Mapping[Tensor, Mapping[str, Any]],
+) -> WeightPosterior:
+    """Read the posterior of a model; under FSDP2 all processes must call it together.
+
+    Args:
+        model: The model, at its posterior mean.
+        trained: Its trained parameters with their groups.
+        states: Optimizer states by parameter.
+
+    Returns:
+        Copies of mean and precision by name; parameters without noise and buffers are among the constants.
+    """
+    free_gathered(model)
+    names = {param: name for name, param in model.named_parameters()}
+    entries = (Entry(names[param], whole(param), group, whole_state(states[param])) for group, param in trained)
+    posterior = posterior_of(entries)
+    constants = constants_of(model.state_dict(), posterior.mean)
+    copies = {name: whole(value).detach().clone() for name, value in constants.items()}
+    return replace(posterior, constants=copies)
+
+
+def constants_of(values: Mapping[str, Any], mean: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a state dict that are not part of the posterior with this mean."""
+    return {name: value for name, value in values.items() if name not in mean and isinstance(value, Tensor)}
 
 
 def _prior_precision(entry: Entry, shape: NoiseShape | None) -> float | Tensor:

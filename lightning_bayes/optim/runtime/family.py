@@ -7,7 +7,7 @@ so that checkpoints include them; a family holds only the optimizer and caches.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
@@ -23,7 +23,7 @@ class PosteriorFamily(ABC):
     """A family of posteriors over the weights of one optimizer.
 
     Every pass draws a `sample`. A pass that measures curvature also opens a `capture`, and its estimator may read `scores`.
-    `updates` follows the last pass of an update. Every tenth update then calls `store_shapes`, once all steps have finished.
+    `updates` follows the last pass of an update.
 
     Class attributes:
         counters: Numbers that it keeps in the state of every parameter, with their initial values.
@@ -91,13 +91,5 @@ class PosteriorFamily(ABC):
         """
 
     @abstractmethod
-    def store_shapes(self) -> None:
-        """Store the numbers that determine the shape of the noise; see `optim.runtime.measuring`."""
-
-    @abstractmethod
     def start_curvature(self) -> None:
         """Before the first update, initialise the curvature of all groups that have an ``init_precision``."""
-
-    @abstractmethod
-    def effective_parameters(self) -> Iterator[Tensor]:
-        """The effective number of parameters of each tensor or matrix with noise, scalars."""

@@ -24,7 +24,7 @@ from lightning_bayes.errors import (
 )
 from lightning_bayes.linalg import KroneckerProduct, pi_damped
 from lightning_bayes.optim import KFAC, ExponentialSchedule, NoisyKFAC
-from lightning_bayes.optim.kronecker.curvature import KroneckerCurvature
+from lightning_bayes.optim.kronecker.layer import KroneckerLayer
 from lightning_bayes.posteriors import MatrixGaussian
 from lightning_bayes.strategies import all_reduce_mean_
 
@@ -683,15 +683,15 @@ def test_an_inversion_that_fails_leaves_everything_as_it_was(optimizer, generato
     data = torch.randn(6, 4, generator=generator), torch.randint(3, (6,), generator=generator)
     train(model, opt, data, 1)
     before = [(p.detach().clone(), copy.deepcopy(opt.state[p])) for p in model.parameters()]
-    invert = KroneckerCurvature.invert
+    invert = KroneckerLayer.invert
 
-    def failing(self, layer, factors):
-        if layer.name == "2":
+    def failing(self, factors):
+        if self.matrix.name == "2":
             raise NotPositiveDefiniteError("no Cholesky factor")
-        return invert(self, layer, factors)
+        return invert(self, factors)
 
     with monkeypatch.context() as patched:
-        patched.setattr(KroneckerCurvature, "invert", failing)
+        patched.setattr(KroneckerLayer, "invert", failing)
         with pytest.raises(NotPositiveDefiniteError):
             train(model, opt, data, 1)
     assert opt.num_updates == 1
