@@ -20,7 +20,7 @@ from typing_extensions import Unpack
 
 from lightning_bayes.errors import DataError, DatasetError
 from lightning_bayes.zoo.data.base import ImageDataModule, ShiftedSets
-from lightning_bayes.zoo.data.images import Augmentation, TransformedImages
+from lightning_bayes.zoo.data.images import ImageSet, PixelMap
 from lightning_bayes.zoo.data.splits import few_shots, stratified_split
 from lightning_bayes.zoo.registry import register_data
 from lightning_bayes.zoo.transforms import IMAGENET_MEAN, IMAGENET_STD, ImageTransform, with_channels
@@ -66,7 +66,6 @@ class ImageFolderDataModule(ImageDataModule):
 
     published_augmentation_factor: ClassVar[float] = 5.0  # Osawa et al. 2019, on ImageNet
     composed_values: ClassVar[dict[str, int | None]] = {"num_classes": None, "in_channels": 3, "image_size": 224}
-    test_set: TransformedImages
 
     def __init__(
         self,
@@ -143,9 +142,9 @@ class ImageFolderDataModule(ImageDataModule):
             )
         return samples
 
-    def _images(self, samples: _Samples, augment: Augmentation | None = None) -> TransformedImages:
+    def _images(self, samples: _Samples, augmentation: PixelMap | None = None) -> ImageSet:
         paths, targets = [path for path, _ in samples], [target for _, target in samples]
-        return TransformedImages(paths, targets, self.transform, augment)
+        return ImageSet(paths, targets, augmentation or self.transform.crop, self.transform.normalize)
 
 
 def _read_folder(folder: Path) -> tuple[tuple[str, ...], _Samples]:
@@ -169,8 +168,8 @@ def _hold_out(samples: _Samples, size: float) -> tuple[_Samples, _Samples]:
     return [samples[i] for i in remaining], [samples[i] for i in held_out]
 
 
-def _crop_and_mirror(image_size: int, channels: int) -> Augmentation:
+def _crop_and_mirror(image_size: int, channels: int) -> PixelMap:
     """Torchvision's ImageNet augmentation: a resized crop of 8 to 100 % of the area, mirrored with probability ½."""
     steps = [transforms.RandomResizedCrop(image_size, antialias=True), transforms.RandomHorizontalFlip()]
-    augmentation: Augmentation = transforms.Compose([partial(with_channels, channels=channels), *steps])
+    augmentation: PixelMap = transforms.Compose([partial(with_channels, channels=channels), *steps])
     return augmentation
