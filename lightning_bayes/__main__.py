@@ -15,9 +15,9 @@ def main() -> None:
     if command == "--version":
         print(f"lightning-bayes {version('lightning-bayes')}")
     elif command == "report":
-        from lightning_bayes.report.command import run
+        from lightning_bayes.report.command import main as run_report
 
-        run(sys.argv[2:])
+        run_report(sys.argv[2:])
     elif command == "list":
         from lightning_bayes.listing import run as run_list
 

@@ -34,14 +34,14 @@ def origin_of(model: nn.Module, factory: str | None, arguments: Mapping[str, Any
     Raises:
         HyperparameterError: If the factory is malformed, or arguments are passed without a factory.
     """
-    built = known_architecture(model)
-    if factory is None and built is not None:
-        return {"name": built.name, "arguments": built.arguments}
     if factory is not None and not _FACTORY_PATH.fullmatch(factory):
         raise HyperparameterError(f"factory={factory!r} must have the form 'package.module:function'.")
     if factory is None and arguments is not None:
         raise HyperparameterError("arguments require a factory. Pass factory='package.module:function' as well.")
     if factory is None:
+        built = known_architecture(model)
+        if built is not None:
+            return {"name": built.name, "arguments": built.arguments}
         factory = f"{type(model).__module__}:{type(model).__qualname__}"
         arguments = _constructor_arguments(model)
     return {"factory": factory, "arguments": None if arguments is None else dict(arguments)}

@@ -24,7 +24,7 @@ from lightning_bayes.zoo.create import input_transform
 from lightning_bayes.zoo.model_card import model_card
 from lightning_bayes.zoo.model_origin import origin_of, rebuilt
 from lightning_bayes.zoo.posterior_folder import find_posterior
-from lightning_bayes.zoo.posterior_format import FORMAT, POSTERIOR_FILE, VERSION, read_content, to_bytes
+from lightning_bayes.zoo.posterior_format import POSTERIOR_FILE, UPGRADE, read_content, to_bytes
 from lightning_bayes.zoo.transforms import ImageTransform
 
 _REPLACED_SUFFIXES: Final = {".safetensors", ".pt", ".pth"}
@@ -168,21 +168,10 @@ def load(
     """
     path = find_posterior(path)
     content = read_content(path, map_location)
-    if content.get("format") != FORMAT:
-        raise PosteriorError(
-            f"{path} is not a posterior file. zoo.save_posterior writes posterior files. Read a Lightning checkpoint with "
-            "load_posterior, and a state dict with create_model(..., pretrained=path)."
-        )
-    version, family = content.get("version"), str(content.get("family"))
-    if version not in range(1, VERSION + 1):
-        raise PosteriorError(
-            f"{path} has format version {version!r}, but this package reads versions 1 to {VERSION}. Upgrade "
-            "lightning-bayes if the file is newer; otherwise the file is damaged, so write it again."
-        )
+    family = str(content.get("family"))
     if family not in FAMILIES:
         raise PosteriorError(
-            f"{path} has a posterior of family {family}, but this package supports {', '.join(FAMILIES)}. Upgrade "
-            "lightning-bayes if the file is newer; otherwise the file is damaged, so write it again."
+            f"{path} has a posterior of family {family}, but this package supports {', '.join(FAMILIES)}. {UPGRADE}"
         )
     with named_if_unreadable(path, POSTERIOR_FILE):
         return _decoded(content, path, map_location, model, allow)

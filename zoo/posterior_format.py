@@ -32,6 +32,7 @@ POSTERIOR_FILE: Final = FileKind(
     "Pickles are rejected, because reading one could run code. Otherwise, check that the file is complete.",
     "Restore it from an intact copy, or write it again.",
 )
+UPGRADE: Final = "Upgrade lightning-bayes if the file is newer; otherwise the file is damaged, so write it again."
 _TENSOR, _TUPLE = "$tensor", "$tuple"
 
 
@@ -61,26 +62,38 @@ def read_content(path: str | os.PathLike[str], device: str | torch.device) -> di
         device: Device of the tensors.
 
     Returns:
-        The argument of `to_bytes`, plus ``format`` and ``version``. Files of other formats or newer versions return only
-        these two.
+        The argument of `to_bytes`.
 
     Raises:
-        PosteriorError: If the file is damaged or a pickle.
+        PosteriorError: If the file is damaged, a pickle, or not a posterior file, or if its version is not supported.
     """
     if zipfile.is_zipfile(path) or Path(path).stat().st_size == 0:
         content = verified_load(path, POSTERIOR_FILE, device)
-        return content if isinstance(content, dict) else {}
+        values: dict[str, Any] = content if isinstance(content, dict) else {}
+        _check_format(path, values.get("format"), values.get("version"))
+        return values
     with named_if_unreadable(path, POSTERIOR_FILE), safe_open(path, framework="pt") as file:
         metadata = file.metadata() or {}
+        version = metadata.get("version", "")
+        _check_format(path, metadata.get("format"), int(version) if version.isdigit() else version)
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dictionary
-    version = metadata.get("version", "")
-    if metadata.get("format") != FORMAT or version != str(VERSION):
-        return {"format": metadata.get("format"), "version": int(version) if version.isdigit() else version}
-    with named_if_unreadable(path, POSTERIOR_FILE):
         if _checksum(metadata["content"], tensors) != metadata["sha256"]:
             raise PosteriorError(f"{path} is damaged: its checksum does not match. {POSTERIOR_FILE.instead}")
         on_device = {name: tensor.to(device) for name, tensor in tensors.items()}
-        return {**_with_tensors(json.loads(metadata["content"]), on_device), "format": FORMAT, "version": VERSION}
+        restored: dict[str, Any] = _with_tensors(json.loads(metadata["content"]), on_device)
+        return restored
+
+
+def _check_format(path: str | os.PathLike[str], name: Any, version: Any) -> None:
+    if name != FORMAT:
+        raise PosteriorError(
+            f"{path} is not a posterior file. zoo.save_posterior writes posterior files. Read a Lightning checkpoint with "
+            "load_posterior, and a state dict with create_model(..., pretrained=path)."
+        )
+    if version not in range(1, VERSION + 1):
+        raise PosteriorError(
+            f"{path} has format version {version!r}, but this package reads versions 1 to {VERSION}. {UPGRADE}"
+        )
 
 
 def _without_tensors(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:

@@ -153,8 +153,3 @@ def with_channels(pixels: Tensor, channels: int) -> Tensor:
         return pixels.repeat_interleave(3, dim=-3)
     grey: Tensor = functional.rgb_to_grayscale(pixels)
     return grey
-
-
-def imagenet_transform(image_size: int = 224, resize: int = 256) -> ImageTransform:
-    """The transform of torchvision's ImageNet classifiers: resize the shorter side, crop, normalise."""
-    return ImageTransform(image_size, IMAGENET_MEAN, IMAGENET_STD, resize)

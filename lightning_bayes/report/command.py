@@ -30,19 +30,14 @@ def write_report(folders: Iterable[str | Path], output: str | Path) -> Path:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command with the arguments that follow ``lightning-bayes report``, by default the arguments of the process."""
-    options = parser().parse_args(arguments)
-    print(f"wrote {write_report(options.runs, options.output)}")
-
-
-def run(arguments: Sequence[str]) -> None:
-    """Run the command with the arguments that follow ``lightning-bayes report``.
+    """Run the command with the arguments that follow ``lightning-bayes report``, by default the arguments of the process.
 
     Raises:
         SystemExit: With the message of an error of this package.
     """
+    options = parser().parse_args(arguments)
     try:
-        main(arguments)
+        print(f"wrote {write_report(options.runs, options.output)}")
     except BayesError as error:
         raise SystemExit(f"lightning-bayes: {type(error).__name__}: {error}") from error
 

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from lightning_bayes.report.measures import HEADINGS, OOD_HEADINGS
 from lightning_bayes.report.runs import CHECKPOINTS, CONFIG, Run
-from lightning_bayes.report.tables import EVALUATIONS, logged_table
+from lightning_bayes.report.tables import EVALUATIONS, Cell, logged_table
 
 # The metrics of the summary; the tables below it show all metrics.
 MEASURES: Final = {
@@ -46,7 +46,7 @@ class Row(NamedTuple):
     method: str
     settings: str
     config: str | None  # link from the page to the config
-    cells: list[tuple[str, tuple[str, bool], tuple[str, bool]]]  # heading, and the cells of the posterior and its mean
+    cells: list[tuple[str, Cell, Cell]]  # heading, and the cells of the posterior and its mean
 
 
 def joined(runs: Sequence[Run]) -> list[Run]:
@@ -144,7 +144,7 @@ def summary(runs: Sequence[Run], page: Path) -> list[Row]:
     Returns:
         One row per run, with every metric that at least one run has.
     """
-    measures = list(logged_table("Summary", MEASURES, runs).measures())
+    measures = logged_table("Summary", MEASURES, runs).rows
     shared = _shared_settings(runs)  # the page prints them once, above the table
     rows = []
     for index, run in enumerate(runs):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import compress
 from typing import Final, NamedTuple
 
 from lightning_bayes.report.measures import HEADINGS, OOD_HEADINGS, shown, unique_best
@@ -12,28 +13,21 @@ from lightning_bayes.report.runs import Run
 EVALUATIONS: Final = {"": "posterior", "_mean": "mean", "/post": "temperature-scaled"}
 
 
+Cell = tuple[str, bool]  # the text, empty if not logged, and whether the value is the best
+
+
 class Table(NamedTuple):
-    """Metrics of runs and their evaluations. The page shows the table transposed."""
+    """Metrics of runs and their evaluations."""
 
     title: str
-    columns: list[str]  # headings of the metrics
-    rows: list[tuple[str, str, list[float | None]]]  # run, evaluation, one value per metric; None if not logged
+    columns: list[tuple[str, str]]  # run and evaluation
+    rows: list[tuple[str, list[Cell]]]  # heading of the metric, and one cell per column
 
-    def best(self, column: int) -> set[int]:
-        """For each evaluation, the row with the best value of a metric over all runs; see `unique_best`."""
-        winners = set()
-        for evaluation in {evaluation for _, evaluation, _ in self.rows}:
-            values = [row[column] if name == evaluation else None for _, name, row in self.rows]
-            winners.add(unique_best(values, self.columns[column]))
-        return {index for index in winners if index is not None}
-
-    def measures(self) -> Iterator[tuple[str, list[tuple[str, bool]]]]:
-        """Yield each heading with its cells: the text, empty if not logged, and whether it is the best value."""
-        for column, heading in enumerate(self.columns):
-            best = self.best(column)
-            values = [row[column] for _, _, row in self.rows]
-            texts = ["" if value is None else shown(value) for value in values]
-            yield heading, [(text, index in best) for index, text in enumerate(texts)]
+    def without_empty_columns(self) -> Table:
+        """The table of the columns with a value."""
+        used = [any(cells[i][0] for _, cells in self.rows) for i in range(len(self.columns))]
+        rows = [(heading, list(compress(cells, used))) for heading, cells in self.rows]
+        return Table(self.title, list(compress(self.columns, used)), rows)
 
 
 def metric_tables(runs: Sequence[Run]) -> list[Table]:
@@ -47,8 +41,7 @@ def metric_tables(runs: Sequence[Run]) -> list[Table]:
         logged_table("Distribution shift, mean over all kinds", _shift(runs), runs),
         logged_table("Last validation", {f"val/{key}": heading for key, heading in HEADINGS.items()}, runs),
     ]
-    trimmed = [table._replace(rows=[row for row in table.rows if set(row[2]) != {None}]) for table in tables]
-    return [table for table in trimmed if table.columns]
+    return [table.without_empty_columns() for table in tables if table.rows]
 
 
 def _detection(metric: str, runs: Sequence[Run]) -> dict[str, str]:
@@ -90,16 +83,25 @@ def logged_table(title: str, headings: Mapping[str, str], runs: Sequence[Run]) -
         runs: The runs.
 
     Returns:
-        The table, with a row for every run and every evaluation.
+        The table, with a column for every run and every evaluation.
     """
-    rows = [
-        (run.name, evaluation, [run.last.get(key.replace("/", f"{suffix}/", 1)) for key in headings])
-        for run in runs
-        for suffix, evaluation in EVALUATIONS.items()
+    columns = [(run, suffix) for run in runs for suffix in EVALUATIONS]
+    rows = []
+    for key, heading in headings.items():
+        values = [run.last.get(key.replace("/", f"{suffix}/", 1)) for run, suffix in columns]
+        if any(value is not None for value in values):
+            rows.append((heading, _cells(values, heading)))
+    return Table(title, [(run.name, EVALUATIONS[suffix]) for run, suffix in columns], rows)
+
+
+def _cells(values: Sequence[float | None], heading: str) -> list[Cell]:
+    """The cells of one metric. The best value is that of one evaluation over all runs, see `unique_best`."""
+    period = len(EVALUATIONS)
+    winners = [unique_best(values[evaluation::period], heading) for evaluation in range(period)]
+    return [
+        ("" if value is None else shown(value), index // period == winners[index % period])
+        for index, value in enumerate(values)
     ]
-    used = [i for i in range(len(headings)) if any(values[i] is not None for _, _, values in rows)]
-    used_rows = [(run, evaluation, [values[i] for i in used]) for run, evaluation, values in rows]
-    return Table(title, [list(headings.values())[i] for i in used], used_rows)
 
 
 def config_differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:

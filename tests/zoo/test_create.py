@@ -20,7 +20,7 @@ from lightning_bayes.zoo import (
     input_transform,
     list_models,
 )
-from lightning_bayes.zoo.transforms import ImageTransform, imagenet_transform
+from lightning_bayes.zoo.transforms import ImageTransform
 
 SMALL = {"lenet5": 28, "mlp": 28, "alexnet": 32, "resnet18": 32, "vgg16_half": 32}
 
@@ -141,7 +141,7 @@ def test_a_state_dict_of_torchvision_makes_the_round_trip(theirs, saved, generat
     with torch.no_grad():
         torch.testing.assert_close(model(images), theirs(images))
     assert all(torch.equal(value, theirs.state_dict()[name]) for name, value in model.state_dict().items())
-    assert input_transform(model) == imagenet_transform()
+    assert input_transform(model) == ImageTransform(224, resize=256)
 
 
 @pytest.mark.parametrize("form", [str, lambda path: path, lambda path: torch.load(path, weights_only=True)])

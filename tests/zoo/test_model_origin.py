@@ -137,9 +137,10 @@ def test_a_factory_is_an_import_path(tmp_path, factory):
         saved(tmp_path, Bare(3), factory=factory)
 
 
-def test_arguments_need_a_factory(tmp_path):
+@pytest.mark.parametrize("model", [Bare(3), zoo.create_model("mlp", 2, 1, image_size=1)], ids=["class", "zoo model"])
+def test_arguments_need_a_factory(tmp_path, model):
     with pytest.raises(HyperparameterError, match="arguments require a factory"):
-        saved(tmp_path, Bare(3), arguments={"width": 3})
+        saved(tmp_path, model, arguments={"width": 3})
 
 
 def test_hyperparameters_that_are_objects_are_listed(tmp_path):

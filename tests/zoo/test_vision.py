@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -9,9 +11,9 @@ from torchvision.transforms.v2 import functional
 from lightning_bayes.errors import DataError, DatasetError, HyperparameterError
 from lightning_bayes.zoo import BayesClassifier
 from lightning_bayes.zoo.data import CIFAR10DataModule, MNISTDataModule
-from lightning_bayes.zoo.data.images import NormalizedImages
+from lightning_bayes.zoo.data.images import ImageSet
 from lightning_bayes.zoo.data.splits import split_indices
-from lightning_bayes.zoo.data.vision import VisionDataModule, crop_and_mirror
+from lightning_bayes.zoo.data.vision import VisionDataModule, crop_and_mirror, normalized
 
 
 class Stub:
@@ -39,6 +41,10 @@ class StubDataModule(VisionDataModule):
 def calls(monkeypatch):
     monkeypatch.setattr(Stub, "calls", [], raising=False)
     return Stub.calls
+
+
+def image_set(images, mean, std, augmentation=torch.clone):
+    return ImageSet(images, torch.arange(len(images)), augmentation, partial(normalized, mean=mean, std=std))
 
 
 def numbers(loader):
@@ -174,7 +180,7 @@ def test_a_corrupted_test_set_is_the_corruption_of_each_image():
 def test_normalisation_is_per_channel():
     images = torch.randint(256, (6, 3, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     mean, std = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
-    dataset = NormalizedImages(images, torch.arange(6), mean, std)
+    dataset = image_set(images, mean, std)
     batch, targets = next(iter(DataLoader(dataset, batch_size=6)))
     for channel in range(3):
         expected = (images[:, channel].double() / 255 - mean[channel]) / std[channel]
@@ -184,7 +190,7 @@ def test_normalisation_is_per_channel():
 
 def test_one_by_one_equals_a_batch():
     images = torch.arange(48, dtype=torch.uint8).reshape(3, 1, 4, 4)
-    dataset = NormalizedImages(images, torch.arange(3), (0.5,), (0.25,))
+    dataset = image_set(images, (0.5,), (0.25,))
     for index, (image, target) in enumerate(dataset.__getitems__([0, 1, 2])):
         torch.testing.assert_close(dataset[index], (image, target))
 
@@ -196,9 +202,7 @@ def test_augmentation_gets_a_uint8_batch_before_normalisation():
         seen.append((tuple(images.shape), images.dtype))
         return images + torch.tensor([1, 2], dtype=torch.uint8)[:, None, None, None]
 
-    dataset = NormalizedImages(
-        torch.zeros(2, 1, 4, 4, dtype=torch.uint8), torch.arange(2), (0.0,), (1 / 255,), brighten
-    )
+    dataset = image_set(torch.zeros(2, 1, 4, 4, dtype=torch.uint8), (0.0,), (1 / 255,), brighten)
     batch, _ = next(iter(DataLoader(dataset, batch_size=2)))
     assert seen == [((2, 1, 4, 4), torch.uint8)]
     torch.testing.assert_close(batch[:, 0, 0, 0], torch.tensor([1.0, 2.0]))

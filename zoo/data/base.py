@@ -14,7 +14,7 @@ from typing_extensions import Unpack
 from lightning_bayes.errors import DataError
 from lightning_bayes.zoo.create import attach_to_models
 from lightning_bayes.zoo.data.corruptions import SEVERITIES, Corruption
-from lightning_bayes.zoo.data.images import Augmentation, TransformedImages, unlabelled_images
+from lightning_bayes.zoo.data.images import ImageSet, PixelMap, unlabelled_images
 from lightning_bayes.zoo.data.ood import ood_names, ood_set
 from lightning_bayes.zoo.transforms import ImageTransform
 
@@ -60,14 +60,14 @@ class ImageDataModule(LightningDataModule, ABC):
     num_classes: int
     train_set: Dataset[Any]
     val_set: Dataset[Any]
-    test_set: Any
+    test_set: Dataset[Any]
 
     def __init__(
         self,
         name: str,
         source: str,
         transform: ImageTransform,
-        augmentation: Augmentation | None,
+        augmentation: PixelMap | None,
         batch_size: int,
         num_workers: int,
         **shifts: Unpack[ShiftedSets],
@@ -154,12 +154,13 @@ class ImageDataModule(LightningDataModule, ABC):
             DataError: If the test images do not have eight bits, as in `DigitsDataModule`.
         """
         self.setup("test")
-        if not hasattr(self.test_set, "images"):
+        test = self.test_set
+        if not isinstance(test, ImageSet):
             raise DataError(
                 f"{self.source} has no test images of eight bits, which corruptions need. Use another data set."
             )
-        images, targets = self.test_set.images, self.test_set.targets
-        return self._loader(TransformedImages(images, targets, self.transform, corruption=Corruption(kind, severity)))
+        crop, normalize = self.transform.crop, self.transform.normalize
+        return self._loader(ImageSet(test.images, test.targets, crop, normalize, Corruption(kind, severity)))
 
     def _test_and_ood_loaders(self) -> list[DataLoader[Any]]:
         return [self._loader(dataset) for dataset in (self.test_set, *self.read_ood_sets())]

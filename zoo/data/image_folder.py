@@ -20,7 +20,7 @@ from typing_extensions import Unpack
 
 from lightning_bayes.errors import DataError, DatasetError
 from lightning_bayes.zoo.data.base import ImageDataModule, ShiftedSets
-from lightning_bayes.zoo.data.images import Augmentation, TransformedImages
+from lightning_bayes.zoo.data.images import ImageSet, PixelMap
 from lightning_bayes.zoo.data.splits import few_shots, stratified_split
 from lightning_bayes.zoo.registry import register_data
 from lightning_bayes.zoo.transforms import IMAGENET_MEAN, IMAGENET_STD, ImageTransform, with_channels
@@ -66,7 +66,6 @@ class ImageFolderDataModule(ImageDataModule):
 
     published_augmentation_factor: ClassVar[float] = 5.0  # Osawa et al. 2019, on ImageNet
     composed_values: ClassVar[dict[str, int | None]] = {"num_classes": None, "in_channels": 3, "image_size": 224}
-    test_set: TransformedImages
 
     def __init__(
         self,
@@ -102,24 +101,16 @@ class ImageFolderDataModule(ImageDataModule):
     @classmethod
     def count_classes(cls, root: str) -> int:
         """The number of class folders below `root`, for the command line; raises DatasetError if there are none."""
-        train = Path(root) / _TRAIN
-        return len(_read_folder(train if train.is_dir() else Path(root))[0])
+        return len(_read_folder(_layout(Path(root))[0])[0])
 
     def read_sets(self, stage: str) -> None:
         """List and split the files without reading images; all stages are equivalent."""
         if self.class_names:
             return
-        has_train = (self.root / _TRAIN).is_dir()
-        class_names, train = _read_folder(self.root / _TRAIN if has_train else self.root)
-        has_test = (self.root / _TEST).is_dir()
-        if has_train:
-            test = self._read_split(_TEST if has_test else _VAL, class_names)
-        else:
-            train, test = _hold_out(train, self.test_size)
-        if has_train and has_test and (self.root / _VAL).is_dir():
-            val = self._read_split(_VAL, class_names)
-        else:
-            train, val = _hold_out(train, self.val_size)
+        train_folder, val_folder, test_folder = _layout(self.root)
+        class_names, train = _read_folder(train_folder)
+        train, test = _split(train, self.test_size, test_folder, class_names)
+        train, val = _split(train, self.val_size, val_folder, class_names)
         if self.shots is not None:
             targets = [target for _, target in train]
             order, _ = stratified_split(targets, 0)
@@ -132,20 +123,19 @@ class ImageFolderDataModule(ImageDataModule):
         )
         self.class_names = class_names  # set last, so that `setup` can be repeated after an error
 
-    def _read_split(self, folder: str, class_names: tuple[str, ...]) -> _Samples:
-        names, samples = _read_folder(self.root / folder)
-        missing = [name for name in class_names if name not in names]
-        unknown = [name for name in names if name not in class_names]
-        if missing or unknown:
-            raise DataError(
-                f"{(self.root / folder).absolute()} must have the same class folders as {_TRAIN}; "
-                f"missing: {', '.join(missing) or 'none'}; unknown: {', '.join(unknown) or 'none'}."
-            )
-        return samples
-
-    def _images(self, samples: _Samples, augment: Augmentation | None = None) -> TransformedImages:
+    def _images(self, samples: _Samples, augmentation: PixelMap | None = None) -> ImageSet:
         paths, targets = [path for path, _ in samples], [target for _, target in samples]
-        return TransformedImages(paths, targets, self.transform, augment)
+        return ImageSet(paths, targets, augmentation or self.transform.crop, self.transform.normalize)
+
+
+def _layout(root: Path) -> tuple[Path, Path | None, Path | None]:
+    """The folders of the training, validation and test images; None for a set that is split from the training images."""
+    train, val, test = root / _TRAIN, root / _VAL, root / _TEST
+    if not train.is_dir():
+        return root, None, None
+    if not test.is_dir():
+        return train, None, val
+    return train, val if val.is_dir() else None, test
 
 
 def _read_folder(folder: Path) -> tuple[tuple[str, ...], _Samples]:
@@ -163,14 +153,27 @@ def _read_folder(folder: Path) -> tuple[tuple[str, ...], _Samples]:
     return tuple(names), samples
 
 
-def _hold_out(samples: _Samples, size: float) -> tuple[_Samples, _Samples]:
-    fraction = size if size < 1 else size / len(samples)
-    remaining, held_out = stratified_split([target for _, target in samples], fraction)
-    return [samples[i] for i in remaining], [samples[i] for i in held_out]
+def _split(
+    train: _Samples, size: float, folder: Path | None, class_names: tuple[str, ...]
+) -> tuple[_Samples, _Samples]:
+    """The remaining training images, and the images of a folder; without a folder, `size` of the training images."""
+    if folder is None:
+        fraction = size if size < 1 else size / len(train)
+        remaining, held_out = stratified_split([target for _, target in train], fraction)
+        return [train[i] for i in remaining], [train[i] for i in held_out]
+    names, samples = _read_folder(folder)
+    missing = [name for name in class_names if name not in names]
+    unknown = [name for name in names if name not in class_names]
+    if missing or unknown:
+        raise DataError(
+            f"{folder.absolute()} must have the same class folders as {_TRAIN}; "
+            f"missing: {', '.join(missing) or 'none'}; unknown: {', '.join(unknown) or 'none'}."
+        )
+    return train, samples
 
 
-def _crop_and_mirror(image_size: int, channels: int) -> Augmentation:
+def _crop_and_mirror(image_size: int, channels: int) -> PixelMap:
     """Torchvision's ImageNet augmentation: a resized crop of 8 to 100 % of the area, mirrored with probability ½."""
     steps = [transforms.RandomResizedCrop(image_size, antialias=True), transforms.RandomHorizontalFlip()]
-    augmentation: Augmentation = transforms.Compose([partial(with_channels, channels=channels), *steps])
+    augmentation: PixelMap = transforms.Compose([partial(with_channels, channels=channels), *steps])
     return augmentation

@@ -1,4 +1,4 @@
-"""Image data sets: uint8 images in memory or image files, transformed into model inputs on access."""
+"""Data sets of images, in memory or in files."""
 
 from __future__ import annotations
 
@@ -16,25 +16,27 @@ from lightning_bayes.errors import DataError, DatasetError
 from lightning_bayes.zoo.data.corruptions import Corruption
 from lightning_bayes.zoo.transforms import ImageTransform, as_tensor
 
-Augmentation = Callable[[Tensor], Tensor]  # on uint8 images
+PixelMap = Callable[[Tensor], Tensor]  # of uint8 images, [..., channels, height, width]
 
 # PIL's errors for damaged files.
 _UNREADABLE: Final = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 
 
 @final
-class NormalizedImages(Dataset[tuple[Tensor, Tensor]]):
-    """Images stored as uint8 and normalised on access.
+class ImageSet(Dataset[tuple[Tensor, Tensor]]):
+    """Images in memory or in files, transformed into model inputs on access.
 
     Args:
-        images: ``[N, channels, height, width]``, uint8.
-        targets: ``[N]``.
-        mean: Mean per channel, on the scale [0, 1].
-        std: Standard deviation per channel, on the scale [0, 1].
-        augment: Applied to a uint8 batch ``[B, channels, height, width]``, before normalisation.
+        images: uint8 images ``[N, channels, height, width]``, or paths of image files.
+        targets: One class per image.
+        crop: Maps uint8 images to uint8 images of the model's shape: a batch of images in memory, or one image of a file.
+        normalize: Maps a batch of these to the model's input.
+        corruption: Applied to each cropped image, before normalisation.
 
     Example:
-        >>> black = NormalizedImages(torch.zeros(3, 1, 2, 2, dtype=torch.uint8), torch.arange(3), [0.5], [0.25])
+        >>> transform = ImageTransform(image_size=2, mean=(0.5,), std=(0.25,))
+        >>> pixels = torch.zeros(3, 1, 2, 2, dtype=torch.uint8)
+        >>> black = ImageSet(pixels, torch.arange(3), transform.crop, transform.normalize)
         >>> black[1]
         (tensor([[[-2., -2.],
                  [-2., -2.]]]), tensor(1))
@@ -42,54 +44,14 @@ class NormalizedImages(Dataset[tuple[Tensor, Tensor]]):
 
     def __init__(
         self,
-        images: Tensor,
-        targets: Tensor,
-        mean: tuple[float, ...],
-        std: tuple[float, ...],
-        augment: Augmentation | None = None,
-    ) -> None:
-        self.images = images
-        self.targets = targets
-        self.mean = 255 * torch.tensor(mean)[:, None, None]
-        self.std = 255 * torch.tensor(std)[:, None, None]
-        self.augment = augment
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.__getitems__([index])[0]
-
-    def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, Tensor]]:
-        # DataLoader calls this once per batch, which is an order of magnitude faster than one call per image.
-        images = self.images[indices]
-        if self.augment is not None:
-            images = self.augment(images)
-        return list(zip((images - self.mean) / self.std, self.targets[indices], strict=True))
-
-
-@final
-class TransformedImages(Dataset[tuple[Tensor, int]]):
-    """Images of any size, in memory or in files, transformed into model inputs one by one.
-
-    Args:
-        images: uint8 images ``[N, channels, height, width]``, or paths of image files.
-        targets: One class per image.
-        transform: Crops and normalises.
-        augment: Replaces the crop: maps one uint8 image to a uint8 image of the model's shape.
-        corruption: Applied to the cropped uint8 image, before normalisation.
-    """
-
-    def __init__(
-        self,
         images: Tensor | Sequence[str | Path],
         targets: Tensor | Sequence[int],
-        transform: ImageTransform,
-        augment: Augmentation | None = None,
+        crop: PixelMap,
+        normalize: PixelMap,
         corruption: Corruption | None = None,
     ) -> None:
-        self.images, self.targets = images, targets
-        self.transform, self.augment, self.corruption = transform, augment, corruption
+        self.images, self.targets = images, torch.as_tensor(targets)
+        self.crop, self.normalize, self.corruption = crop, normalize, corruption
 
     @property
     def file_names(self) -> list[str] | None:
@@ -99,13 +61,18 @@ class TransformedImages(Dataset[tuple[Tensor, int]]):
     def __len__(self) -> int:
         return len(self.images)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        image = self.images[index]
-        pixels = image if isinstance(image, Tensor) else read_image(image)
-        cropped = self.transform.crop(pixels) if self.augment is None else self.augment(pixels)
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, Tensor]]:
+        # DataLoader calls this once per batch, which is an order of magnitude faster than one call per image.
+        if isinstance(self.images, Tensor):
+            pixels = self.crop(self.images[indices])
+        else:
+            pixels = torch.stack([self.crop(read_image(self.images[index])) for index in indices])
         if self.corruption is not None:
-            cropped = self.corruption(cropped, index)
-        return self.transform.normalize(cropped), int(self.targets[index])
+            pixels = torch.stack([self.corruption(*item) for item in zip(pixels, indices, strict=True)])
+        return list(zip(self.normalize(pixels), self.targets[indices], strict=True))
 
 
 def read_image(path: str | Path) -> Tensor:
@@ -119,14 +86,19 @@ def read_image(path: str | Path) -> Tensor:
         ) from error
 
 
-def unlabelled_images(folder: str | Path, transform: ImageTransform) -> TransformedImages:
+def unlabelled_images(folder: str | Path, transform: ImageTransform) -> ImageSet:
     """All images below a folder, for prediction, with targets -1; raises DatasetError if there are none."""
     files = image_files(folder)
     if not files:
         raise DatasetError(
             f"predict_dir: found no images below {Path(folder).absolute()}. Supported suffixes: {', '.join(IMG_EXTENSIONS)}."
         )
-    return TransformedImages(files, [-1] * len(files), transform)
+    return unlabelled(files, transform)
+
+
+def unlabelled(images: Tensor | Sequence[str | Path], transform: ImageTransform) -> ImageSet:
+    """Images with targets -1."""
+    return ImageSet(images, [-1] * len(images), transform.crop, transform.normalize)
 
 
 def image_files(folder: str | Path) -> list[Path]:

@@ -9,7 +9,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 from torch import Tensor
 
 from lightning_bayes.errors import DatasetError, HyperparameterError
-from lightning_bayes.zoo.data.images import TransformedImages, image_files, read_image
+from lightning_bayes.zoo.data.images import ImageSet, image_files, read_image, unlabelled
 from lightning_bayes.zoo.registry import DATA
 from lightning_bayes.zoo.transforms import ImageTransform
 
@@ -40,7 +40,7 @@ def ood_names(entries: Iterable[str], in_distribution: str) -> tuple[str, ...]:
     return names
 
 
-def ood_set(entry: str, root: str, transform: ImageTransform) -> TransformedImages:
+def ood_set(entry: str, root: str, transform: ImageTransform) -> ImageSet:
     """The images of an out-of-distribution set, with targets -1.
 
     Args:
@@ -71,4 +71,4 @@ def ood_set(entry: str, root: str, transform: ImageTransform) -> TransformedImag
             f"The images of {entry} (the first is {list(first.shape)}) are resized, cropped and converted to the shape of "
             f"the training images, {input_shape}."
         )
-    return TransformedImages(images, [-1] * len(images), transform)
+    return unlabelled(images, transform)

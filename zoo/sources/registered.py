@@ -10,7 +10,7 @@ from torch import nn
 from lightning_bayes.errors import HyperparameterError, WeightsError
 from lightning_bayes.zoo.registry import MODELS, ModelEntry
 from lightning_bayes.zoo.sources import timm_models, torchvision_models
-from lightning_bayes.zoo.transforms import ImageTransform, imagenet_transform
+from lightning_bayes.zoo.transforms import ImageTransform
 from lightning_bayes.zoo.weights import PublishedWeights
 
 
@@ -52,7 +52,7 @@ def published(name: str, weights: str | None, in_channels: int, arguments: dict[
 
 def transform(name: str, model: nn.Module) -> ImageTransform | None:
     """See `ModelSource.transform`."""
-    return imagenet_transform() if _entry(name).torchvision is not None else None
+    return ImageTransform(224, resize=256) if _entry(name).torchvision is not None else None
 
 
 def _entry(name: str) -> ModelEntry:
