@@ -35,7 +35,7 @@ def swap_optimizer(
     schedulers = [config.scheduler for config in strategy.lr_scheduler_configs]
     cycles = cycles_momentum(schedulers)
     groups = _converted_groups(old, arguments.group_defaults["betas"], cycles)
-    defaults = _converted_defaults(old)
+    defaults = _converted(old, old.defaults, False)  # which groups added later inherit
     if arguments.lr is not None:
         override_rates(groups, schedulers, arguments.lr)
     chosen.prior.mark([*groups, defaults])
@@ -76,11 +76,6 @@ def _converted_groups(
                 )
             groups[-1]["betas"] = (group["betas"][0], betas[1])  # the schedule's first β₁
     return groups
-
-
-def _converted_defaults(old: Optimizer) -> dict[str, Any]:
-    """Convert the defaults of the user's optimizer, which groups added later inherit."""
-    return _converted(old, old.defaults, False)
 
 
 def _converted(old: Optimizer, group: dict[str, Any], cycles_momentum: bool) -> dict[str, Any]:
