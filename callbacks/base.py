@@ -167,9 +167,8 @@ class VariationalCallback(EvaluationCallback, ABC):
         ranks.share_inversions(trainer, self.optimizer)
 
     def _wrap_closure(self, trainer: Trainer, closure: Closure) -> Closure:
-        optimizer = trainer.strategy.optimizers[0]
-        if not isinstance(optimizer, MeanFieldOptimizer):
-            return closure
+        optimizer = self.optimizer
+        assert optimizer is not None  # the strategy sets optimizers up before the first batch
         set_num_data(trainer, optimizer, self.num_data, self._chosen.prior)
         self._commit()  # also here: Lightning's tuner does not call on_train_start
         # The tuner removes callbacks. A batch size that it accepts must leave memory for updates that measure curvature.
