@@ -77,15 +77,15 @@ class VariationalCallback(EvaluationCallback, ABC):
     field_defaults: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, **fields: Unpack[CallbackFields]) -> None:
-        arguments = complete_arguments(self.name, self.optimizer_class, fields, self.field_defaults)
-        super().__init__(arguments.link)
+        passed = complete_arguments(self.name, self.optimizer_class, fields, self.field_defaults)
+        super().__init__(passed.link)
+        self._chosen = choose_defaults(self.name, passed)
+        self.arguments = arguments = self._chosen.arguments
         self.linearized = arguments.linearized
         self.eval_samples, self.val_samples = arguments.eval_samples, arguments.val_samples
         self.group_defaults, self.optimizer_kwargs = arguments.group_defaults, arguments.optimizer_kwargs
         self.mc_samples: int = self.optimizer_kwargs["mc_samples"]
         self.seed: int = self.optimizer_kwargs["seed"]
-        self.arguments, self._chosen = arguments, choose_defaults(self.name, arguments)
-        self.group_defaults |= self._chosen.hyperparameters
         self.optimizer: MeanFieldOptimizer | None = None
         self._rollback: RollbackOnFailedResume | None = None  # None outside of a fit
         self._resumed: dict[str, Any] = {}  # the callback's state in the checkpoint that the fit resumes from
@@ -159,7 +159,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         set_up(trainer)
         checks.check_training(trainer, pl_module)  # again: configure_model and other callbacks ran since
         check_model_parallel(trainer, pl_module, self.linearized)
-        self.optimizer = swap_optimizer(trainer, pl_module, self.arguments, self._chosen)
+        self.optimizer = swap_optimizer(trainer, pl_module, self._chosen)
         self._posterior = EvaluatedPosterior()  # of the last fit no longer
         self._ranks_agree = self._is_announced = False
         if "param_names" in self._resumed:
@@ -167,9 +167,8 @@ class VariationalCallback(EvaluationCallback, ABC):
         ranks.share_inversions(trainer, self.optimizer)
 
     def _wrap_closure(self, trainer: Trainer, closure: Closure) -> Closure:
-        optimizer = trainer.strategy.optimizers[0]
-        if not isinstance(optimizer, MeanFieldOptimizer):
-            return closure
+        optimizer = self.optimizer
+        assert optimizer is not None  # the strategy sets optimizers up before the first batch
         set_num_data(trainer, optimizer, self.num_data, self._chosen.prior)
         self._commit()  # also here: Lightning's tuner does not call on_train_start
         # The tuner removes callbacks. A batch size that it accepts must leave memory for updates that measure curvature.
@@ -189,7 +188,7 @@ class VariationalCallback(EvaluationCallback, ABC):
             return
         # Groups added later inherit N from the defaults.
         self.optimizer.defaults["num_data"] = self.optimizer.param_groups[0]["num_data"]
-        warn_of_changes(trainer, self.optimizer, self.arguments, self._chosen, self._resumed)
+        warn_of_changes(trainer, self.optimizer, self._chosen, self._resumed)
 
     def _commit(self) -> None:
         """Keep the loaded weights: the run has started."""

@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from lightning.pytorch import Trainer
 from lightning.pytorch.loops.optimization.automatic import Closure, ClosureResult
 
@@ -60,7 +61,7 @@ class MonteCarloClosure(Closure):
         if zero_grad is not None:
             zero_grad()
         results = [self._run_pass(index, backward) for index in self._sample_indices]
-        if self._step_follows and self._trainer.world_size > 1:
+        if self._step_follows and dist.is_available() and dist.is_initialized():
             self._average_over_processes()
         losses = [result.loss for result in results if result.loss is not None]
         if not losses:

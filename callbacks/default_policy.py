@@ -35,9 +35,9 @@ _STRONG_PRIOR = 10.0  # a prior precision that hurt small networks
 
 
 class ChosenDefaults(NamedTuple):
-    """Values for the arguments that the user did not pass."""
+    """The arguments of a callback, with values for those that the user did not pass."""
 
-    hyperparameters: dict[str, Any]  # of every parameter group: step_rule, curvature_interval and relative_noise
+    arguments: CallbackArguments  # `group_defaults` hold the chosen step_rule, curvature_interval and relative_noise
     noise: DefaultNoise | None  # None if the user sets the noise
     prior: DefaultPrior
     is_default_interval: bool
@@ -68,12 +68,13 @@ def choose_defaults(callback: str, arguments: CallbackArguments) -> ChosenDefaul
     if interval is None:
         interval = _INTERVAL if step_rule == "user" and optimizer_class.amortises else 1
     require_interval(callback, interval, amortises=optimizer_class.amortises)
-    hyperparameters = {
+    chosen = {
         "step_rule": step_rule,
         "curvature_interval": interval,
         "relative_noise": group["relative_noise"] if noise is None else noise.first,
     }
-    return ChosenDefaults(hyperparameters, noise, prior, group["curvature_interval"] is None, grafts)
+    completed = arguments._replace(group_defaults=group | chosen)
+    return ChosenDefaults(completed, noise, prior, group["curvature_interval"] is None, grafts)
 
 
 def _grafts(callback: str, arguments: CallbackArguments) -> bool:

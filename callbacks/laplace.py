@@ -8,9 +8,8 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_info
 
-from lightning_bayes.callbacks.evaluation import require_single_evaluation
 from lightning_bayes.callbacks.last_epoch import is_last_epoch
-from lightning_bayes.callbacks.loaders import OnDevice, ValidationSet, training_loader
+from lightning_bayes.callbacks.loaders import OnDevice, ValidationSet, random_state_kept, training_loader
 from lightning_bayes.callbacks.posthoc import PosthocCallback
 from lightning_bayes.curvature import Likelihood
 from lightning_bayes.curvature.output_roots import CurvatureName
@@ -105,7 +104,6 @@ class LaplaceCallback(PosthocCallback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the training loader, and check what the end of the fit needs."""
-        require_single_evaluation(trainer)
         _require_one_process(trainer)
         require_full_precision(pl_module.parameters())
         self._fitted_on = trainer.train_dataloader
@@ -165,9 +163,8 @@ class LaplaceCallback(PosthocCallback):
         prior = self.prior_precision
         if prior is None:
             prior = "marglik" if validation is None else "validation"
-        devices = [module.device] if module.device.type == "cuda" else []
-        # Loaders draw random numbers, and tests run in inference mode, whose tensors have no gradients.
-        with torch.inference_mode(False), evaluation_mode(module), torch.random.fork_rng(devices):
+        # Tests run in inference mode, whose tensors have no gradients.
+        with torch.inference_mode(False), evaluation_mode(module), random_state_kept(module):
             self.result = laplace(
                 module,
                 OnDevice(trainer, loader),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, final
 
+import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
@@ -74,14 +76,14 @@ class ValidationSet:
             UnsupportedTrainingError: If a batch has another form, or there is none.
         """
         steps = []
-        for batch in batches:
+        for batch in OnDevice(trainer, batches):
             if not isinstance(batch, (tuple, list)) or len(batch) != 2 or not isinstance(batch[1], Tensor):
                 raise UnsupportedTrainingError(
                     f"{self.callback} calls {type(module).__name__} on the inputs of batches (inputs, targets), but the "
                     f"validation set yields a {type(batch).__name__}. Yield such batches, or choose the {self.number} "
                     f"yourself with {self.function}."
                 )
-            inputs, targets = on_device(trainer, batch)
+            inputs, targets = batch
             with trainer.precision_plugin.forward_context():
                 steps.append(stored(forward(inputs), targets))
         if not steps:
@@ -131,17 +133,18 @@ def sum_over_processes(trainer: Trainer, module: LightningModule) -> Callable[[T
     return reduce
 
 
-def on_device(trainer: Trainer, batch: Any) -> Any:
-    """A batch in the trainer's precision and on its device, as a step receives it."""
-    return trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch))
+def random_state_kept(module: LightningModule) -> AbstractContextManager[None]:
+    """Context that restores the global random state afterwards: loaders draw from it."""
+    return torch.random.fork_rng([module.device] if module.device.type == "cuda" else [])
 
 
 @final
 class OnDevice:
-    """A loader whose batches are converted and moved to the device, as for a training step."""
+    """A loader whose batches are in the trainer's precision and on its device, as a step receives them."""
 
     def __init__(self, trainer: Trainer, loader: Any) -> None:
         self.trainer, self.loader = trainer, loader
 
     def __iter__(self) -> Iterator[Any]:
-        return (on_device(self.trainer, batch) for batch in self.loader)
+        strategy, precision = self.trainer.strategy, self.trainer.precision_plugin
+        return (strategy.batch_to_device(precision.convert_input(batch)) for batch in self.loader)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lightning_bayes.callbacks.evaluation import EvaluationCallback
 from lightning_bayes.callbacks.last_epoch import is_last_epoch
-from lightning_bayes.callbacks.loaders import ValidationSet, sum_over_processes
+from lightning_bayes.callbacks.loaders import ValidationSet, random_state_kept, sum_over_processes
 from lightning_bayes.callbacks.recalibration import recalibrated
 from lightning_bayes.callbacks.spread import spread
 from lightning_bayes.callbacks.step_outputs import StepOutputs
@@ -117,7 +117,7 @@ class PosteriorScale(Callback):
         if not is_last_epoch(trainer):
             return
         callback = _evaluation_of(trainer)
-        with evaluation_mode(pl_module), torch.random.fork_rng([]), torch.no_grad():  # loaders draw random numbers
+        with evaluation_mode(pl_module), random_state_kept(pl_module), torch.no_grad():
             samples = callback.find_samples(trainer, pl_module)
             if samples is None:
                 return
@@ -132,7 +132,7 @@ class PosteriorScale(Callback):
         scalable = self._scalable(samples)
         predictive_changed = self._is_linearized != isinstance(scalable, _EXPANSIONS)
         if self.scale is None or self.refit or predictive_changed:
-            with torch.random.fork_rng([]):
+            with random_state_kept(module):
                 self._choose(trainer, module, scalable, link)
         return scalable.scaled(float(self.scale or 0.0))
 

@@ -10,7 +10,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_info
 
 from lightning_bayes.callbacks.evaluated_posterior import is_mean_of
-from lightning_bayes.callbacks.evaluation import EvaluationCallback
+from lightning_bayes.callbacks.evaluation import EvaluationCallback, require_single_evaluation
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim.readout import POSTERIOR_KEY, stored_posterior
 from lightning_bayes.posteriors import AbstractPosterior
@@ -55,9 +55,11 @@ class PosthocCallback(EvaluationCallback, ABC):
         self._posterior = posterior.to("cpu")
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Let evaluation loops compute gradients."""
+        """Require that no other callback averages predictions in a fit, and let evaluation loops compute gradients."""
         super().setup(trainer, pl_module, stage)
-        if stage != "fit":
+        if stage == "fit":
+            require_single_evaluation(trainer)
+        else:
             # The closed form needs gradients of the outputs, which torch.inference_mode disables for good.
             for loop in (trainer.validate_loop, trainer.test_loop, trainer.predict_loop):
                 self._patches.set(loop, "inference_mode", False)

@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
-from lightning_bayes.callbacks.loaders import on_device, training_loader
+from lightning_bayes.callbacks.loaders import OnDevice, random_state_kept, training_loader
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.predictive import Samples, recalibrate
 from lightning_bayes.predictive.recalibration import running_statistics
@@ -70,16 +70,14 @@ class BatchNormRecalibration(Callback):
             )
             return samples
         rank_zero_info(f"BatchNorm statistics of the {self.of} are estimated on {self.batches} training batches.")
-        devices = [pl_module.device] if pl_module.device.type == "cuda" else []
-        with torch.random.fork_rng(devices):
+        with random_state_kept(pl_module):
             torch.manual_seed(self.seed)
             return recalibrate(pl_module, samples, self._runs(trainer, pl_module), self.of, partial(_averaged, trainer))
 
     def _runs(self, trainer: Trainer, pl_module: LightningModule) -> Iterator[partial[Any]]:
         loader = training_loader(trainer, pl_module, self._fitted_on, type(self).__name__)
-        for batch in islice(loader, self.batches):
-            moved = on_device(trainer, batch)
-            yield partial(_run, trainer, pl_module, moved[0] if isinstance(moved, (tuple, list)) else moved)
+        for batch in islice(OnDevice(trainer, loader), self.batches):
+            yield partial(_run, trainer, pl_module, batch[0] if isinstance(batch, (tuple, list)) else batch)
 
 
 def recalibrated(trainer: Trainer, pl_module: LightningModule, samples: Samples) -> Samples:

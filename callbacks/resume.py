@@ -13,7 +13,6 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_bayes.callbacks.default_policy import ChosenDefaults
-from lightning_bayes.callbacks.fields import CallbackArguments
 from lightning_bayes.callbacks.num_data import infer_num_data, with_augmentation_factor
 from lightning_bayes.callbacks.schedulers import cycles_momentum
 from lightning_bayes.curvature.sharding import local
@@ -50,21 +49,18 @@ def require_same_order(saved: list[list[str]], names: list[list[str]]) -> None:
 
 
 def warn_of_changes(
-    trainer: Trainer,
-    optimizer: MeanFieldOptimizer,
-    arguments: CallbackArguments,
-    chosen: ChosenDefaults,
-    saved: Mapping[str, Any],
+    trainer: Trainer, optimizer: MeanFieldOptimizer, chosen: ChosenDefaults, saved: Mapping[str, Any]
 ) -> None:
     """Warn about arguments that the checkpoint overrides, after the optimizer's state was restored.
 
     `saved` is the callback's state in the checkpoint.
     """
     restored = dict(optimizer.param_groups[0])
-    requested = _requested_hyperparameters(trainer, arguments, chosen)
-    if "lr" in saved and not callable(arguments.lr):
+    requested = _requested_hyperparameters(trainer, chosen)
+    lr = chosen.arguments.lr
+    if "lr" in saved and not callable(lr):
         # The group's lr follows the user's scheduler, so the callbacks' arguments are compared.
-        restored["lr"], requested["lr"] = saved["lr"], arguments.lr
+        restored["lr"], requested["lr"] = saved["lr"], lr
     requested = plain({name: value_at(value, restored["step"]) for name, value in requested.items()})
     changed = [
         f"{name}={restored[name]!r} (now {value!r})" for name, value in requested.items() if restored[name] != value
@@ -78,10 +74,9 @@ def warn_of_changes(
         )
 
 
-def _requested_hyperparameters(
-    trainer: Trainer, arguments: CallbackArguments, chosen: ChosenDefaults
-) -> dict[str, Any]:
+def _requested_hyperparameters(trainer: Trainer, chosen: ChosenDefaults) -> dict[str, Any]:
     """Hyperparameters of a group that the callback's arguments determine, by name."""
+    arguments = chosen.arguments
     requested = with_augmentation_factor(arguments.group_defaults, trainer)
     requested["noisy"] = arguments.optimizer_class.noisy
     requested["noise_seed"] = arguments.optimizer_kwargs["seed"]

@@ -10,9 +10,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch.optim.swa_utils import update_bn
 
-from lightning_bayes.callbacks.evaluation import require_single_evaluation
 from lightning_bayes.callbacks.last_epoch import is_last_epoch
-from lightning_bayes.callbacks.loaders import OnDevice
+from lightning_bayes.callbacks.loaders import OnDevice, random_state_kept
 from lightning_bayes.callbacks.num_data import infer_num_data
 from lightning_bayes.callbacks.posthoc import PosthocCallback
 from lightning_bayes.errors import HyperparameterError
@@ -74,7 +73,6 @@ class SWAGCallback(PosthocCallback):
         Raises:
             HyperparameterError: If fewer than two epochs would be collected.
         """
-        require_single_evaluation(trainer)
         if not trainer.current_epoch:
             self.moments = SWAG(self.max_rank)
         epochs = trainer.max_epochs or -1
@@ -112,8 +110,7 @@ class SWAGCallback(PosthocCallback):
         for name, mean in means.items():
             params[name].copy_(mean)
         if running_statistics(module):
-            devices = [module.device] if module.device.type == "cuda" else []
-            with torch.random.fork_rng(devices):
+            with random_state_kept(module):
                 update_bn(OnDevice(trainer, trainer.train_dataloader), module)
         constants = {n: v.detach().clone() for n, v in module.state_dict().items() if n not in means}
         self.keep(self.moments.posterior(num_data, dict.fromkeys(means, math.nan), constants))

@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 
 from lightning_bayes.callbacks import checks
 from lightning_bayes.callbacks.default_policy import ChosenDefaults
-from lightning_bayes.callbacks.fields import CallbackArguments
 from lightning_bayes.callbacks.num_data import with_augmentation_factor
 from lightning_bayes.callbacks.resumable import require_resumable
 from lightning_bayes.callbacks.schedulers import cycles_momentum, override_rates, rebind_schedulers
@@ -24,18 +23,16 @@ _DECOUPLED_NAMES = ("AdamW", "Adafactor", "Muon")  # Muon needs torch 2.9
 _DECOUPLED = tuple(getattr(torch.optim, name) for name in _DECOUPLED_NAMES if hasattr(torch.optim, name))
 
 
-def swap_optimizer(
-    trainer: Trainer, module: LightningModule, arguments: CallbackArguments, chosen: ChosenDefaults
-) -> MeanFieldOptimizer:
+def swap_optimizer(trainer: Trainer, module: LightningModule, chosen: ChosenDefaults) -> MeanFieldOptimizer:
     """Replace the optimizer that the strategy has set up; changes the user's optimizer and schedulers."""
-    strategy = trainer.strategy
+    strategy, arguments = trainer.strategy, chosen.arguments
     step_rule = arguments.group_defaults["step_rule"]
     has_base = step_rule == "user"
     old = checks.check_swappable(strategy.optimizers, module, bounds_step=step_rule == "trust_region")
     schedulers = [config.scheduler for config in strategy.lr_scheduler_configs]
     cycles = cycles_momentum(schedulers)
     groups = _converted_groups(old, arguments.group_defaults["betas"], cycles)
-    defaults = _converted_defaults(old)
+    defaults = _converted(old, old.defaults, False)  # which groups added later inherit
     if arguments.lr is not None:
         override_rates(groups, schedulers, arguments.lr)
     chosen.prior.mark([*groups, defaults])
@@ -76,11 +73,6 @@ def _converted_groups(
                 )
             groups[-1]["betas"] = (group["betas"][0], betas[1])  # the schedule's first β₁
     return groups
-
-
-def _converted_defaults(old: Optimizer) -> dict[str, Any]:
-    """Convert the defaults of the user's optimizer, which groups added later inherit."""
-    return _converted(old, old.defaults, False)
 
 
 def _converted(old: Optimizer, group: dict[str, Any], cycles_momentum: bool) -> dict[str, Any]:

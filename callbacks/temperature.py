@@ -97,7 +97,8 @@ class TemperatureScaling(Callback):
                 "lightning_bayes.zoo.BayesClassifier, or call lightning_bayes.predictive.fit_temperature yourself."
             )
         # Validation during the fit did not use the width that a PosteriorScale has chosen.
-        if self.temperature is None or self.refit or _has_width(trainer):
+        has_width = any(isinstance(callback, PosteriorScale) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+        if self.temperature is None or self.refit or has_width:
             loader = self._validation.loader(trainer)
             self._fit(
                 trainer, pl_module, self._validation.outputs(trainer, pl_module, pl_module.sampled_forward, loader)
@@ -126,7 +127,3 @@ class TemperatureScaling(Callback):
                 f"The temperature {self.temperature:.3g} is at the end of the search range from {SMALLEST} to {LARGEST}: "
                 "the validation set does not determine it, for example because every example is classified correctly."
             )
-
-
-def _has_width(trainer: Trainer) -> bool:
-    return any(isinstance(callback, PosteriorScale) for callback in trainer.callbacks)  # type: ignore[attr-defined]

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from lightning_bayes.callbacks.presets.preset import Preset, rate_of_average, tidy
 
-_PAPER: Final = "https://arxiv.org/abs/1712.02390"
+PAPER: Final = "https://arxiv.org/abs/1712.02390"
 _CODE: Final = "https://github.com/pomonam/NoisyNaturalGradient, config/"
 _START: Final = (
     "The paper starts from zero curvature, and the code starts with almost no noise; here the first update has no noise, "
@@ -39,31 +39,32 @@ def _vgg16(callback: str, source: str, lr: float, new: float, differs: str) -> P
     )
 
 
-def _uci(callback: str, differs: str) -> Preset:
-    arguments: dict[str, Any] = {
-        "lr": 0.01,
-        "betas": (0.9, 0.999),
-        "mc_samples": 10,
-        "eval_samples": 100,
-        "prior_precision": 1.0,
-        "kl_weight": 1.0,
-    }
+def uci(callback: str, method: str, *differs: str, **own: Any) -> Preset:
+    """The regressions of section 5.1 with one of the paper's methods; `own` holds the arguments that only it has."""
     return Preset(
         "zhang2018-uci",
         callback,
-        arguments,
-        f"{_PAPER}, section 5.1 (NNG-FFG), and {_CODE}regression",
+        {
+            "lr": 0.01,
+            "betas": (0.9, 0.999),
+            "mc_samples": 10,
+            "eval_samples": 100,
+            "prior_precision": 1.0,
+            "kl_weight": 1.0,
+            **own,
+        },
+        f"{PAPER}, section 5.1 ({method}), and {_CODE}regression",
         "MLP with one hidden layer of 50 ReLU (100 for protein and year); standardised inputs and targets, splits of 90 to "
         "10; batch 10 below 2000 examples, 500 for year, else 100; 1000 epochs, learning rate x 0.1 after 500",
         "Their noise precision has a posterior with the prior Gamma(6, 6); here it is the task's: use "
-        f"BayesRegressor(noise='gamma') for the same. {differs} {_START}",
+        f"BayesRegressor(noise='gamma') for the same. {' '.join(differs)}",
     )
 
 
 PRESETS: Final = (
     _vgg16(
         "NoisyAdamCallback",
-        f"{_PAPER}, section 5.2, and {_CODE}classification/diag_vgg_plain.json",
+        f"{PAPER}, section 5.2, and {_CODE}classification/diag_vgg_plain.json",
         0.01,
         0.003,
         "lr is the paper's largest step size. The weight of the old momentum is not stated; 0.9 comes from the code, which "
@@ -78,6 +79,16 @@ PRESETS: Final = (
         "labels, in every update. Their momentum sums preconditioned gradients without bias correction; here it averages "
         "gradients with bias correction. Their preconditioner adds only the damping, not the prior's δ̃ of 1e-4.",
     ),
-    _uci("NoisyAdamCallback", "Their code measures the Fisher diagonal instead of the squared gradient."),
-    _uci("NoisyAdamFisherCallback", "They draw one label per example; here the Fisher is the expectation over labels."),
+    uci(
+        "NoisyAdamCallback",
+        "NNG-FFG",
+        "Their code measures the Fisher diagonal instead of the squared gradient.",
+        _START,
+    ),
+    uci(
+        "NoisyAdamFisherCallback",
+        "NNG-FFG",
+        "They draw one label per example; here the Fisher is the expectation over labels.",
+        _START,
+    ),
 )

@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 from lightning_bayes.callbacks.presets.preset import Preset, rate_of_average
+from lightning_bayes.callbacks.presets.zhang2018 import PAPER, uci
 from lightning_bayes.optim import ExponentialSchedule
 
-_PAPER: Final = "https://arxiv.org/abs/1712.02390"
+_ALGORITHM: Final[dict[str, Any]] = {"fisher": "sampled", "prior_at": "sample"}
 _UPDATES: Final = 390  # per epoch, with 50 000 examples in batches of 128
 _DIFFERENCES: Final = (
     "Their momentum sums preconditioned gradients, each clipped separately, without bias correction; here it averages "
@@ -35,48 +36,33 @@ def _vgg16(suffix: str, clip: float, kl_weight: float, variance: float, setting:
         "kl_clip": ExponentialSchedule(clip, 0.95, every=_UPDATES),
         "stats_interval": 10,
         "inverse_interval": 200,
-        "fisher": "sampled",
-        "prior_at": "sample",
+        **_ALGORITHM,
     }
     return Preset(
         f"zhang2018-cifar10-vgg16{suffix}",
         "NoisyKFACCallback",
         arguments,
-        f"{_PAPER}, section 5.2, and https://github.com/gd-zhang/noisy-K-FAC, configs/",
+        f"{PAPER}, section 5.2, and https://github.com/gd-zhang/noisy-K-FAC, configs/",
         f"VGG-16 with half the filters; CIFAR-10; batch 128; 150 epochs; {setting}",
         f"{differs}{_DIFFERENCES} kl_clip falls by 5 % every 390 updates, an epoch of 50 000 examples.",
     )
 
 
 _BATCH_NORM: Final = "Their BatchNorm parameters are not trained; here they are, with a mean-field posterior. "
-_UCI: Final[dict[str, Any]] = {
-    "lr": 0.01,
-    "betas": (0.9, 0.999),
-    "mc_samples": 10,
-    "eval_samples": 100,
-    "prior_precision": 1.0,
-    "kl_weight": 1.0,
-    "damping": 0.0,
-    "stats_interval": 1,
-    "inverse_interval": 1,
-    "fisher": "sampled",
-    "prior_at": "sample",
-}
 
 PRESETS: Final = (
     _vgg16("", 1e-3, 0.5, 0.1, "without augmentation and BatchNorm"),
     _vgg16("-augmented", 1e-3, 0.1, 0.1, "with random crops and mirroring, without BatchNorm"),
     _vgg16("-batchnorm", 1e-2, 0.5, 1.0, "with BatchNorm, without augmentation", _BATCH_NORM),
     _vgg16("-augmented-batchnorm", 1e-2, 0.1, 1.0, "with random crops, mirroring and BatchNorm", _BATCH_NORM),
-    Preset(
-        "zhang2018-uci",
+    uci(
         "NoisyKFACCallback",
-        _UCI,
-        f"{_PAPER}, section 5.1 (NNG-MVG), and https://github.com/pomonam/NoisyNaturalGradient, config/regression",
-        "MLP with one hidden layer of 50 ReLU (100 for protein and year); standardised inputs and targets, splits of 90 to "
-        "10; batch 10 below 2000 examples, 500 for year, else 100; 1000 epochs, learning rate x 0.1 after 500",
-        "Their noise precision has a posterior with the prior Gamma(6, 6); here it is the task's: use "
-        "BayesRegressor(noise='gamma') for the same. Their factors start near the identity; here the first update has no "
-        "noise, and its measurement sets the factors. The momentum of 0.9 comes from the code; Algorithm 2 has none.",
+        "NNG-MVG",
+        "Their factors start near the identity; here the first update has no noise, and its measurement sets the factors. "
+        "The momentum of 0.9 comes from the code; Algorithm 2 has none.",
+        damping=0.0,
+        stats_interval=1,
+        inverse_interval=1,
+        **_ALGORITHM,
     ),
 )
