@@ -46,7 +46,7 @@ from lightning_bayes.callbacks.resume import (
 )
 from lightning_bayes.callbacks.swap import swap_optimizer
 from lightning_bayes.callbacks.validation_samples import sample_count
-from lightning_bayes.optim import MeanFieldOptimizer
+from lightning_bayes.optim import VariationalOptimizer
 from lightning_bayes.optim.readout import CALLBACK_KEY, callback_state
 from lightning_bayes.optim.schedules import Schedule
 from lightning_bayes.optim.settings import plain
@@ -86,7 +86,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         self.group_defaults, self.optimizer_kwargs = arguments.group_defaults, arguments.optimizer_kwargs
         self.mc_samples: int = self.optimizer_kwargs["mc_samples"]
         self.seed: int = self.optimizer_kwargs["seed"]
-        self.optimizer: MeanFieldOptimizer | None = None
+        self.optimizer: VariationalOptimizer | None = None
         self._rollback: RollbackOnFailedResume | None = None  # None outside of a fit
         self._resumed: dict[str, Any] = {}  # the callback's state in the checkpoint that the fit resumes from
         self._posterior = EvaluatedPosterior()
@@ -94,7 +94,7 @@ class VariationalCallback(EvaluationCallback, ABC):
 
     @property
     @abstractmethod
-    def optimizer_class(self) -> type[MeanFieldOptimizer]:
+    def optimizer_class(self) -> type[VariationalOptimizer]:
         """The optimizer that replaces the user's."""
 
     @property
@@ -286,6 +286,6 @@ class VariationalCallback(EvaluationCallback, ABC):
         super().teardown(trainer, pl_module, stage)
 
 
-def _param_names(optimizer: MeanFieldOptimizer) -> list[list[str]]:
+def _param_names(optimizer: VariationalOptimizer) -> list[list[str]]:
     names = {param: name for name, param in optimizer.model.named_parameters()}
     return [[names[param] for param in group["params"]] for group in optimizer.param_groups]

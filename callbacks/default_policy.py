@@ -10,7 +10,7 @@ from torch import nn
 
 from lightning_bayes.callbacks.fields import CallbackArguments
 from lightning_bayes.errors import HyperparameterError
-from lightning_bayes.optim import MeanFieldOptimizer, PriorMean, Schedule, value_at
+from lightning_bayes.optim import PriorMean, Schedule, VariationalOptimizer, value_at
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.hyperparameters import StepName
 from lightning_bayes.optim.runtime.measuring import require_interval
@@ -107,9 +107,9 @@ class DefaultNoise:
 
     def __init__(self, flatness: float | None) -> None:
         self.flatness = flatness
-        self._applied: tuple[MeanFieldOptimizer, int] | None = None
+        self._applied: tuple[VariationalOptimizer, int] | None = None
 
-    def apply(self, optimizer: MeanFieldOptimizer, link: Link | None) -> None:
+    def apply(self, optimizer: VariationalOptimizer, link: Link | None) -> None:
         """Set κ and ε in all groups after the first update, and again when layers are frozen or unfrozen."""
         layers = count_noisy_layers(optimizer.param_groups, optimizer.state)
         if self._applied == (optimizer, layers):

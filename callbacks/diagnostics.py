@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_bayes.callbacks.base import VariationalCallback
 from lightning_bayes.errors import HyperparameterError, UnsupportedTrainingError
-from lightning_bayes.optim import MeanFieldOptimizer
+from lightning_bayes.optim import VariationalOptimizer
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.posteriors import AbstractPosterior, diagnostics
 
@@ -144,7 +144,7 @@ def diagnose(posterior: AbstractPosterior, shares: dict[str, Tensor], steps: dic
     return numbers
 
 
-def shares_of_data(optimizer: MeanFieldOptimizer, posterior: AbstractPosterior) -> dict[str, Tensor]:
+def shares_of_data(optimizer: VariationalOptimizer, posterior: AbstractPosterior) -> dict[str, Tensor]:
     """Fraction of each weight's precision that comes from the data, not from prior and damping, by parameter name."""
     groups = {param: group for group in optimizer.param_groups for param in group["params"]}
     without_data = dict(posterior.prior_precision)

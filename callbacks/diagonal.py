@@ -17,7 +17,6 @@ from lightning_bayes.optim import (
     OGN,
     VOGN,
     VON,
-    MeanFieldOptimizer,
     MomentumVON,
     NoisyAdam,
     NoisyAdamFisher,
@@ -26,6 +25,7 @@ from lightning_bayes.optim import (
     Schedule,
     VadaGrad,
     Vadam,
+    VariationalOptimizer,
     Vprop,
     Vprop0,
 )
@@ -160,7 +160,7 @@ class VONCallback(VariationalCallback):
         self.set_own(positivity=positivity)
 
     @property
-    def optimizer_class(self) -> type[MeanFieldOptimizer]:
+    def optimizer_class(self) -> type[VariationalOptimizer]:
         """The optimizer for the chosen Hessian."""
         return VON if self.hessian == "exact" else ReparameterisedVON
 

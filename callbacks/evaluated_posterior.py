@@ -10,7 +10,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from lightning_bayes.callbacks.model_parallel import gathered_weights
 from lightning_bayes.errors import PosteriorError
-from lightning_bayes.optim import MeanFieldOptimizer
+from lightning_bayes.optim import VariationalOptimizer
 from lightning_bayes.optim.readout import posterior_from_checkpoint
 from lightning_bayes.posteriors import AbstractPosterior
 
@@ -30,12 +30,12 @@ class EvaluatedPosterior:
         except PosteriorError as error:
             self._posterior, self._reason = None, str(error)
 
-    def keep(self, optimizer: MeanFieldOptimizer) -> None:
+    def keep(self, optimizer: VariationalOptimizer) -> None:
         """Copy the posterior of an optimizer at the end of its fit."""
         self._posterior = optimizer.posterior().to("cpu")
 
     def find(
-        self, trainer: Trainer, module: LightningModule, optimizer: MeanFieldOptimizer | None, callback: str
+        self, trainer: Trainer, module: LightningModule, optimizer: VariationalOptimizer | None, callback: str
     ) -> AbstractPosterior | None:
         """The posterior whose mean equals the module's weights; None without one, with a warning outside of a fit."""
         if trainer.state.fn == "fit":

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from lightning_bayes.curvature import check_names
 from lightning_bayes.curvature.measurement import KroneckerQuantity
-from lightning_bayes.optim import FisherName, MeanFieldOptimizer, Schedule
+from lightning_bayes.optim import FisherName, Schedule, VariationalOptimizer
 from lightning_bayes.optim.hyperparameters import HyperparameterFields, StepName
 from lightning_bayes.optim.kronecker.arguments import UnsupportedLayers
 from lightning_bayes.optim.settings import plain
@@ -125,7 +125,7 @@ _DEFAULTS = {**dict.fromkeys(_UNDECIDED), "linearized": False}
 class CallbackArguments(NamedTuple):
     """The arguments of a callback, with defaults filled in."""
 
-    optimizer_class: type[MeanFieldOptimizer]
+    optimizer_class: type[VariationalOptimizer]
     lr: float | Schedule | None
     step: StepName | None
     num_data: int | None
@@ -139,7 +139,7 @@ class CallbackArguments(NamedTuple):
 
 
 def complete_arguments(
-    callback: str, optimizer_class: type[MeanFieldOptimizer], fields: Mapping[str, Any], defaults: Mapping[str, Any]
+    callback: str, optimizer_class: type[VariationalOptimizer], fields: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> CallbackArguments:
     """Fill in the defaults of a callback's arguments, check their ranges, and split them by consumer."""
     record = optimizer_class.hyperparameters

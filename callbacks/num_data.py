@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset, SubsetRandomSampler
 from lightning_bayes.callbacks.default_policy import DefaultPrior
 from lightning_bayes.curvature import Capture
 from lightning_bayes.errors import UnknownNumDataError
-from lightning_bayes.optim import MeanFieldOptimizer
+from lightning_bayes.optim import VariationalOptimizer
 
 _HINT = "Pass num_data=... to the callback: the posterior's precision grows with it."
 
@@ -38,7 +38,7 @@ def infer_num_data(trainer: Trainer) -> int:
     return _examples_of(loaders[0], trainer)
 
 
-def set_num_data(trainer: Trainer, optimizer: MeanFieldOptimizer, num_data: int | None, prior: DefaultPrior) -> None:
+def set_num_data(trainer: Trainer, optimizer: VariationalOptimizer, num_data: int | None, prior: DefaultPrior) -> None:
     """Set N, and the prior that an L2 penalty implies, once the data loader exists; ``num_data=None`` counts examples."""
     # Check the groups, not the defaults: Lightning's tuner restores groups from before the first step.
     unset = [group for group in optimizer.param_groups if group["num_data"] is None]
@@ -89,7 +89,7 @@ def _examples_of(loader: Any, trainer: Trainer) -> int:
     return examples
 
 
-def example_count_check(trainer: Trainer, optimizer: MeanFieldOptimizer) -> Callable[[Capture], None] | None:
+def example_count_check(trainer: Trainer, optimizer: VariationalOptimizer) -> Callable[[Capture], None] | None:
     """A check of the first pass that warns if the layers see another number of examples than the data loader yields.
 
     Returns:

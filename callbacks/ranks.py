@@ -8,7 +8,7 @@ from lightning.pytorch import Trainer
 from lightning_utilities.core.rank_zero import rank_zero_info
 
 from lightning_bayes.callbacks.model_parallel import is_model_parallel
-from lightning_bayes.optim import MeanFieldOptimizer
+from lightning_bayes.optim import VariationalOptimizer
 from lightning_bayes.optim.kronecker.distributed_inversion import WorkerGroup
 from lightning_bayes.optim.kronecker.family import KroneckerFamily
 from lightning_bayes.strategies import BayesDDPStrategy, all_reduce_sum_, check_agreement
@@ -34,7 +34,7 @@ def noise_samples(trainer: Trainer, mc_samples: int) -> list[int]:
     return [trainer.global_rank * mc_samples + k for k in range(mc_samples)]
 
 
-def require_agreement(trainer: Trainer, optimizer: MeanFieldOptimizer, mc_samples: int) -> None:
+def require_agreement(trainer: Trainer, optimizer: VariationalOptimizer, mc_samples: int) -> None:
     """Require equal settings on all ranks before the first update, once the optimizer's groups have N."""
     settings: dict[str, Any] = {
         "optimizer": type(optimizer).__name__,
@@ -51,7 +51,7 @@ def require_agreement(trainer: Trainer, optimizer: MeanFieldOptimizer, mc_sample
     check(settings)
 
 
-def share_inversions(trainer: Trainer, optimizer: MeanFieldOptimizer) -> None:
+def share_inversions(trainer: Trainer, optimizer: VariationalOptimizer) -> None:
     """Let the ranks share the inversions of K-FAC, and log how each layer is measured; other methods have none."""
     if not isinstance(optimizer.family, KroneckerFamily):
         return

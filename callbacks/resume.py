@@ -17,7 +17,7 @@ from lightning_bayes.callbacks.num_data import infer_num_data, with_augmentation
 from lightning_bayes.callbacks.schedulers import cycles_momentum
 from lightning_bayes.curvature.sharding import local
 from lightning_bayes.errors import BayesError, PosteriorError
-from lightning_bayes.optim import MeanFieldOptimizer, value_at
+from lightning_bayes.optim import VariationalOptimizer, value_at
 from lightning_bayes.optim.readout import callback_state
 from lightning_bayes.optim.settings import plain
 from lightning_bayes.optim.weight_prior import holds_priors
@@ -49,7 +49,7 @@ def require_same_order(saved: list[list[str]], names: list[list[str]]) -> None:
 
 
 def warn_of_changes(
-    trainer: Trainer, optimizer: MeanFieldOptimizer, chosen: ChosenDefaults, saved: Mapping[str, Any]
+    trainer: Trainer, optimizer: VariationalOptimizer, chosen: ChosenDefaults, saved: Mapping[str, Any]
 ) -> None:
     """Warn about arguments that the checkpoint overrides, after the optimizer's state was restored.
 

@@ -9,7 +9,7 @@ from lightning.pytorch import Trainer
 from torch import Tensor
 
 from lightning_bayes.errors import name_some
-from lightning_bayes.optim import MeanFieldOptimizer
+from lightning_bayes.optim import VariationalOptimizer
 from lightning_bayes.optim.readout import temperature_of
 from lightning_bayes.posteriors import diagnostics
 from lightning_bayes.predictive import Link
@@ -22,7 +22,7 @@ _REGRESSION_NOTE = (
 )
 
 
-def at_the_start(optimizer: MeanFieldOptimizer, name: str, link: Link | None, eval_samples: int) -> str:
+def at_the_start(optimizer: VariationalOptimizer, name: str, link: Link | None, eval_samples: int) -> str:
     """The line after the first update: step, number of parameters with a posterior, N, prior, noise and prediction."""
     group, base = optimizer.param_groups[0], optimizer.base_step
     step = type(base.base).__name__ if base else _STEPS[group["step_rule"]]
@@ -40,7 +40,7 @@ def at_the_start(optimizer: MeanFieldOptimizer, name: str, link: Link | None, ev
     return ". ".join(sentences) + "."
 
 
-def at_the_end(optimizer: MeanFieldOptimizer, name: str) -> str:
+def at_the_end(optimizer: VariationalOptimizer, name: str) -> str:
     """The line at the end of a fit: effective number of parameters, temperatures, and size of the noise."""
     total, determined = _count(_params(optimizer, noisy=True)), float(optimizer.effective_parameters())
     log_temperatures = sorted(float(tau.log()) for tau in temperatures(optimizer).values())
@@ -56,7 +56,7 @@ def at_the_end(optimizer: MeanFieldOptimizer, name: str) -> str:
     )
 
 
-def epoch_metrics(trainer: Trainer, optimizer: MeanFieldOptimizer) -> dict[str, float]:
+def epoch_metrics(trainer: Trainer, optimizer: VariationalOptimizer) -> dict[str, float]:
     """Metrics to log after an epoch, by key."""
     metrics = {"posterior/skipped_updates": float(optimizer.skipped_steps)}
     if optimizer.noisy:
@@ -67,7 +67,7 @@ def epoch_metrics(trainer: Trainer, optimizer: MeanFieldOptimizer) -> dict[str, 
 
 
 @torch.no_grad()
-def temperatures(optimizer: MeanFieldOptimizer) -> dict[str, Tensor]:
+def temperatures(optimizer: VariationalOptimizer) -> dict[str, Tensor]:
     """τ_t of each tensor with noise, by name. A bias that shares its weight's matrix has no separate temperature."""
     names = {param: name for name, param in optimizer.model.named_parameters()}
     by_name = {}
@@ -79,7 +79,7 @@ def temperatures(optimizer: MeanFieldOptimizer) -> dict[str, Tensor]:
     return by_name
 
 
-def _params(optimizer: MeanFieldOptimizer, *, noisy: bool) -> list[Tensor]:
+def _params(optimizer: VariationalOptimizer, *, noisy: bool) -> list[Tensor]:
     """The trained parameters with noise, or those without."""
     return [
         param
@@ -93,7 +93,7 @@ def _count(params: Iterable[Tensor]) -> int:
     return sum(param.numel() for param in params)
 
 
-def _prior(optimizer: MeanFieldOptimizer) -> str:
+def _prior(optimizer: VariationalOptimizer) -> str:
     group = optimizer.param_groups[0]
     default = f"the prior precision is {group['prior_precision']:g}"
     if group["step_rule"] == "user" and not group["prior_on_mean"]:

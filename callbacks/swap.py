@@ -15,7 +15,7 @@ from lightning_bayes.callbacks.num_data import with_augmentation_factor
 from lightning_bayes.callbacks.resumable import require_resumable
 from lightning_bayes.callbacks.schedulers import cycles_momentum, override_rates, rebind_schedulers
 from lightning_bayes.errors import UnsupportedTrainingError
-from lightning_bayes.optim import BetaSchedule, MeanFieldOptimizer
+from lightning_bayes.optim import BetaSchedule, VariationalOptimizer
 from lightning_bayes.optim.readout import load_posterior
 from lightning_bayes.optim.steps.base_optimizer import GRADIENT_STEPS, BaseOptimizerStep
 
@@ -23,7 +23,7 @@ _DECOUPLED_NAMES = ("AdamW", "Adafactor", "Muon")  # Muon needs torch 2.9
 _DECOUPLED = tuple(getattr(torch.optim, name) for name in _DECOUPLED_NAMES if hasattr(torch.optim, name))
 
 
-def swap_optimizer(trainer: Trainer, module: LightningModule, chosen: ChosenDefaults) -> MeanFieldOptimizer:
+def swap_optimizer(trainer: Trainer, module: LightningModule, chosen: ChosenDefaults) -> VariationalOptimizer:
     """Replace the optimizer that the strategy has set up; changes the user's optimizer and schedulers."""
     strategy, arguments = trainer.strategy, chosen.arguments
     step_rule = arguments.group_defaults["step_rule"]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes import VariationalCallback
-from lightning_bayes.optim import MeanFieldOptimizer
+from lightning_bayes.optim import VariationalOptimizer
 from lightning_bayes.optim.diagonal.estimators import SquaredGradients
 from lightning_bayes.optim.diagonal.estimators.estimator import CurvatureEstimator, Scores
 from lightning_bayes.optim.diagonal.vogn import update
@@ -50,7 +50,7 @@ def permutation(size: int) -> Tensor:
 
 
 @final
-class FlatNoise(MeanFieldOptimizer):
+class FlatNoise(VariationalOptimizer):
     """The user's step under noise with the same scale for all weights of a tensor."""
 
     noisy = averages_curvature = True
@@ -59,7 +59,7 @@ class FlatNoise(MeanFieldOptimizer):
 
 
 @final
-class Permuted(MeanFieldOptimizer):
+class Permuted(VariationalOptimizer):
     """VOGN with a permuted curvature."""
 
     noisy = averages_curvature = True

@@ -25,7 +25,7 @@ from torch.func import functional_call, vmap
 
 from benchmarks.provenance import save_json
 from lightning_bayes.callbacks.summary import temperatures
-from lightning_bayes.optim import VOGN, VON, MeanFieldOptimizer
+from lightning_bayes.optim import VOGN, VON, VariationalOptimizer
 
 DRAWS = 128  # of each antithetic half
 UNBOUNDED = 1e6  # κ
@@ -71,14 +71,14 @@ def tasks() -> dict[str, Task]:
     }
 
 
-def fit(task: Task, method: str, relative_noise: float, updates: int) -> tuple[nn.Module, MeanFieldOptimizer]:
+def fit(task: Task, method: str, relative_noise: float, updates: int) -> tuple[nn.Module, VariationalOptimizer]:
     """Train with the default step on top of Adam with a cosine learning rate."""
     torch.manual_seed(0)
     model = task.network()
     adam = torch.optim.Adam(model.parameters(), lr=0.05)
     shared: dict[str, Any] = {"num_data": len(task.inputs), "relative_noise": relative_noise, "mc_samples": 2}
     prior = {"prior_on_mean": True, "prior_precision": task.prior} if task.prior else {"prior_on_mean": False}
-    opt: MeanFieldOptimizer = METHODS[method](model, base=adam, **shared, **prior)
+    opt: VariationalOptimizer = METHODS[method](model, base=adam, **shared, **prior)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(opt, updates)
     for _ in range(updates):
         for sample in range(2):
@@ -89,7 +89,7 @@ def fit(task: Task, method: str, relative_noise: float, updates: int) -> tuple[n
     return model, opt
 
 
-def excess(task: Task, model: nn.Module, optimizer: MeanFieldOptimizer) -> Excess:
+def excess(task: Task, model: nn.Module, optimizer: VariationalOptimizer) -> Excess:
     """The gain of L-BFGS, started from the posterior: over means and variances, and over means alone."""
     posterior, taus = optimizer.posterior(), temperatures(optimizer)
     search_noise, fresh_noise = (draws(posterior.mean, seed) for seed in (0, 1))

@@ -23,7 +23,7 @@ from benchmarks.speed.rounds import MeanOfUpdates
 from benchmarks.speed.update import LR, NOISE, NUM_DATA, as_swapped, update_once
 from lightning_bayes import IVON, KFAC, VOGN, NoisyKFAC, Vadam
 from lightning_bayes.curvature import Softmax
-from lightning_bayes.optim import MeanFieldOptimizer
+from lightning_bayes.optim import VariationalOptimizer
 
 Step: TypeAlias = Callable[[], None]
 Build: TypeAlias = Callable[[Task], Step]
@@ -48,7 +48,7 @@ def default_vogn(task: Task, **arguments: Any) -> VOGN:
     return as_swapped(VOGN, task, **arguments)
 
 
-def in_training(method: type[MeanFieldOptimizer], interval: int) -> Build:
+def in_training(method: type[VariationalOptimizer], interval: int) -> Build:
     """A method as its callback runs it with default arguments: the mean step of a cycle of T updates, one of which measures.
 
     Args:

@@ -33,7 +33,7 @@ from benchmarks.speed.rounds import CLOCKS, Step, Times, interleave, stopwatch
 from benchmarks.speed.setting import Setting, add_arguments, read_setting
 from benchmarks.speed.update import as_swapped, update_once
 from lightning_bayes import IVON, VOGN, Vadam
-from lightning_bayes.optim import MeanFieldOptimizer
+from lightning_bayes.optim import VariationalOptimizer
 
 Row = dict[str, Any]
 Build = Callable[[str, int, Setting], "Kinds"]
@@ -64,7 +64,7 @@ class Kinds(NamedTuple):
     weights: dict[str, float]
 
 
-def amortised(method: type[MeanFieldOptimizer], interval: int, grafts: bool = False) -> Build:
+def amortised(method: type[VariationalOptimizer], interval: int, grafts: bool = False) -> Build:
     """A method as its callback runs it with default arguments.
 
     Args:
@@ -85,7 +85,7 @@ def amortised(method: type[MeanFieldOptimizer], interval: int, grafts: bool = Fa
     return build
 
 
-def _at(optimizer: MeanFieldOptimizer, task: Task, ahead: int) -> Step:
+def _at(optimizer: VariationalOptimizer, task: Task, ahead: int) -> Step:
     """A step of one kind: with `ahead` 0 always the fourth of a cycle, with `ahead` T the last of successive cycles."""
 
     def run(count: int) -> None:

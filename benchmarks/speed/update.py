@@ -7,14 +7,14 @@ from typing import Any, TypeVar
 import torch
 
 from benchmarks.speed.models import Task
-from lightning_bayes.optim import MeanFieldOptimizer, NoisyOptimizer
+from lightning_bayes.optim import NoisyOptimizer, VariationalOptimizer
 from lightning_bayes.optim.steps import BaseOptimizerStep
 
 LR = 1e-4
 NUM_DATA = 50_000
 NOISE = 0.3  # κ, the default for networks with convolutions
 
-OptimizerT = TypeVar("OptimizerT", bound=MeanFieldOptimizer)
+OptimizerT = TypeVar("OptimizerT", bound=VariationalOptimizer)
 
 
 def as_swapped(method: type[OptimizerT], task: Task, grafts: bool = False, **arguments: Any) -> OptimizerT:

@@ -6,7 +6,6 @@ from lightning_bayes.optim.dense.joint_optimizer import JointOptimizer
 from lightning_bayes.optim.diagonal.bbb import BBB
 from lightning_bayes.optim.diagonal.cvi import CVI
 from lightning_bayes.optim.diagonal.ivon import IVON
-from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
 from lightning_bayes.optim.diagonal.momentum_von import MomentumVON
 from lightning_bayes.optim.diagonal.noisy_adam import NoisyAdam, NoisyAdamFisher
 from lightning_bayes.optim.diagonal.ogn import OGN
@@ -30,6 +29,7 @@ from lightning_bayes.optim.schedules import (
     Schedule,
     value_at,
 )
+from lightning_bayes.optim.variational import VariationalOptimizer
 
 __all__ = [
     "BBB",
@@ -49,7 +49,6 @@ __all__ = [
     "FullVON",
     "JointOptimizer",
     "LinearSchedule",
-    "MeanFieldOptimizer",
     "MeanFieldState",
     "MomentumVON",
     "NNGFull",
@@ -65,6 +64,7 @@ __all__ = [
     "Schedule",
     "VadaGrad",
     "Vadam",
+    "VariationalOptimizer",
     "Vprop",
     "Vprop0",
     "counter_seed",

@@ -3,7 +3,7 @@
 `Hyperparameters` is a frozen dataclass. Each field is declared with `setting`, and validation is generated from these
 declarations. An algorithm with additional hyperparameters subclasses it; `own_defaults` overrides defaults:
 
-    class IVON(MeanFieldOptimizer):
+    class IVON(VariationalOptimizer):
         hyperparameters = IVONHyperparameters              # adds clip_radius and rescale_lr
         own_defaults = {"betas": (0.9, 0.99999)}
 
@@ -147,8 +147,8 @@ class OptimizerFields(HyperparameterFields, total=False):
     workspace_mib: float
 
 
-class MeanFieldArguments(OptimizerFields, total=False):
-    """Keyword arguments of `MeanFieldOptimizer`, for subclasses that add arguments.
+class VariationalArguments(OptimizerFields, total=False):
+    """Keyword arguments of `VariationalOptimizer`, for subclasses that add arguments.
 
     Attributes:
         base: The optimizer that updates the posterior mean.

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_bayes import VOGNCallback, load_posterior
 from lightning_bayes.callbacks import VariationalCallback
 from lightning_bayes.errors import HyperparameterError
-from lightning_bayes.optim import MeanFieldOptimizer
+from lightning_bayes.optim import VariationalOptimizer
 from lightning_bayes.optim.diagonal.state import MeanFieldState, average
 from lightning_bayes.optim.hyperparameters import Hyperparameters
 from lightning_bayes.optim.settings import POSITIVE_FRACTION, setting
@@ -39,7 +39,7 @@ def update(state, grad, sq_grad, *, lr, betas, prior, damping=0.0, step=1, power
 
 
 @final
-class PowerVOGN(MeanFieldOptimizer):
+class PowerVOGN(VariationalOptimizer):
     """The update as a `torch.optim.Optimizer`."""
 
     noisy = averages_curvature = True

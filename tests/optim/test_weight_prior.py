@@ -16,13 +16,13 @@ from torch.distributions import Normal, kl_divergence
 from lightning_bayes import KFAC, OGN, VOGN, VON, FullGaussian, MeanField, NoisyKFAC, Vadam
 from lightning_bayes.errors import HyperparameterError, PosteriorError
 from lightning_bayes.optim import LinearSchedule
-from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
 from lightning_bayes.optim.readout import temperature_of
+from lightning_bayes.optim.variational import VariationalOptimizer
 from lightning_bayes.optim.weight_prior import stated_prior_of
 from lightning_bayes.posteriors import ScaledPosterior, merge
 
 F64 = torch.float64
-MEAN_FIELD = [o for o in OPTIMIZERS if issubclass(o, MeanFieldOptimizer) and o not in {KFAC, NoisyKFAC}]
+MEAN_FIELD = [o for o in OPTIMIZERS if issubclass(o, VariationalOptimizer) and o not in {KFAC, NoisyKFAC}]
 RULES = [(optimizer, rule) for optimizer in MEAN_FIELD for rule in step_rules(optimizer)]
 
 

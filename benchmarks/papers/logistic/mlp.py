@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.papers.logistic.data import Runs
-from lightning_bayes.optim import BBB, CVI, MeanFieldOptimizer, Vprop, Vprop0
+from lightning_bayes.optim import BBB, CVI, VariationalOptimizer, Vprop, Vprop0
 
 PRIOR_PRECISION = 1.0  # the paper's λ
 SAMPLES = 32  # for the estimates
@@ -25,7 +25,7 @@ class Learner(NamedTuple):
     """One curve."""
 
     title: str
-    build: Callable[..., MeanFieldOptimizer]
+    build: Callable[..., VariationalOptimizer]
     arguments: dict[str, Any]
 
 
@@ -96,7 +96,7 @@ def curve(learner: Learner, data: Runs, *, run: int, updates: int, shown: set[in
 
 @torch.no_grad()
 def _estimates(
-    opt: MeanFieldOptimizer, model: nn.Module, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]
+    opt: VariationalOptimizer, model: nn.Module, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]
 ) -> tuple[float | None, float]:
     """Negative ELBO per training example in nats, and test log-loss of the averaged prediction in bits."""
     losses, log_probabilities = [], []

@@ -25,12 +25,12 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from lightning_bayes.optim.diagonal.estimators import Reparameterised
-from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
 from lightning_bayes.optim.diagonal.signed_curvature import keep_positive
 from lightning_bayes.optim.diagonal.state import average
-from lightning_bayes.optim.hyperparameters import Hyperparameters, MeanFieldArguments
+from lightning_bayes.optim.hyperparameters import Hyperparameters, VariationalArguments
 from lightning_bayes.optim.schedules import Schedule
 from lightning_bayes.optim.settings import NOT_NEGATIVE, setting
+from lightning_bayes.optim.variational import VariationalOptimizer
 
 EPSILON = 1e-8  # Adam's ε
 
@@ -86,15 +86,15 @@ class BBBHyperparameters(Hyperparameters):
 
 
 @final
-class BBB(MeanFieldOptimizer):
+class BBB(VariationalOptimizer):
     """Bayes by Backprop as a `torch.optim.Optimizer`.
 
     Args:
-        model: See `MeanFieldOptimizer`.
-        params: See `MeanFieldOptimizer`.
+        model: See `VariationalOptimizer`.
+        params: See `VariationalOptimizer`.
         std_lr: Learning rate for log σ; None uses ``lr``. The trust region of ``step_rule="trust_region"`` bounds only the
             step of the mean.
-        **fields: See `MeanFieldOptimizer`.
+        **fields: See `VariationalOptimizer`.
     """
 
     noisy = signed_curvature = True
@@ -109,12 +109,12 @@ class BBB(MeanFieldOptimizer):
         params: Iterable[Any] | None = None,
         *,
         std_lr: float | Schedule | None = None,
-        **fields: Unpack[MeanFieldArguments],
+        **fields: Unpack[VariationalArguments],
     ) -> None:
         super().__init__(model, params, own={"std_lr": std_lr}, **fields)
 
     def update_arguments(self, group: dict[str, Any], step: int, precision: Tensor | None = None) -> dict[str, Any]:
-        """Add the learning rate of σ and the bias correction; see `MeanFieldOptimizer`."""
+        """Add the learning rate of σ and the bias correction; see `VariationalOptimizer`."""
         arguments = super().update_arguments(group, step, precision)
         if arguments["std_lr"] is None:
             arguments["std_lr"] = arguments["lr"]

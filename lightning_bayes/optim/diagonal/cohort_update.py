@@ -17,7 +17,7 @@ from lightning_bayes.optim.steps import CohortUpdate
 from lightning_bayes.optim.weight_prior import prior_means
 
 if TYPE_CHECKING:
-    from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
+    from lightning_bayes.optim.variational import VariationalOptimizer
 
 
 @cache
@@ -41,7 +41,7 @@ class DiagonalUpdate(CohortUpdate):
 
     def __init__(
         self,
-        optimizer: MeanFieldOptimizer,
+        optimizer: VariationalOptimizer,
         params: Sequence[nn.Parameter],
         states: Sequence[dict[str, Any]],
         group: dict[str, Any],

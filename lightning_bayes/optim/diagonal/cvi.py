@@ -17,13 +17,13 @@ from torch import nn
 from typing_extensions import Unpack
 
 from lightning_bayes.optim.diagonal.estimators import SecondOrder
-from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
 from lightning_bayes.optim.diagonal.von import NewtonArguments, NewtonHyperparameters, moved_curvature, update
-from lightning_bayes.optim.hyperparameters import MeanFieldArguments
+from lightning_bayes.optim.hyperparameters import VariationalArguments
+from lightning_bayes.optim.variational import VariationalOptimizer
 
 
 @final
-class CVI(MeanFieldOptimizer):
+class CVI(VariationalOptimizer):
     """CVI as a `torch.optim.Optimizer`: VON with ten samples per step and no momentum; arguments as in `NewtonArguments`.
 
     The paper has a single rate: pass ``betas=(0.0, 1 - lr)``.
@@ -39,4 +39,4 @@ class CVI(MeanFieldOptimizer):
     def __init__(
         self, model: nn.Module, params: Iterable[Any] | None = None, **fields: Unpack[NewtonArguments]
     ) -> None:
-        super().__init__(model, params, **cast(MeanFieldArguments, fields))
+        super().__init__(model, params, **cast(VariationalArguments, fields))

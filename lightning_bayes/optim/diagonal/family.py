@@ -22,7 +22,7 @@ from lightning_bayes.optim.runtime.shards import local_state
 from lightning_bayes.posteriors import initial_curvature
 
 if TYPE_CHECKING:
-    from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
+    from lightning_bayes.optim.variational import VariationalOptimizer
 
 Group: TypeAlias = dict[str, Any]
 
@@ -42,7 +42,7 @@ class DiagonalFamily(PosteriorFamily):
     """
 
     def __init__(
-        self, optimizer: MeanFieldOptimizer, excluded: Callable[[], Collection[nn.Parameter]] = lambda: ()
+        self, optimizer: VariationalOptimizer, excluded: Callable[[], Collection[nn.Parameter]] = lambda: ()
     ) -> None:
         self._optimizer, self._excluded = optimizer, excluded
         self._noises: dict[nn.Parameter, _CachedNoise] = {}  # by the first parameter of the cohort

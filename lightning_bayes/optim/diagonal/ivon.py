@@ -32,13 +32,13 @@ from typing_extensions import Unpack
 
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim.diagonal.estimators import Reparameterised
-from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
 from lightning_bayes.optim.diagonal.state import MeanFieldState, average, debiased, with_prior
 from lightning_bayes.optim.diagonal.von import corrected_curvature, moved_curvature
 from lightning_bayes.optim.effective import effective
-from lightning_bayes.optim.hyperparameters import Hyperparameters, MeanFieldArguments
+from lightning_bayes.optim.hyperparameters import Hyperparameters, VariationalArguments
 from lightning_bayes.optim.schedules import Schedule
 from lightning_bayes.optim.settings import POSITIVE_OR_INFINITE, setting
+from lightning_bayes.optim.variational import VariationalOptimizer
 
 
 def update(
@@ -79,16 +79,16 @@ class IVONHyperparameters(Hyperparameters):
 
 
 @final
-class IVON(MeanFieldOptimizer):
+class IVON(VariationalOptimizer):
     """IVON as a `torch.optim.Optimizer`.
 
     Args:
-        model: See `MeanFieldOptimizer`.
-        params: See `MeanFieldOptimizer`.
+        model: See `VariationalOptimizer`.
+        params: See `VariationalOptimizer`.
         clip_radius: ξ, bound on each component of the natural step before multiplication by the learning rate.
         rescale_lr: Whether to multiply α by the initial s₀ + δ̃ = τP₀/Ñ, so that α is comparable to SGD's learning rate. This
             is the default of the authors' code. Requires ``step_rule="natural"`` and an ``init_precision``.
-        **fields: See `MeanFieldOptimizer`.
+        **fields: See `VariationalOptimizer`.
 
     Example:
         >>> import torch
@@ -116,13 +116,13 @@ class IVON(MeanFieldOptimizer):
         *,
         clip_radius: float | Schedule = math.inf,
         rescale_lr: bool = False,
-        **fields: Unpack[MeanFieldArguments],
+        **fields: Unpack[VariationalArguments],
     ) -> None:
         own = {"clip_radius": clip_radius, "rescale_lr": rescale_lr}
         super().__init__(model, params, own=own, **fields)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group; see `MeanFieldOptimizer.add_param_group`."""
+        """Add a parameter group; see `VariationalOptimizer.add_param_group`."""
         check_rescaling({**self.defaults, **param_group})
         # Present from the start, because torch.distributed.checkpoint only loads into existing keys.
         super().add_param_group({"rate_factor": None, **param_group})
@@ -134,7 +134,7 @@ class IVON(MeanFieldOptimizer):
             group["rate_factor"] = group["init_precision"] * initial.kl_weight / initial.num_data
 
     def update_arguments(self, group: dict[str, Any], step: int, precision: Tensor | None = None) -> dict[str, Any]:
-        """Rescale the learning rate on request; see `MeanFieldOptimizer`."""
+        """Rescale the learning rate on request; see `VariationalOptimizer`."""
         arguments = super().update_arguments(group, step, precision)
         if group["rescale_lr"]:
             arguments["lr"] *= group["rate_factor"]

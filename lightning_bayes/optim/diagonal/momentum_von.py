@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from lightning_bayes.optim.diagonal.estimators import SecondOrder
-from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
 from lightning_bayes.optim.diagonal.state import average
 from lightning_bayes.optim.diagonal.von import NewtonArguments, NewtonHyperparameters, Positivity, moved_curvature
-from lightning_bayes.optim.hyperparameters import MeanFieldArguments
+from lightning_bayes.optim.hyperparameters import VariationalArguments
+from lightning_bayes.optim.variational import VariationalOptimizer
 
 
 class MomentumVONState(NamedTuple):
@@ -61,7 +61,7 @@ def update(
 
 
 @final
-class MomentumVON(MeanFieldOptimizer):
+class MomentumVON(VariationalOptimizer):
     """VON with natural momentum and the exact diagonal of the Hessian; arguments as in `NewtonArguments`."""
 
     noisy = signed_curvature = True
@@ -74,4 +74,4 @@ class MomentumVON(MeanFieldOptimizer):
     def __init__(
         self, model: nn.Module, params: Iterable[Any] | None = None, **fields: Unpack[NewtonArguments]
     ) -> None:
-        super().__init__(model, params, **cast(MeanFieldArguments, fields))
+        super().__init__(model, params, **cast(VariationalArguments, fields))

@@ -22,13 +22,13 @@ from __future__ import annotations
 from typing import final
 
 from lightning_bayes.optim.diagonal.estimators import BatchSquare, SecondOrder
-from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
 from lightning_bayes.optim.diagonal.vogn import update  # adds δ̃ μ; each pass adds δ̃ (θ - μ)
+from lightning_bayes.optim.variational import VariationalOptimizer
 
 
 @final
-class NoisyAdam(MeanFieldOptimizer):
-    """Noisy Adam as a `torch.optim.Optimizer`; arguments as in `MeanFieldOptimizer`.
+class NoisyAdam(VariationalOptimizer):
+    """Noisy Adam as a `torch.optim.Optimizer`; arguments as in `VariationalOptimizer`.
 
     Example:
         >>> import torch
@@ -49,8 +49,8 @@ class NoisyAdam(MeanFieldOptimizer):
 
 
 @final
-class NoisyAdamFisher(MeanFieldOptimizer):
-    """Noisy Adam with the Fisher's diagonal, as a `torch.optim.Optimizer`; arguments as in `MeanFieldOptimizer`.
+class NoisyAdamFisher(VariationalOptimizer):
+    """Noisy Adam with the Fisher's diagonal, as a `torch.optim.Optimizer`; arguments as in `VariationalOptimizer`.
 
     BackPACK computes the diagonal; the argument ``engine`` has no effect. Models with layers or losses that BackPACK does
     not support are refused before the first step.

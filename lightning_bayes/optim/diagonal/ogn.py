@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import final
 
-from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
 from lightning_bayes.optim.diagonal.vogn import update
+from lightning_bayes.optim.variational import VariationalOptimizer
 
 
 @final
-class OGN(MeanFieldOptimizer):
-    """OGN as a `torch.optim.Optimizer`; arguments as in `MeanFieldOptimizer`. Noise arguments have no effect."""
+class OGN(VariationalOptimizer):
+    """OGN as a `torch.optim.Optimizer`; arguments as in `VariationalOptimizer`. Noise arguments have no effect."""
 
     noisy = False
     amortises = True

@@ -35,11 +35,11 @@ from typing_extensions import Unpack
 
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim.diagonal.estimators import BatchSquare
-from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
 from lightning_bayes.optim.diagonal.state import MeanFieldState, average, with_prior
-from lightning_bayes.optim.hyperparameters import Hyperparameters, MeanFieldArguments
+from lightning_bayes.optim.hyperparameters import Hyperparameters, VariationalArguments
 from lightning_bayes.optim.schedules import Schedule
 from lightning_bayes.optim.settings import FRACTION, setting
+from lightning_bayes.optim.variational import VariationalOptimizer
 
 
 def faded_curvature(curvature: Tensor, squared_grad: Tensor, rate: float, temperature: float) -> Tensor:
@@ -87,14 +87,14 @@ class VadaGradHyperparameters(Hyperparameters):
 
 
 @final
-class VadaGrad(MeanFieldOptimizer):
+class VadaGrad(VariationalOptimizer):
     """VadaGrad as a `torch.optim.Optimizer`.
 
     Args:
-        model: See `MeanFieldOptimizer`.
-        params: See `MeanFieldOptimizer`.
+        model: See `VariationalOptimizer`.
+        params: See `VariationalOptimizer`.
         temperature: τ, from 1 (the variational bound) to 0 (variational optimization), or a function of the step.
-        **fields: See `MeanFieldOptimizer`; ``kl_weight`` must be 1.
+        **fields: See `VariationalOptimizer`; ``kl_weight`` must be 1.
 
     Example:
         >>> import torch
@@ -123,17 +123,17 @@ class VadaGrad(MeanFieldOptimizer):
         params: Iterable[Any] | None = None,
         *,
         temperature: float | Schedule = 0.0,
-        **fields: Unpack[MeanFieldArguments],
+        **fields: Unpack[VariationalArguments],
     ) -> None:
         super().__init__(model, params, own={"temperature": temperature}, **fields)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group, whose KL weight must be 1; see `MeanFieldOptimizer.add_param_group`."""
+        """Add a parameter group, whose KL weight must be 1; see `VariationalOptimizer.add_param_group`."""
         require_unit_kl_weight({**self.defaults, **param_group})
         super().add_param_group(param_group)
 
     def update_arguments(self, group: dict[str, Any], step: int, precision: Tensor | None = None) -> dict[str, Any]:
-        """Add the temperature of the prior; see `MeanFieldOptimizer`."""
+        """Add the temperature of the prior; see `VariationalOptimizer`."""
         arguments = super().update_arguments(group, step, precision)
         full_prior = arguments["prior"]
         return {**arguments, "prior": group["temperature"] * full_prior, "full_prior": full_prior}

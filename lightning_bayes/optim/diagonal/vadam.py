@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 
 from lightning_bayes.optim.diagonal.estimators import BatchSquare
-from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
 from lightning_bayes.optim.diagonal.state import MeanFieldState, average, with_prior
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.runtime.measuring import updates_covered
+from lightning_bayes.optim.variational import VariationalOptimizer
 from lightning_bayes.posteriors import initial_curvature
 
 
@@ -55,8 +55,8 @@ def update(
 
 
 @final
-class Vadam(MeanFieldOptimizer):
-    """Vadam as a `torch.optim.Optimizer`; arguments as in `MeanFieldOptimizer`.
+class Vadam(VariationalOptimizer):
+    """Vadam as a `torch.optim.Optimizer`; arguments as in `VariationalOptimizer`.
 
     Example:
         >>> import torch
@@ -76,7 +76,7 @@ class Vadam(MeanFieldOptimizer):
     natural_update = staticmethod(update)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group; see `MeanFieldOptimizer.add_param_group`."""
+        """Add a parameter group; see `VariationalOptimizer.add_param_group`."""
         # Present from the start, because torch.distributed.checkpoint only loads into existing keys.
         super().add_param_group({"from_zero": None, **param_group})
 
@@ -87,7 +87,7 @@ class Vadam(MeanFieldOptimizer):
             group["from_zero"] = self.step_of(group).is_published and _starts_at_zero(group)
 
     def update_arguments(self, group: dict[str, Any], step: int, precision: Tensor | None = None) -> dict[str, Any]:
-        """Add the bias correction of s; see `MeanFieldOptimizer`."""
+        """Add the bias correction of s; see `VariationalOptimizer`."""
         covered = updates_covered(step, self.num_updates + 1, group["curvature_interval"])
         return {
             **super().update_arguments(group, step, precision),

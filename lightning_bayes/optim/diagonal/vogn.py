@@ -18,8 +18,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
 from lightning_bayes.optim.diagonal.state import MeanFieldState, average, with_prior
+from lightning_bayes.optim.variational import VariationalOptimizer
 
 
 def update(
@@ -41,8 +41,8 @@ def update(
 
 
 @final
-class VOGN(MeanFieldOptimizer):
-    """VOGN as a `torch.optim.Optimizer`; arguments as in `MeanFieldOptimizer`.
+class VOGN(VariationalOptimizer):
+    """VOGN as a `torch.optim.Optimizer`; arguments as in `VariationalOptimizer`.
 
     Example:
         >>> import torch

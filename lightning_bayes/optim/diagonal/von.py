@@ -35,11 +35,11 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from lightning_bayes.optim.diagonal.estimators import Reparameterised, SecondOrder
-from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
 from lightning_bayes.optim.diagonal.signed_curvature import keep_positive
 from lightning_bayes.optim.diagonal.state import MeanFieldState, average, with_prior
-from lightning_bayes.optim.hyperparameters import Hyperparameters, MeanFieldArguments
+from lightning_bayes.optim.hyperparameters import Hyperparameters, VariationalArguments
 from lightning_bayes.optim.settings import choice, setting
+from lightning_bayes.optim.variational import VariationalOptimizer
 
 Positivity: TypeAlias = Literal["backtracking", "correction"]
 
@@ -105,7 +105,7 @@ class NewtonHyperparameters(Hyperparameters):
     positivity: Positivity = setting(choice(*get_args(Positivity)), default="backtracking")
 
 
-class NewtonArguments(MeanFieldArguments, total=False):
+class NewtonArguments(VariationalArguments, total=False):
     """Keyword arguments of VON and its variants.
 
     Attributes:
@@ -117,7 +117,7 @@ class NewtonArguments(MeanFieldArguments, total=False):
 
 
 @final
-class VON(MeanFieldOptimizer):
+class VON(VariationalOptimizer):
     """VON with the exact diagonal of the Hessian, as a `torch.optim.Optimizer`; arguments as in `NewtonArguments`.
 
     BackPACK computes the diagonal; the argument ``engine`` has no effect. Models with layers, activations or losses that
@@ -133,11 +133,11 @@ class VON(MeanFieldOptimizer):
     def __init__(
         self, model: nn.Module, params: Iterable[Any] | None = None, **fields: Unpack[NewtonArguments]
     ) -> None:
-        super().__init__(model, params, **cast(MeanFieldArguments, fields))
+        super().__init__(model, params, **cast(VariationalArguments, fields))
 
 
 @final
-class ReparameterisedVON(MeanFieldOptimizer):
+class ReparameterisedVON(VariationalOptimizer):
     """VON with the Hessian's diagonal estimated from gradient and noise, for any model; arguments as in `NewtonArguments`.
 
     It costs as much as Adam. The variance of the estimate grows as the posterior narrows, so keep β₂ close to 1.
@@ -152,4 +152,4 @@ class ReparameterisedVON(MeanFieldOptimizer):
     def __init__(
         self, model: nn.Module, params: Iterable[Any] | None = None, **fields: Unpack[NewtonArguments]
     ) -> None:
-        super().__init__(model, params, **cast(MeanFieldArguments, fields))
+        super().__init__(model, params, **cast(VariationalArguments, fields))

@@ -35,10 +35,10 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from lightning_bayes.optim.diagonal.estimators import BatchSquare
-from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
 from lightning_bayes.optim.diagonal.state import MeanFieldState, average, with_prior
-from lightning_bayes.optim.hyperparameters import Hyperparameters, MeanFieldArguments
+from lightning_bayes.optim.hyperparameters import Hyperparameters, VariationalArguments
 from lightning_bayes.optim.settings import choice, setting
+from lightning_bayes.optim.variational import VariationalOptimizer
 
 Scaling: TypeAlias = Literal["mean", "sum"]
 
@@ -72,7 +72,7 @@ class VpropHyperparameters(Hyperparameters):
     scaling: Scaling = setting(choice(*get_args(Scaling)), default="mean")
 
 
-class VpropArguments(MeanFieldArguments, total=False):
+class VpropArguments(VariationalArguments, total=False):
     """Keyword arguments of `Vprop` and `Vprop0`.
 
     Attributes:
@@ -83,7 +83,7 @@ class VpropArguments(MeanFieldArguments, total=False):
 
 
 @final
-class Vprop(MeanFieldOptimizer):
+class Vprop(VariationalOptimizer):
     """Vprop as a `torch.optim.Optimizer`; arguments as in `VpropArguments`.
 
     Example:
@@ -106,11 +106,11 @@ class Vprop(MeanFieldOptimizer):
     own_defaults = WITHOUT_MOMENTUM
 
     def __init__(self, model: nn.Module, params: Iterable[Any] | None = None, **fields: Unpack[VpropArguments]) -> None:
-        super().__init__(model, params, **cast(MeanFieldArguments, fields))
+        super().__init__(model, params, **cast(VariationalArguments, fields))
 
 
 @final
-class Vprop0(MeanFieldOptimizer):
+class Vprop0(VariationalOptimizer):
     """Vprop-0, without noise: it evaluates gradients at the mean and has no posterior; arguments as in `VpropArguments`.
 
     Noise arguments have no effect.
@@ -125,4 +125,4 @@ class Vprop0(MeanFieldOptimizer):
     own_defaults = WITHOUT_MOMENTUM
 
     def __init__(self, model: nn.Module, params: Iterable[Any] | None = None, **fields: Unpack[VpropArguments]) -> None:
-        super().__init__(model, params, **cast(MeanFieldArguments, fields))
+        super().__init__(model, params, **cast(VariationalArguments, fields))

@@ -10,7 +10,7 @@ from lightning_bayes.curvature import Likelihood
 from lightning_bayes.curvature.measurement import KroneckerQuantity
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim.fisher import FisherName, check_fisher
-from lightning_bayes.optim.hyperparameters import Hyperparameters, MeanFieldArguments
+from lightning_bayes.optim.hyperparameters import Hyperparameters, VariationalArguments
 from lightning_bayes.optim.schedules import Schedule
 from lightning_bayes.optim.settings import POSITIVE, POSITIVE_COUNT, choice, setting
 
@@ -19,8 +19,8 @@ UnsupportedLayers: TypeAlias = Literal["refuse", "mean_field", "fused"]
 DEFAULT_MAX_SIDE = 4096  # a factor of this size takes 64 MiB in float32
 
 
-class KroneckerArguments(MeanFieldArguments, total=False):
-    """Keyword arguments of `KFAC` and `NoisyKFAC`: those of `MeanFieldOptimizer` and the following.
+class KroneckerArguments(VariationalArguments, total=False):
+    """Keyword arguments of `KFAC` and `NoisyKFAC`: those of `VariationalOptimizer` and the following.
 
     Attributes:
         stats_interval: T_stats, updates between measurements of the curvature. Default: 10.

@@ -35,7 +35,7 @@ from lightning_bayes.optim.runtime.passes import Measurement
 from lightning_bayes.optim.steps import CohortUpdate
 
 if TYPE_CHECKING:
-    from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
+    from lightning_bayes.optim.variational import VariationalOptimizer
 
 
 @final
@@ -55,7 +55,7 @@ class KroneckerFamily(PosteriorFamily):
 
     counters: ClassVar[Mapping[str, int]] = {"measurements": 0}
 
-    def __init__(self, optimizer: MeanFieldOptimizer, settings: KroneckerHyperparameters) -> None:
+    def __init__(self, optimizer: VariationalOptimizer, settings: KroneckerHyperparameters) -> None:
         self._optimizer = optimizer
         self.stats_interval, self.inverse_interval = settings.stats_interval, settings.inverse_interval
         self.workers: WorkerGroup | None = None

@@ -10,18 +10,18 @@ from torch import nn
 from typing_extensions import Unpack
 
 from lightning_bayes.errors import HyperparameterError
-from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
 from lightning_bayes.optim.diagonal.vogn import update as vogn_update
 from lightning_bayes.optim.fisher import label_source
 from lightning_bayes.optim.kronecker.arguments import KroneckerArguments, KroneckerHyperparameters
 from lightning_bayes.optim.kronecker.curvature import KroneckerFactorsEstimator
 from lightning_bayes.optim.kronecker.family import KroneckerFamily
+from lightning_bayes.optim.variational import VariationalOptimizer
 from lightning_bayes.optim.weight_prior import refuse_weight_prior
 
 PriorAt: TypeAlias = Literal["mean", "sample"]
 
 
-class KroneckerOptimizer(MeanFieldOptimizer, ABC):
+class KroneckerOptimizer(VariationalOptimizer, ABC):
     """Base of both optimizers. The other parameters of a subclass move by its `natural_update`."""
 
     averages_curvature = True
@@ -39,7 +39,7 @@ class KroneckerOptimizer(MeanFieldOptimizer, ABC):
         self.estimator = KroneckerFactorsEstimator(self.settings.factors)  # type: ignore[misc]
         super().__init__(model, params, base=fields.pop("base", None), own=fields)
 
-    def _make_family(self, optimizer: MeanFieldOptimizer) -> KroneckerFamily:
+    def _make_family(self, optimizer: VariationalOptimizer) -> KroneckerFamily:
         return KroneckerFamily(optimizer, self.settings)
 
 
@@ -51,8 +51,8 @@ class KFAC(KroneckerOptimizer):
     Kronecker factors; all other parameters use VOGN's update.
 
     Args:
-        model: See `MeanFieldOptimizer`.
-        params: See `MeanFieldOptimizer`.
+        model: See `VariationalOptimizer`.
+        params: See `VariationalOptimizer`.
         **fields: See `KroneckerArguments`.
 
     Raises:
@@ -72,8 +72,8 @@ class NoisyKFAC(KroneckerOptimizer):
     update.
 
     Args:
-        model: See `MeanFieldOptimizer`.
-        params: See `MeanFieldOptimizer`.
+        model: See `VariationalOptimizer`.
+        params: See `VariationalOptimizer`.
         prior_at: Where to compute the gradient of the prior: at the ``"mean"``, or at the ``"sample"`` as in the paper. The
             latter is part of the gradient of each pass, so gradient clipping includes it.
         **fields: See `KroneckerArguments`.

@@ -30,7 +30,7 @@ from lightning_bayes.optim.runtime.noise import CounterNoise
 from lightning_bayes.optim.weight_prior import prior_means
 
 if TYPE_CHECKING:
-    from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
+    from lightning_bayes.optim.variational import VariationalOptimizer
 
 
 @final
@@ -42,7 +42,7 @@ class KroneckerLayer:
         optimizer: The optimizer.
     """
 
-    def __init__(self, matrix: MatrixLayer, optimizer: MeanFieldOptimizer) -> None:
+    def __init__(self, matrix: MatrixLayer, optimizer: VariationalOptimizer) -> None:
         self.matrix, self._optimizer = matrix, optimizer
         self._noise: LayerNoise | None = None  # of the last root
 

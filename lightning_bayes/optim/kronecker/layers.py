@@ -27,7 +27,7 @@ from lightning_bayes.optim.kronecker.matrix_layers import LayerPartition, partit
 from lightning_bayes.posteriors import require_memory
 
 if TYPE_CHECKING:
-    from lightning_bayes.optim.diagonal.mean_field import MeanFieldOptimizer
+    from lightning_bayes.optim.variational import VariationalOptimizer
 
 
 @final
@@ -39,7 +39,7 @@ class KroneckerLayers:
         settings: The arguments of K-FAC.
     """
 
-    def __init__(self, optimizer: MeanFieldOptimizer, settings: KroneckerHyperparameters) -> None:
+    def __init__(self, optimizer: VariationalOptimizer, settings: KroneckerHyperparameters) -> None:
         self._optimizer, self._settings = optimizer, settings
         self._is_measured_by_backpack = settings.engine == "backpack"
         self._cached: tuple[Any, LayerPartition, list[KroneckerLayer]] | None = None  # with its key

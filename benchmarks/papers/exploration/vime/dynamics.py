@@ -10,7 +10,7 @@ from torch import Generator, Tensor, nn
 
 from benchmarks.papers.exploration.vime.gain import LayerPass, diagonal_gain, matrix_gain
 from lightning_bayes.curvature import Gaussian
-from lightning_bayes.optim import BBB, MeanFieldOptimizer, NoisyKFAC
+from lightning_bayes.optim import BBB, NoisyKFAC, VariationalOptimizer
 from lightning_bayes.posteriors import MatrixGaussian
 
 HIDDEN: Final = 32
@@ -30,16 +30,16 @@ class Moves(NamedTuple):
     following: Tensor
 
 
-def _matrix_variate(model: nn.Module) -> MeanFieldOptimizer:
+def _matrix_variate(model: nn.Module) -> VariationalOptimizer:
     base, likelihood = torch.optim.Adam(model.parameters(), LR), Gaussian(NOISE_STD)  # for the Fisher
     return NoisyKFAC(model, base=base, num_data=NUM_DATA, prior_precision=PRIOR_PRECISION, likelihood=likelihood)
 
 
-def _mean_field(model: nn.Module) -> MeanFieldOptimizer:
+def _mean_field(model: nn.Module) -> VariationalOptimizer:
     return BBB(model, lr=LR, num_data=NUM_DATA, prior_precision=PRIOR_PRECISION, init_precision=100.0)
 
 
-OPTIMIZERS: Final[dict[str, Callable[[nn.Module], MeanFieldOptimizer]]] = {"bbb": _mean_field, "mvg": _matrix_variate}
+OPTIMIZERS: Final[dict[str, Callable[[nn.Module], VariationalOptimizer]]] = {"bbb": _mean_field, "mvg": _matrix_variate}
 
 
 @final

@@ -49,7 +49,7 @@ from lightning_bayes.optim.steps.base_optimizer import STATE_KEY, groups_of
 from lightning_bayes.optim.weight_prior import prior_state, stated_prior_of, weight_priors
 
 
-class MeanFieldOptimizer(NoisyOptimizer, ABC):
+class VariationalOptimizer(NoisyOptimizer, ABC):
     """A variational optimizer with independent weights, or another `PosteriorFamily`. Subclasses set the class attributes.
 
     Class attributes:
@@ -132,7 +132,7 @@ class MeanFieldOptimizer(NoisyOptimizer, ABC):
             max_nonfinite_steps=values["max_nonfinite_steps"],
         )
 
-    def _make_family(self, optimizer: MeanFieldOptimizer) -> PosteriorFamily:
+    def _make_family(self, optimizer: VariationalOptimizer) -> PosteriorFamily:
         """The posterior family of `optimizer`, a weak reference to this one. Subclasses may choose another family."""
         return DiagonalFamily(optimizer)
 
