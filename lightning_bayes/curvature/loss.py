@@ -54,7 +54,6 @@ class LossScale:
 def read_loss_scale(
     loss: Tensor,
     reduction: LossReduction = "auto",
-    divided_by_host: bool = False,
     batch_size: int | None = None,
     examples_second: bool = False,
 ) -> LossScale:
@@ -63,7 +62,6 @@ def read_loss_scale(
     Args:
         loss: Scalar with a graph, before `backward`.
         reduction: ``"auto"`` reads the graph; ``"mean"`` and ``"sum"`` declare the reduction.
-        divided_by_host: Whether to ignore a last division, which the training loop added.
         batch_size: Number of examples that the layers saw; None if unknown.
         examples_second: See `LossReader`.
 
@@ -72,7 +70,7 @@ def read_loss_scale(
     """
     require_scalar(loss)
     declared = None if reduction == "auto" else reduction
-    reader = read_loss(loss, batch_size or 1, reduction, divided_by_host, examples_second)
+    reader = read_loss(loss, batch_size or 1, reduction, examples_second)
     if reader is None or batch_size is None:
         return LossScale(declared or "mean")
     masks = [mask for mask in reader.terms if mask is not None]
@@ -87,10 +85,10 @@ def require_scalar(loss: Tensor) -> None:
 
 
 def read_loss(
-    loss: Tensor, batch_size: int, reduction: LossReduction, divided_by_host: bool, examples_second: bool = False
+    loss: Tensor, batch_size: int, reduction: LossReduction, examples_second: bool = False
 ) -> LossReader | None:
     """Read a loss; None if it has no graph or a single example, for which mean and sum are equal."""
-    root = graph.root_of(loss, divided_by_host)
+    root = graph.root_of(loss)
     if root is None or batch_size < 2:
         return None
     return LossReader(

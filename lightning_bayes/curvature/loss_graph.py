@@ -35,7 +35,8 @@ LINEAR = {
 }
 SELECTING = {"Index", "IndexSelect", "MaskedSelect", "Gather", "Topk", "Select", "Slice", "Unbind"}
 LAYERS = ("Addmm", "Mm", "Bmm", "Convolution", "Embedding", "NativeBatchNorm", "CudnnBatchNorm", "NativeLayerNorm")
-WITH_EXAMPLES, DECLARED = "with_per_example_loss", "is_per_example_loss"  # keys in a node's metadata: losses, True
+# Keys in a node's metadata: the per-example losses attached to a loss, and marks of two kinds of nodes.
+WITH_EXAMPLES, DECLARED, DIVISION = "with_per_example_loss", "is_per_example_loss", "is_division_by_host"
 
 
 def name_of(node: Any) -> str:
@@ -43,16 +44,27 @@ def name_of(node: Any) -> str:
     return str(node.name().rpartition("Backward")[0])
 
 
-def root_of(loss: Tensor, divided_by_host: bool = False) -> Any:
+def root_of(loss: Tensor) -> Any:
     """The node of a loss, before the training loop's division if there is one; None if it has no graph."""
     edge = None if loss.grad_fn is None else _skip_identities((loss.grad_fn, loss.output_nr))
-    if divided_by_host and edge is not None:
-        edge = edges_of(edge[0])[0]
     return None if edge is None else edge[0]
 
 
+def mark_division(loss: Tensor) -> None:
+    """Mark the last operation of a loss as the training loop's division, which is no part of the loss."""
+    node = last_operation(loss)
+    if node is not None:
+        metadata_of(node)[DIVISION] = True
+
+
+def last_operation(loss: Tensor) -> Any:
+    """The node of a loss, before the identity that stores per-example losses; None if it has no graph."""
+    node: Any = loss.grad_fn
+    return node.next_functions[0][0] if node is not None and WITH_EXAMPLES in metadata_of(node) else node
+
+
 def metadata_of(node: Any) -> dict[str, Any]:
-    """What `per_example_loss` stored on a node."""
+    """What `mark_division` and `per_example_loss` stored on a node."""
     metadata: dict[str, Any] = node.metadata
     return metadata
 
@@ -84,9 +96,9 @@ def edges_of(node: Any) -> list[Edge | None]:
 
 
 def _skip_identities(edge: Edge) -> Edge | None:
-    """Skip DDP's identity on all outputs of a step, and the identity that stores per-example losses."""
+    """Skip DDP's identity on all outputs of a step, the one with per-example losses, and the training loop's division."""
     node, output = edge
-    if WITH_EXAMPLES in metadata_of(node):
+    if metadata_of(node).keys() & {WITH_EXAMPLES, DIVISION}:
         return edges_of(node)[0]
     return edges_of(node)[output - len(output_shapes(node))] if name_of(node) == DDP_SINK else edge
 

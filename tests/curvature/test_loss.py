@@ -14,6 +14,7 @@ from torch.nn.parallel.distributed import _DDPSink
 
 from lightning_bayes.curvature import measure
 from lightning_bayes.curvature.loss import loss_functions, read_loss_scale
+from lightning_bayes.curvature.loss_graph import mark_division
 from lightning_bayes.errors import BayesError, ExampleDimensionError, UnsupportedTrainingError
 from lightning_bayes.optim.diagonal.vogn import VOGN
 
@@ -246,7 +247,8 @@ def test_loss_is_read_through_what_ddp_returns(generator):
     for reduction in ("mean", "sum"):
         loss, _ = _DDPSink.apply(lambda: ddp, F.mse_loss(out, y, reduction=reduction), out)
         assert read_loss_scale(loss, batch_size=6).reduction == reduction
-        assert read_loss_scale(loss / 4, divided_by_host=True, batch_size=6).reduction == reduction
+        mark_division(divided := loss / 4)
+        assert read_loss_scale(divided, batch_size=6).reduction == reduction
 
 
 class OwnLoss(torch.autograd.Function):
