@@ -186,17 +186,17 @@ def example_dim(shape: Shape, layout: int, batch_size: int) -> int | None:
     return None
 
 
-def selects_rows(node: Any, shape: Shape, layout: int, batch_size: int) -> bool:
+def selects_rows(edge: Edge, shape: Shape, layout: int, batch_size: int) -> bool:
     """Whether `node` selects some rows of the examples."""
     dim = example_dim(shape, layout, batch_size)
-    if dim is None or layout_of_piece(node, shape, layout, batch_size) is not None:
+    if dim is None or layout_of_piece(edge, shape, layout, batch_size) is not None:
         return False
+    node, after = edge[0], shape_of(edge)
     name = name_of(node)
     if name == "MaskedSelect":
         return True
     if name == "Index":
         return _indexes_rows(saved_by(node, "indices"), shape, dim)
-    after = shape_of((node, 0))
     new_dim = None if name in RESHAPES else _new_dim(node, dim, len(shape), len(after))
     is_cut = new_dim is not None and len(after) == len(shape) and after[new_dim] != shape[dim]
     return is_cut or (name in SELECTING - {"Slice"} and dim in saved_dims(node, len(shape)))
@@ -212,26 +212,27 @@ def _indexes_rows(indices: Any, shape: Shape, dim: int) -> bool:
     return not torch.equal(index.flatten(), torch.arange(shape[dim], device=index.device))
 
 
-def layout_of_piece(node: Any, shape: Shape, layout: int, batch_size: int) -> int | None:
+def layout_of_piece(edge: Edge, shape: Shape, layout: int, batch_size: int) -> int | None:
     """The layout of a piece that holds every example, such as half of ``torch.cat([x1, x2])``; None for other nodes."""
+    node, output = edge
     dim = example_dim(shape, layout, batch_size)
     if name_of(node) not in {"Slice", "Split"} or dim is None or saved_dims(node, len(shape)) != {dim}:
         return None
-    before, size = math.prod(shape[:dim]), shape_of((node, 0))[dim]
+    before, size = math.prod(shape[:dim]), shape_of(edge)[dim]
     rows = shape[dim] * before // layout  # rows of this dimension that hold every example once
-    start = signed(saved_by(node, "start")) if name_of(node) == "Slice" else 0
+    start = signed(saved_by(node, "start")) if name_of(node) == "Slice" else output * shape_of((node, 0))[dim]
     is_piece = size < shape[dim] and size % rows == 0 and start % rows == 0
     return before * (size // rows) if is_piece else None
 
 
-def layout_after(node: Any, shape: Shape, layout: int, batch_size: int) -> int | None:
-    """The layout of the output of a node that does not `selects_rows`; None if the examples cannot be separated."""
+def layout_after(edge: Edge, shape: Shape, layout: int, batch_size: int) -> int | None:
+    """The layout after an operation that does not `selects_rows`; None if the examples cannot be separated."""
+    node, after = edge[0], shape_of(edge)
     if name_of(node) in RESHAPES:
         return layout
-    piece = layout_of_piece(node, shape, layout, batch_size)
+    piece = layout_of_piece(edge, shape, layout, batch_size)
     if piece is not None:
         return piece
-    after = shape_of((node, 0))
     if saved_by(node, "dim") is None and after == (batch_size,):  # the result of a loss function without reduction
         return 1
     dim = example_dim(shape, layout, batch_size)

@@ -81,55 +81,49 @@ class LossReader:
         self.terms: list[Tensor | None] = []
         self.mixing, self.has_lone_pieces = "", False
         self._arithmetic = LossArithmetic(batch_size, self.terms)
-        self._contents: dict[Any, Content | None] = {}
+        self._contents: dict[graph.Edge, Content | None] = {}
         nodes = list(graph.in_order(root, shows_layers))
         self._target_masks = [mask for node in nodes if (mask := graph.counted_targets(node)) is not None]
         for node in nodes:
-            self._contents[node] = self._read(node)
-        self.loss = self._contents[root]
+            self.content_of((node, 0))
+        self.loss = self.content_of((root, 0))
 
     def content_of(self, edge: graph.Edge) -> Content | None:
         """The content of one output of a node; None if it does not depend on any example."""
-        node, output = edge
-        content = self._contents.get(node)
-        if name_of(node) == "Split" and isinstance(content, Examples):
-            return replace(content, pieces=frozenset({edge}))
-        if name_of(node) == "Unbind" and (argument := graph.edges_of(node)[0]) is not None:
-            values, shape = self.content_of(argument), graph.shape_of(argument)
-            if isinstance(values, Examples) and (one := self._one_example(node, output, values, shape)) is not None:
-                return one
-        if output and graph.is_layer(node):  # another output of the layer, such as the last state of a recurrent layer
-            return self._layer_output(edge)
-        return content
+        if edge not in self._contents:
+            self._contents[edge] = self._read(edge)
+        return self._contents[edge]
 
-    def _read(self, node: Any) -> Content | None:
-        """The content of a node, given the contents of its arguments."""
+    def _read(self, edge: graph.Edge) -> Content | None:
+        """The content of an edge, given the contents of the arguments of its node."""
+        node = edge[0]
         if graph.is_layer(node):
-            return self._layer_output((node, 0))
+            return self._layer_output(edge)
         if graph.is_leaf(node):
             return None
         if graph.DECLARED in graph.metadata_of(node):
             return Examples(layout=1)
         inputs = [(self.content_of(edge), graph.shape_of(edge)) for edge in self._arguments(node)]
         if not inputs:
-            return None if self.shows_layers or _is_of_weights(node) else self._layer_output((node, 0))
+            return None if self.shows_layers or _is_of_weights(node) else self._layer_output(edge)
         for content, _ in inputs:
             if isinstance(content, Unclear):
                 return content
         examples = [(content, shape) for content, shape in inputs if isinstance(content, Examples)]
         others = [(content, shape) for content, shape in inputs if isinstance(content, (Part, Reduced))]
         if not others:
-            return self._from_examples(node, examples)
-        return self._mixed(node, others) if examples else self._from_others(node, others)
+            return self._from_examples(edge, examples)
+        return self._mixed(edge, others) if examples else self._from_others(edge, others)
 
-    def _from_others(self, node: Any, inputs: list[tuple[Part | Reduced, Shape]]) -> Content:
+    def _from_others(self, edge: graph.Edge, inputs: list[tuple[Part | Reduced, Shape]]) -> Content:
+        node = edge[0]
         content = self._arithmetic.result(node, inputs)
         if not isinstance(inputs[0][0], Part):
             return content
         if isinstance(content, Part):
             return self._rescaled(node, content, self._linear_paths(node))
-        is_hidden = isinstance(content, Unclear) and not self.shows_layers and not graph.is_number((node, 0))
-        return self._layer_output((node, 0)) if is_hidden else content
+        is_hidden = isinstance(content, Unclear) and not self.shows_layers and not graph.is_number(edge)
+        return self._layer_output(edge) if is_hidden else content
 
     def _layer_output(self, edge: graph.Edge) -> Examples | Unclear:
         node, shape = edge[0], graph.shape_of(edge)
@@ -151,87 +145,90 @@ class LossReader:
             return Examples(layout=math.prod(shape[: shape.index(self.batch_size)]))
         return Examples()
 
-    def _mixed(self, node: Any, others: Sequence[tuple[Content, Shape]] = ()) -> Examples | Unclear:
+    def _mixed(self, edge: graph.Edge, others: Sequence[tuple[Content, Shape]] = ()) -> Examples | Unclear:
         if not self.shows_layers:
-            return self._layer_output((node, 0))
+            return self._layer_output(edge)
         if others and all(isinstance(content, Part) and math.prod(shape) > 1 for content, shape in others):
             return Unclear("combines losses of single examples with others")
-        self.mixing = name_of(node)
+        self.mixing = name_of(edge[0])
         return Unclear(f"mixes its examples by {self.mixing}")
 
-    def _from_examples(self, node: Any, inputs: _Inputs) -> Content | None:
-        name, (values, shape) = name_of(node), inputs[0]
-        if len(inputs) == 1 and (one := self._one_example(node, 0, values, shape)) is not None:
+    def _from_examples(self, edge: graph.Edge, inputs: _Inputs) -> Content | None:
+        node, (values, shape) = edge[0], inputs[0]
+        name = name_of(node)
+        if len(inputs) == 1 and (one := self._one_example(edge, values, shape)) is not None:
             return one
         if kind := _REDUCTION_CODES.get(saved_by(node, "reduction", 0)):
             return self._reduced(node, kind, values, shape)
         if name in graph.REDUCING:
-            return self._summed(node, graph.REDUCING[name], values, shape)
+            return self._summed(edge, graph.REDUCING[name], values, shape)
         if name == "MaskedFill" and any(_is_complement(saved_by(node, "mask"), mask) for mask in self._target_masks):
             return None  # the second term of a cross entropy with label smoothing
-        return Unclear(_reduced_by(node)) if graph.is_number((node, 0)) else self._rearranged(node, inputs)
+        return Unclear(_reduced_by(node)) if graph.is_number(edge) else self._rearranged(edge, inputs)
 
     # -- values of single examples ------------------------------------------------------------------------------------
 
-    def _rearranged(self, node: Any, inputs: _Inputs) -> Examples | Unclear:
+    def _rearranged(self, edge: graph.Edge, inputs: _Inputs) -> Examples | Unclear:
         """Values of single examples, computed from values of single examples."""
+        node = edge[0]
         layouts = {
-            self._layout_after(node, *one) for one in inputs if one[0].layout is not None or not self.shows_layers
+            self._layout_after(edge, *one) for one in inputs if one[0].layout is not None or not self.shows_layers
         }
         if not self.shows_layers:
             return Examples(layout=max(layouts, key=bool))
-        selected = self._selection(node, inputs)
+        selected = self._selection(edge, inputs)
         is_contracted = name_of(node) in _CONTRACTING and len(inputs) > 1
         if is_contracted or (len(layouts) > 1 and selected is None):
-            return self._mixed(node)
-        if layouts == {None} and selected is None and len(graph.shape_of((node, 0))) < len(inputs[0][1]):
+            return self._mixed(edge)
+        if layouts == {None} and selected is None and len(graph.shape_of(edge)) < len(inputs[0][1]):
             return Unclear(_reduced_by(node))
         return Examples(
             layout=layouts.pop() if layouts and selected is None else None,
             selection=selected,
             is_weighted=graph.factors_of(node) is not None or any(values.is_weighted for values, _ in inputs),
             num_added=max(values.num_added for values, _ in inputs),
-            pieces=self._pieces(node, inputs),
+            pieces=self._pieces(edge, inputs),
         )
 
-    def _layout_after(self, node: Any, values: Examples, shape: Shape) -> int | None:
-        layout = None if values.layout is None else graph.layout_after(node, shape, values.layout, self.batch_size)
-        if layout is None and not self.shows_layers and graph.shape_of((node, 0))[:1] == (self.batch_size,):
+    def _layout_after(self, edge: graph.Edge, values: Examples, shape: Shape) -> int | None:
+        layout = None if values.layout is None else graph.layout_after(edge, shape, values.layout, self.batch_size)
+        if layout is None and not self.shows_layers and graph.shape_of(edge)[:1] == (self.batch_size,):
             return 1
         return layout
 
-    def _pieces(self, node: Any, inputs: _Inputs) -> frozenset[Any]:
+    def _pieces(self, edge: graph.Edge, inputs: _Inputs) -> frozenset[Any]:
         pieces = frozenset(piece for values, _ in inputs for piece in values.pieces)
         values, shape = inputs[0]
-        if values.layout is None or graph.layout_of_piece(node, shape, values.layout, self.batch_size) is None:
+        if values.layout is None or graph.layout_of_piece(edge, shape, values.layout, self.batch_size) is None:
             return pieces
-        return pieces | {(node, 0)}
+        return pieces | {edge}
 
-    def _selection(self, node: Any, inputs: _Inputs) -> Counted | None:
+    def _selection(self, edge: graph.Edge, inputs: _Inputs) -> Counted | None:
         """The selection of a node's output: the same one for all inputs, or an unknown one."""
-        first, *others = [self._selection_of(node, *one) for one in inputs]
+        first, *others = [self._selection_of(edge, *one) for one in inputs]
         if all(first and other and is_same(first, other) for other in others):
             return first
         return Counted() if first or any(others) else None
 
-    def _selection_of(self, node: Any, values: Examples, shape: Shape) -> Counted | None:
+    def _selection_of(self, edge: graph.Edge, values: Examples, shape: Shape) -> Counted | None:
         if values.selection is not None:
-            return Counted() if name_of(node) in graph.SELECTING else values.selection
-        if values.layout is None or not graph.selects_rows(node, shape, values.layout, self.batch_size):
+            return Counted() if name_of(edge[0]) in graph.SELECTING else values.selection
+        if values.layout is None or not graph.selects_rows(edge, shape, values.layout, self.batch_size):
             return None
-        return selection.selection_by(node, shape, values.layout, self.batch_size)
+        return selection.selection_by(edge, shape, values.layout, self.batch_size)
 
-    def _one_example(self, node: Any, output: int, values: Examples, shape: Shape) -> Part | None:
-        """The content of ``v[j]`` or a similar node; None for any other node."""
+    def _one_example(self, edge: graph.Edge, values: Examples, shape: Shape) -> Part | None:
+        """The content of ``v[j]`` or a similar edge; None for any other edge."""
         if values.layout is None:
             return None
-        example = selection.single_example(node, output, shape, values.layout, self.batch_size)
+        example = selection.single_example(edge, shape, values.layout, self.batch_size)
         return None if example is None else Part(torch.arange(self.batch_size) == example)
 
     # -- reductions ---------------------------------------------------------------------------------------------------
 
-    def _summed(self, node: Any, kind: str, values: Examples, shape: Shape) -> Content:
+    def _summed(self, edge: graph.Edge, kind: str, values: Examples, shape: Shape) -> Content:
         """The mean or sum over the dimensions that the node saves."""
+        node = edge[0]
         dims = graph.saved_dims(node, len(shape)) or set(range(len(shape)))
         dim = None if values.layout is None else graph.example_dim(shape, values.layout, self.batch_size)
         if len(dims) == len(shape) or dim in dims:
@@ -240,7 +237,7 @@ class LossReader:
             return Unclear(f"computes the {kind} over dimensions that may include the examples")
         return replace(
             values,
-            layout=self._layout_after(node, values, shape),
+            layout=self._layout_after(edge, values, shape),
             num_added=values.num_added * (math.prod(shape[d] for d in dims) if kind == "sum" else 1),
         )
 

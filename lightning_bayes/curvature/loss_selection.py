@@ -65,9 +65,10 @@ def marked_examples(marks: Tensor, layout: int, batch_size: int) -> Tensor:
     return marks.reshape(layout, batch_size, -1).any(2).any(0).cpu()
 
 
-def selection_by(node: Any, shape: Shape, layout: int, batch_size: int) -> Counted:
+def selection_by(edge: Edge, shape: Shape, layout: int, batch_size: int) -> Counted:
     """The examples from which a node selects values. See `graph.selects_rows`."""
-    name, after = name_of(node), graph.shape_of((node, 0))
+    node, after = edge[0], graph.shape_of(edge)
+    name = name_of(node)
     if name == "MaskedSelect":
         mask = saved_by(node, "mask")
         indices, num_selected = [mask.expand(shape)], int(mask.sum())
@@ -88,8 +89,9 @@ def selection_by(node: Any, shape: Shape, layout: int, batch_size: int) -> Count
     return Counted(marked_examples(marks, layout, batch_size) if is_known else None, (float(num_selected),))
 
 
-def single_example(node: Any, output: int, shape: Shape, layout: int, batch_size: int) -> int | None:
+def single_example(edge: Edge, shape: Shape, layout: int, batch_size: int) -> int | None:
     """Index of the example that ``v[j]``, ``v[j:j+1]`` or a loop over v selects; None for other nodes."""
+    node, output = edge
     dim, name = graph.example_dim(shape, layout, batch_size), name_of(node)
     if name not in {"Select", "Unbind", "Slice"} or dim is None or shape[dim] != batch_size:
         return None
@@ -99,6 +101,6 @@ def single_example(node: Any, output: int, shape: Shape, layout: int, batch_size
         return int(signed(saved_by(node, "index")) % batch_size)
     if name == "Unbind":
         return output
-    if graph.shape_of((node, 0))[dim] == 1:
+    if graph.shape_of(edge)[dim] == 1:
         return int(signed(saved_by(node, "start")) % batch_size)
     return None
