@@ -64,7 +64,7 @@ class LossArithmetic:
         if name in graph.STACKING:
             is_batch = torch.equal(masks, torch.eye(self.batch_size, dtype=torch.bool)) and first.divisor == 1
             is_batch = is_batch and math.prod(graph.shape_of((node, 0))) == self.batch_size
-            return Examples(layout=1) if is_batch else Unclear(f"stacks the losses of {len(inputs)} single examples")
+            return Examples(1) if is_batch else Unclear(f"stacks the losses of {len(inputs)} single examples")
         if all(part.has_only(first.examples) for part in inputs):
             return first
         if name in graph.ADDING:

@@ -1,9 +1,4 @@
-"""The autograd graph of a loss: names, shapes and order of its nodes, and where their values hold the examples.
-
-Values of B examples have the *layout* ``outer`` if they are ``[outer, B, inner]`` after flattening and splitting: 1 if the
-batch comes first, T if T positions come first. A reshape keeps the layout. Only operations that move, remove or select
-dimensions change it. Below, `shape` and `layout` belong to the first input of a node.
-"""
+"""The autograd graph of a loss: names, shapes and order of its nodes, and the constants that they save."""
 
 from __future__ import annotations
 
@@ -11,7 +6,6 @@ import math
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
-import torch
 from torch import Tensor
 
 from lightning_bayes.curvature.parameter_uses import is_measured
@@ -33,7 +27,6 @@ LINEAR = {
     *REDUCING,
     *("Neg", "Expand", "Select", "Slice", "Transpose", "Permute", "Mv", "Dot", "Mm"),
 }
-SELECTING = {"Index", "IndexSelect", "MaskedSelect", "Gather", "Topk", "Select", "Slice", "Unbind"}
 LAYERS = ("Addmm", "Mm", "Bmm", "Convolution", "Embedding", "NativeBatchNorm", "CudnnBatchNorm", "NativeLayerNorm")
 # Keys in a node's metadata: the per-example losses attached to a loss, and marks of two kinds of nodes.
 WITH_EXAMPLES, DECLARED, DIVISION = "with_per_example_loss", "is_per_example_loss", "is_division_by_host"
@@ -174,89 +167,3 @@ def saved_dims(node: Any, rank: int) -> set[int]:
     if dims is None:
         return set()
     return {signed(dim) % max(rank, 1) for dim in ((dims,) if isinstance(dims, int) else dims)}
-
-
-def example_dim(shape: Shape, layout: int, batch_size: int) -> int | None:
-    """The dimension that holds the examples, perhaps together with others; None if a reshape split them."""
-    before = 1
-    for dim, size in enumerate(shape):
-        if layout % before == 0 and before * size % (layout * batch_size) == 0:
-            return dim
-        before *= size
-    return None
-
-
-def selects_rows(edge: Edge, shape: Shape, layout: int, batch_size: int) -> bool:
-    """Whether `node` selects some rows of the examples."""
-    dim = example_dim(shape, layout, batch_size)
-    if dim is None or layout_of_piece(edge, shape, layout, batch_size) is not None:
-        return False
-    node, after = edge[0], shape_of(edge)
-    name = name_of(node)
-    if name == "MaskedSelect":
-        return True
-    if name == "Index":
-        return _indexes_rows(saved_by(node, "indices"), shape, dim)
-    new_dim = None if name in RESHAPES else _new_dim(node, dim, len(shape), len(after))
-    is_cut = new_dim is not None and len(after) == len(shape) and after[new_dim] != shape[dim]
-    return is_cut or (name in SELECTING - {"Slice"} and dim in saved_dims(node, len(shape)))
-
-
-def _indexes_rows(indices: Any, shape: Shape, dim: int) -> bool:
-    """Whether ``v[indices]`` changes the rows of this dimension. Selecting all rows in order does not."""
-    index = indices[dim] if dim < len(indices) else None
-    if index is None:
-        return any(other is not None and other.dtype == torch.bool for other in indices[: dim + 1])
-    if dim > 0 or index.dtype == torch.bool or index.numel() != shape[dim]:
-        return True
-    return not torch.equal(index.flatten(), torch.arange(shape[dim], device=index.device))
-
-
-def layout_of_piece(edge: Edge, shape: Shape, layout: int, batch_size: int) -> int | None:
-    """The layout of a piece that holds every example, such as half of ``torch.cat([x1, x2])``; None for other nodes."""
-    node, output = edge
-    dim = example_dim(shape, layout, batch_size)
-    if name_of(node) not in {"Slice", "Split"} or dim is None or saved_dims(node, len(shape)) != {dim}:
-        return None
-    before, size = math.prod(shape[:dim]), shape_of(edge)[dim]
-    rows = shape[dim] * before // layout  # rows of this dimension that hold every example once
-    start = signed(saved_by(node, "start")) if name_of(node) == "Slice" else output * shape_of((node, 0))[dim]
-    is_piece = size < shape[dim] and size % rows == 0 and start % rows == 0
-    return before * (size // rows) if is_piece else None
-
-
-def layout_after(edge: Edge, shape: Shape, layout: int, batch_size: int) -> int | None:
-    """The layout after an operation that does not `selects_rows`; None if the examples cannot be separated."""
-    node, after = edge[0], shape_of(edge)
-    if name_of(node) in RESHAPES:
-        return layout
-    piece = layout_of_piece(edge, shape, layout, batch_size)
-    if piece is not None:
-        return piece
-    if saved_by(node, "dim") is None and after == (batch_size,):  # the result of a loss function without reduction
-        return 1
-    dim = example_dim(shape, layout, batch_size)
-    new_dim = None if dim is None else _new_dim(node, dim, len(shape), len(after))
-    if dim is None or new_dim is None or new_dim >= len(after) or after[new_dim] != shape[dim]:
-        return None
-    return layout // math.prod(shape[:dim]) * math.prod(after[:new_dim])
-
-
-def _new_dim(node: Any, dim: int, rank: int, new_rank: int) -> int | None:
-    """Where a node moves a dimension of its input; None if it removes the dimension."""
-    name = name_of(node)
-    if name == "Transpose":
-        swapped = [signed(d) % rank for d in (saved_by(node, "dim0"), saved_by(node, "dim1"))]
-        return sum(swapped) - dim if dim in swapped else dim
-    if name == "Permute":
-        return [signed(d) % rank for d in saved_by(node, "dims")].index(dim)
-    if name == "T":
-        return rank - 1 - dim
-    if name == "Stack":
-        return dim + (signed(saved_by(node, "dim")) % new_rank <= dim)
-    if name == "Index":
-        return dim
-    if new_rank >= rank:  # broadcasting adds dimensions in front
-        return dim + new_rank - rank
-    removed = saved_dims(node, rank)
-    return None if dim in removed else dim - sum(other < dim for other in removed)

@@ -3,7 +3,7 @@
 The reader visits the nodes from the layers to the loss and determines the content of each (`loss_values`):
 
 1. The output of a layer holds `Examples`. Elementwise operations, reshapes and reductions of other dimensions keep them;
-   `loss_graph` tracks where the examples are, `loss_selection` which ones are selected. What is computed from a single
+   `loss_places` tracks where the examples are and which ones are selected. What is computed from a single
    example, such as ``loss(v[j])``, is a `Part`.
 2. Loss functions record their reduction, and ``mean`` and ``sum`` their dimensions. If they reduce the examples, the content
    becomes `Reduced`. The linear operations before the reduction give the weights and the factors of the values: a sum is a
@@ -30,7 +30,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature import loss_graph as graph
-from lightning_bayes.curvature import loss_selection as selection
+from lightning_bayes.curvature import loss_places as places
+from lightning_bayes.curvature import loss_weights as weights
 from lightning_bayes.curvature.loss_arithmetic import LossArithmetic
 from lightning_bayes.curvature.loss_graph import Shape, name_of
 from lightning_bayes.curvature.loss_values import (
@@ -38,6 +39,7 @@ from lightning_bayes.curvature.loss_values import (
     Counted,
     Examples,
     Part,
+    Place,
     Reduced,
     Unclear,
     is_same,
@@ -102,7 +104,7 @@ class LossReader:
         if graph.is_leaf(node):
             return None
         if graph.DECLARED in graph.metadata_of(node):
-            return Examples(layout=1)
+            return Examples(1)
         inputs = [(self.content_of(edge), graph.shape_of(edge)) for edge in self._arguments(node)]
         if not inputs:
             return None if self.shows_layers or _is_of_weights(node) else self._layer_output(edge)
@@ -132,17 +134,17 @@ class LossReader:
             return Unclear(f"is returned by {record.unit.label} as one number" if record else _reduced_by(node))
         if len(shape) == 3 and record is not None and isinstance(record.unit.module, nn.RNNBase):
             is_first = record.unit.module.batch_first and not edge[1]  # last states are always [layers, B, features]
-            return Examples(layout=1 if is_first else shape[0])
+            return Examples(1 if is_first else shape[0])
         has_several_rows = shape[0] % self.batch_size == 0 and shape[0] > self.batch_size
         is_second = shape[1:2] == (self.batch_size,)
         if self.examples_second and has_several_rows and (len(shape) == 2 or not is_second):
-            return Examples(layout=shape[0] // self.batch_size)
+            return Examples(shape[0] // self.batch_size)
         if self.examples_second and is_second:
-            return Examples(layout=shape[0])
+            return Examples(shape[0])
         if shape[0] % self.batch_size == 0:
-            return Examples(layout=1)
+            return Examples(1)
         if shape.count(self.batch_size) == 1:  # such as a recurrent layer with the sequence first
-            return Examples(layout=math.prod(shape[: shape.index(self.batch_size)]))
+            return Examples(math.prod(shape[: shape.index(self.batch_size)]))
         return Examples()
 
     def _mixed(self, edge: graph.Edge, others: Sequence[tuple[Content, Shape]] = ()) -> Examples | Unclear:
@@ -170,58 +172,48 @@ class LossReader:
 
     def _rearranged(self, edge: graph.Edge, inputs: _Inputs) -> Examples | Unclear:
         """Values of single examples, computed from values of single examples."""
-        node = edge[0]
-        layouts = {
-            self._layout_after(edge, *one) for one in inputs if one[0].layout is not None or not self.shows_layers
-        }
+        after = [self._place_after(edge, *one) for one in inputs]
         if not self.shows_layers:
-            return Examples(layout=max(layouts, key=bool))
-        selected = self._selection(edge, inputs)
-        is_contracted = name_of(node) in _CONTRACTING and len(inputs) > 1
-        if is_contracted or (len(layouts) > 1 and selected is None):
+            return Examples(max(after, key=bool))
+        known = {place for place, (values, _) in zip(after, inputs, strict=True) if values.place is not None}
+        selected = [place for place in after if isinstance(place, Counted)]
+        is_contracted = name_of(edge[0]) in _CONTRACTING and len(inputs) > 1
+        if is_contracted or (len(known) > 1 and not selected):
             return self._mixed(edge)
-        if layouts == {None} and selected is None and len(graph.shape_of(edge)) < len(inputs[0][1]):
-            return Unclear(_reduced_by(node))
+        if known == {None} and len(graph.shape_of(edge)) < len(inputs[0][1]):
+            return Unclear(_reduced_by(edge[0]))
+        if selected:
+            is_one = len(selected) == len(inputs) and all(is_same(selected[0], other) for other in selected)
+            known = {selected[0] if is_one else Counted()}
         return Examples(
-            layout=layouts.pop() if layouts and selected is None else None,
-            selection=selected,
-            is_weighted=graph.factors_of(node) is not None or any(values.is_weighted for values, _ in inputs),
+            known.pop() if known else None,
+            is_weighted=graph.factors_of(edge[0]) is not None or any(values.is_weighted for values, _ in inputs),
             num_added=max(values.num_added for values, _ in inputs),
             pieces=self._pieces(edge, inputs),
         )
 
-    def _layout_after(self, edge: graph.Edge, values: Examples, shape: Shape) -> int | None:
-        layout = None if values.layout is None else graph.layout_after(edge, shape, values.layout, self.batch_size)
-        if layout is None and not self.shows_layers and graph.shape_of(edge)[:1] == (self.batch_size,):
+    def _place_after(self, edge: graph.Edge, values: Examples, shape: Shape) -> Place:
+        place = values.place
+        if isinstance(place, Counted):
+            return Counted() if name_of(edge[0]) in places.SELECTING else place
+        if place is not None:
+            place = places.place_after(edge, shape, place, self.batch_size, can_select=self.shows_layers)
+        if place is None and not self.shows_layers and graph.shape_of(edge)[:1] == (self.batch_size,):
             return 1
-        return layout
+        return place
 
     def _pieces(self, edge: graph.Edge, inputs: _Inputs) -> frozenset[Any]:
         pieces = frozenset(piece for values, _ in inputs for piece in values.pieces)
-        values, shape = inputs[0]
-        if values.layout is None or graph.layout_of_piece(edge, shape, values.layout, self.batch_size) is None:
+        layout, shape = inputs[0][0].layout, inputs[0][1]
+        if layout is None or places.layout_of_piece(edge, shape, layout, self.batch_size) is None:
             return pieces
         return pieces | {edge}
-
-    def _selection(self, edge: graph.Edge, inputs: _Inputs) -> Counted | None:
-        """The selection of a node's output: the same one for all inputs, or an unknown one."""
-        first, *others = [self._selection_of(edge, *one) for one in inputs]
-        if all(first and other and is_same(first, other) for other in others):
-            return first
-        return Counted() if first or any(others) else None
-
-    def _selection_of(self, edge: graph.Edge, values: Examples, shape: Shape) -> Counted | None:
-        if values.selection is not None:
-            return Counted() if name_of(edge[0]) in graph.SELECTING else values.selection
-        if values.layout is None or not graph.selects_rows(edge, shape, values.layout, self.batch_size):
-            return None
-        return selection.selection_by(edge, shape, values.layout, self.batch_size)
 
     def _one_example(self, edge: graph.Edge, values: Examples, shape: Shape) -> Part | None:
         """The content of ``v[j]`` or a similar edge; None for any other edge."""
         if values.layout is None:
             return None
-        example = selection.single_example(edge, shape, values.layout, self.batch_size)
+        example = places.single_example(edge, shape, values.layout, self.batch_size)
         return None if example is None else Part(torch.arange(self.batch_size) == example)
 
     # -- reductions ---------------------------------------------------------------------------------------------------
@@ -230,14 +222,14 @@ class LossReader:
         """The mean or sum over the dimensions that the node saves."""
         node = edge[0]
         dims = graph.saved_dims(node, len(shape)) or set(range(len(shape)))
-        dim = None if values.layout is None else graph.example_dim(shape, values.layout, self.batch_size)
+        dim = None if values.layout is None else places.example_dim(shape, values.layout, self.batch_size)
         if len(dims) == len(shape) or dim in dims:
             return self._reduced(node, kind, values, shape)
         if dim is None and self.shows_layers:
             return Unclear(f"computes the {kind} over dimensions that may include the examples")
         return replace(
             values,
-            layout=self._layout_after(edge, values, shape),
+            place=self._place_after(edge, values, shape),
             num_added=values.num_added * (math.prod(shape[d] for d in dims) if kind == "sum" else 1),
         )
 
@@ -272,7 +264,7 @@ class LossReader:
         """The content of a node that reduces values, times the numbers that its values were multiplied by."""
         if name_of(node) not in graph.REDUCING:
             return content
-        for scale in {selection.scale_of(path) for path in paths} - {1}:
+        for scale in {weights.scale_of(path) for path in paths} - {1}:
             rescaled = self._arithmetic.multiplied(content, scale)
             if isinstance(rescaled, Unclear):
                 return rescaled
@@ -287,11 +279,11 @@ class LossReader:
         values = self.content_of(path[-1]) if path else None
         if not isinstance(values, Examples) or values.is_weighted:
             return reduced
-        weights, repeats, are_mask = selection.weights_of(path)
+        factors, repeats, are_mask = weights.weights_of(path)
         examples = reduced.counted.examples
         if values.layout is not None:
-            examples = selection.marked_examples(weights != 0, values.layout, self.batch_size)
-        total = abs(float(weights.sum())) / (math.prod(graph.shape_of(path[0])) if reduced.kind == "mean" else 1)
+            examples = places.marked_examples(factors != 0, values.layout, self.batch_size)
+        total = abs(float(factors.sum())) / (math.prod(graph.shape_of(path[0])) if reduced.kind == "mean" else 1)
         totals = () if examples is None else (total, total / repeats)
         reduced = replace(reduced, is_weighted=True, counted=Counted(examples, totals))
         is_normalised = reduced.kind == "sum" and not are_mask and self._arithmetic.is_total(reduced, 1.0)
@@ -339,7 +331,7 @@ class LossReader:
                 "example each belongs to. Pass targets [batch, ...] and outputs [batch, classes, ...] to the loss."
             )
         layout = layout or 1
-        dim = graph.example_dim(shape, layout, self.batch_size)
+        dim = places.example_dim(shape, layout, self.batch_size)
         if dim is not None and dim > 1:  # the examples come after the class dimension, which targets lack
             layout //= shape[1]
         if counted.numel() % (layout * self.batch_size):  # such targets have no ignored ones, as checked above

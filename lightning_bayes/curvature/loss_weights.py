@@ -1,0 +1,54 @@
+"""Constants that weigh or mask the values of the examples. A masked mean Σ w v / Σ w counts those with a nonzero weight.
+
+The weights w are the derivative of the sum with respect to the values v: the linear operations between them run backward.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_bayes.curvature import loss_graph as graph
+from lightning_bayes.curvature.loss_graph import Edge, name_of
+
+
+class Weights(NamedTuple):
+    """Constant factors of values, including masks."""
+
+    values: Tensor  # w, one per value, without the `scale_of` all values
+    repeats: int  # number of values that share each of the user's factors by broadcasting
+    are_mask: bool  # whether the user's factors are all 0 or 1
+
+
+def weights_of(path: Sequence[Edge]) -> Weights:
+    """The weights of the values at the end of a path through linear nodes, of which the first values are the sum."""
+    nodes = [node for node, _ in path[:-1]]
+    factors = [graph.factors_of(node) for node in nodes]
+    device = next(factor.device for factor in factors if factor is not None)
+    weights, repeats = torch.ones(graph.shape_of(path[0]), dtype=torch.float64, device=device), 1
+    for node, factor, edge in zip(nodes, factors, path[1:], strict=True):
+        if factor is not None:
+            repeats = max(repeats, weights.numel() // max(factor.numel(), 1))
+        grads = weights if name_of(node) == "ToCopy" else node(weights)  # a copy in half precision would round them
+        grad: Tensor = grads[graph.edges_of(node).index(edge)] if isinstance(grads, tuple) else grads
+        weights = grad.sum_to_size(graph.shape_of(edge))
+    are_mask = all(map(_is_mask, factors))
+    return Weights(weights.double() / (scale_of(path) or 1), repeats, are_mask)
+
+
+def _is_mask(factors: Tensor | None) -> bool:
+    return factors is None or factors.dtype == torch.bool or bool(((factors == 0) | (factors == 1)).all())
+
+
+def scale_of(path: Sequence[Edge]) -> float:
+    """The product of the numbers by which the linear nodes of a path multiply all values."""
+    scale: float = 1
+    for node, _ in path[:-1]:
+        for saved in graph.saved_numbers(node):
+            number = saved.item() if isinstance(saved, Tensor) else saved
+            scale *= 1 / (number or math.inf) if name_of(node) == "Div" else number
+    return scale
