@@ -25,7 +25,8 @@ REDUCING = {"Mean": "mean", "Sum": "sum", "Nansum": "sum"}
 LINEAR = {
     *RESHAPES,
     *REDUCING,
-    *("Neg", "Expand", "Select", "Slice", "Transpose", "Permute", "Mv", "Dot", "Mm"),
+    *("Neg", "Expand", "Transpose", "Permute", "Mv", "Dot", "Mm"),
+    *("Select", "Slice", "Index", "IndexSelect", "MaskedSelect"),
 }
 LAYERS = ("Addmm", "Mm", "Bmm", "Convolution", "Embedding", "NativeBatchNorm", "CudnnBatchNorm", "NativeLayerNorm")
 # Keys in a node's metadata: the per-example losses attached to a loss, and marks of two kinds of nodes.

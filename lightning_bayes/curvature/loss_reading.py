@@ -122,8 +122,6 @@ class LossReader:
         content = self._arithmetic.result(node, inputs)
         if not isinstance(inputs[0][0], Part):
             return content
-        if isinstance(content, Part):
-            return self._rescaled(node, content, self._linear_paths(node))
         is_hidden = isinstance(content, Unclear) and not self.shows_layers and not graph.is_number(edge)
         return self._layer_output(edge) if is_hidden else content
 
@@ -214,7 +212,10 @@ class LossReader:
         if values.layout is None:
             return None
         example = places.single_example(edge, shape, values.layout, self.batch_size)
-        return None if example is None else Part(torch.arange(self.batch_size) == example)
+        if example is None:
+            return None
+        scale = max(self._scales(self._linear_paths(edge[0])), key=self._arithmetic.is_inverse_of_batch)
+        return Part(torch.arange(self.batch_size) == example, scale=scale)
 
     # -- reductions ---------------------------------------------------------------------------------------------------
 
@@ -260,13 +261,18 @@ class LossReader:
         is_known = selected.examples is not None and not values.is_weighted
         return Counted(selected.examples, (float(size), *selected.totals) if is_known else ())
 
-    def _rescaled(self, node: Any, content: Part | Reduced, paths: _Paths) -> Part | Reduced | Unclear:
+    @staticmethod
+    def _scales(paths: _Paths) -> set[float]:
+        """The factors of all values along linear paths."""
+        return {weights.scale_of(node for node, _ in path[:-1]) for path in paths}
+
+    def _rescaled(self, node: Any, content: Reduced, paths: _Paths) -> Content:
         """The content of a node that reduces values, times the numbers that its values were multiplied by."""
         if name_of(node) not in graph.REDUCING:
             return content
-        for scale in {weights.scale_of(path) for path in paths} - {1}:
+        for scale in self._scales(paths) - {1}:
             rescaled = self._arithmetic.multiplied(content, scale)
-            if isinstance(rescaled, Unclear):
+            if not isinstance(rescaled, Reduced):
                 return rescaled
             content = rescaled
         return content

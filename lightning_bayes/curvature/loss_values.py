@@ -54,6 +54,7 @@ class Part:
 
     examples: Tensor  # mask of these examples, [B]
     divisor: float = 1.0  # integer that the values were divided by
+    scale: float = 1.0  # product of the other numbers by which they were multiplied, since the last nonlinear operation
 
     def has_only(self, examples: Tensor) -> bool:
         """Whether it is computed from a single example, the one in this mask."""

@@ -6,8 +6,8 @@ The weights w are the derivative of the sum with respect to the values v: the li
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,17 +37,17 @@ def weights_of(path: Sequence[Edge]) -> Weights:
         grad: Tensor = grads[graph.edges_of(node).index(edge)] if isinstance(grads, tuple) else grads
         weights = grad.sum_to_size(graph.shape_of(edge))
     are_mask = all(map(_is_mask, factors))
-    return Weights(weights.double() / (scale_of(path) or 1), repeats, are_mask)
+    return Weights(weights.double() / (scale_of(nodes) or 1), repeats, are_mask)
 
 
 def _is_mask(factors: Tensor | None) -> bool:
     return factors is None or factors.dtype == torch.bool or bool(((factors == 0) | (factors == 1)).all())
 
 
-def scale_of(path: Sequence[Edge]) -> float:
-    """The product of the numbers by which the linear nodes of a path multiply all values."""
+def scale_of(nodes: Iterable[Any]) -> float:
+    """The product of the numbers by which linear nodes multiply all values."""
     scale: float = 1
-    for node, _ in path[:-1]:
+    for node in nodes:
         for saved in graph.saved_numbers(node):
             number = saved.item() if isinstance(saved, Tensor) else saved
             scale *= 1 / (number or math.inf) if name_of(node) == "Div" else number

@@ -174,6 +174,10 @@ OWN = {
         sum(F.cross_entropy(o, t) + 0.1 * o.square().mean() for o, t in listed(p, r)) / len(p.y[r])
     ),
     "list of means": lambda p, r: sum(F.cross_entropy(o, t) / len(p.y[r]) for o, t in listed(p, r)),
+    "softened list": lambda p, r: sum(F.cross_entropy(o / 4, t) for o, t in listed(p, r)),
+    "list of softened outputs": lambda p, r: sum(
+        F.cross_entropy(o, t) for o, t in zip(p.out(r) / 4, p.y[r], strict=True)
+    ),
     "list of vectors": lambda p, r: torch.cat([F.cross_entropy(o, t).reshape(1) for o, t in listed(p, r)]).mean(),
     "dot products of a list": lambda p, r: sum(o.flatten() @ o.flatten() for o in p.out(r)),
     "sum of listed vectors": lambda p, r: sum(o.square() for o in p.out(r)).sum(),
@@ -210,6 +214,13 @@ ASKED = {
     "a list out of order": lambda p: torch.stack(
         [F.cross_entropy(p.out()[j], p.y[j]) for j in range(p.n)][::-1]
     ).mean(),
+    "list of shares": lambda p: sum(p.ce().mean(1) / p.n),
+    "list of rows of shares": lambda p: sum(row.sum() for row in p.ce() / p.n),
+    "shares by number": lambda p: sum((p.ce().mean(1) / p.n)[j] for j in range(p.n)),
+    "stacked shares": lambda p: torch.stack([*(p.ce().mean(1) / p.n)]).sum(),
+    "a mean of halves of shares": lambda p: sum(0.5 * share for share in 2 * p.ce().mean(1) / p.n),
+    "chosen shares": lambda p: (p.ce().mean(1) / p.n)[p.rows].sum(),
+    "chosen sum times the inverse": lambda p: p.ce().mean(1)[p.rows].sum() * (1 / p.n),
     "means of different rows": lambda p: p.ce()[p.rows].mean() + p.ce()[~p.rows].mean(),
     "a list and a mean": lambda p: sum(F.cross_entropy(o, t) for o, t in listed(p, slice(None))) + p.ce().mean(),
     "the softest maximum": lambda p: p.ce().mean(1).logsumexp(0),
