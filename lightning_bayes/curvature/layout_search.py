@@ -244,9 +244,6 @@ def _is_reached(grads: Sequence[Tensor | None]) -> bool:
 
 def _sizes_of_loss(loss: Tensor) -> list[int]:
     """Numbers of rows of the values between layers and loss, the largest first."""
-    root = graph.root_of(loss)
-    if root is None:
-        return []
-    nodes = (node for node in graph.in_order(root, enters_measured_layer(root)) if not graph.is_leaf(node))
+    nodes = (node for node in graph.nodes_of(loss) if not graph.is_leaf(node))
     sizes = {size for node in nodes for size in graph.shape_of((node, 0))[:1] if size > 1}
     return sorted(sizes, reverse=True)

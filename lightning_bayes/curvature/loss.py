@@ -23,7 +23,6 @@ from torch.overrides import TorchFunctionMode
 from lightning_bayes.curvature import loss_graph as graph
 from lightning_bayes.curvature.loss_reading import LossReader
 from lightning_bayes.curvature.loss_values import Content, Part, Reduced, Unclear
-from lightning_bayes.curvature.parameter_uses import enters_measured_layer
 from lightning_bayes.errors import ShapeError, UnsupportedTrainingError
 from lightning_bayes.private_torch import saved_by
 
@@ -91,13 +90,7 @@ def read_loss(
     root = graph.root_of(loss)
     if root is None or batch_size < 2:
         return None
-    return LossReader(
-        root,
-        batch_size,
-        shows_layers=enters_measured_layer(root),
-        is_declared=reduction != "auto",
-        examples_second=examples_second,
-    )
+    return LossReader(root, batch_size, is_declared=reduction != "auto", examples_second=examples_second)
 
 
 def _reduction(loss: Content | None, batch_size: int) -> str:
@@ -134,9 +127,7 @@ def loss_functions(loss: Tensor) -> set[str]:
         >>> loss_functions(torch.nn.functional.mse_loss(a, torch.ones(2)))
         {'MseLoss'}
     """
-    root = graph.root_of(loss)
-    nodes = [] if root is None else graph.in_order(root, enters_measured_layer(root))
-    return {graph.name_of(node) for node in nodes if saved_by(node, "reduction") is not None}
+    return {graph.name_of(node) for node in graph.nodes_of(loss) if saved_by(node, "reduction") is not None}
 
 
 class BackwardWatch(TorchFunctionMode):

@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 
-from lightning_bayes.curvature.parameter_uses import is_measured
+from lightning_bayes.curvature.parameter_uses import enters_measured_layer, is_measured
 from lightning_bayes.private_torch import DDP_SINK, output_shapes, saved_by
 
 Edge: TypeAlias = tuple[Any, int]  # a node and the index of one of its outputs
@@ -97,6 +98,12 @@ def _skip_identities(edge: Edge) -> Edge | None:
     return edges_of(node)[output - len(output_shapes(node))] if name_of(node) == DDP_SINK else edge
 
 
+def nodes_of(loss: Tensor) -> Iterator[Any]:
+    """Yield every node from the layers to a loss once, arguments first."""
+    root = root_of(loss)
+    return iter(()) if root is None else in_order(root, enters_measured_layer(root))
+
+
 def in_order(root: Any, is_measured_graph: bool) -> Iterator[Any]:
     """Yield every node from the layers to `root` once, arguments first. Unmarked layers are recognised by name."""
     stack, seen = [(root, False)], set()
@@ -155,6 +162,11 @@ def is_linear(node: Any) -> bool:
     if len(edges) - edges.count(None) != 1 or (name_of(node) == "Div" and edges[0] is None):
         return False
     return name_of(node) in LINEAR or bool(saved_numbers(node)) or factors_of(node) is not None
+
+
+def is_in_order(index: Tensor) -> bool:
+    """Whether ``v[index]`` takes the rows 0, 1, 2, … of v."""
+    return index.dtype != torch.bool and torch.equal(index.flatten(), torch.arange(index.numel(), device=index.device))
 
 
 def signed(dim: int) -> int:

@@ -18,7 +18,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_bayes.curvature.loss_graph import RESHAPES, Edge, Shape, name_of, saved_dims, shape_of, signed
+from lightning_bayes.curvature.loss_graph import (
+    RESHAPES,
+    Edge,
+    Shape,
+    is_in_order,
+    name_of,
+    saved_dims,
+    shape_of,
+    signed,
+)
 from lightning_bayes.curvature.loss_values import Counted, Place
 from lightning_bayes.private_torch import saved_by
 
@@ -105,9 +114,7 @@ def _indexes_rows(indices: Any, shape: Shape, dim: int) -> bool:
     index = indices[dim] if dim < len(indices) else None
     if index is None:
         return any(other is not None and other.dtype == torch.bool for other in indices[: dim + 1])
-    if dim > 0 or index.dtype == torch.bool or index.numel() != shape[dim]:
-        return True
-    return not torch.equal(index.flatten(), torch.arange(shape[dim], device=index.device))
+    return dim > 0 or index.numel() != shape[dim] or not is_in_order(index)
 
 
 def _selection(edge: Edge, shape: Shape, layout: int, batch_size: int) -> Counted:

@@ -44,6 +44,7 @@ from lightning_bayes.curvature.loss_values import (
     Unclear,
     is_same,
 )
+from lightning_bayes.curvature.parameter_uses import enters_measured_layer
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.private_torch import saved_by
 
@@ -63,28 +64,27 @@ class LossReader:
     Args:
         root: The node of the loss.
         batch_size: B, at least 2.
-        shows_layers: Whether the graph marks measured layers; otherwise every layer's output holds examples.
         is_declared: Whether the user declared the reduction.
         examples_second: How to read a layer output that fits several layouts. If True, the examples are in dimension 1
             rather than 0. If there are k rows per example, they are every n-th row, as in ``torch.cat([x1, x2])``.
 
     Attributes:
+        shows_layers: Whether the graph marks measured layers; otherwise every layer's output holds examples.
         loss: The content of the root; None if the loss does not depend on any example.
         mixing: The operation that mixes examples between layers and loss; empty if there is none.
         has_lone_pieces: Whether a term depends on one piece of the rows, such as ``v[:n]``, and on no other piece.
         terms: For each term that reduces examples, the mask of the targets that count, examples first; None if all count.
     """
 
-    def __init__(
-        self, root: Any, batch_size: int, *, shows_layers: bool, is_declared: bool, examples_second: bool = False
-    ) -> None:
+    def __init__(self, root: Any, batch_size: int, *, is_declared: bool, examples_second: bool = False) -> None:
         self.root, self.batch_size = root, batch_size
-        self.shows_layers, self.is_declared, self.examples_second = shows_layers, is_declared, examples_second
+        self.is_declared, self.examples_second = is_declared, examples_second
+        self.shows_layers = enters_measured_layer(root)
         self.terms: list[Tensor | None] = []
         self.mixing, self.has_lone_pieces = "", False
         self._arithmetic = LossArithmetic(batch_size, self.terms)
         self._contents: dict[graph.Edge, Content | None] = {}
-        nodes = list(graph.in_order(root, shows_layers))
+        nodes = list(graph.in_order(root, self.shows_layers))
         self._target_masks = [mask for node in nodes if (mask := graph.counted_targets(node)) is not None]
         for node in nodes:
             self.content_of((node, 0))
