@@ -13,10 +13,9 @@ from torch import Tensor
 from lightning_bayes.curvature import loss_graph as graph
 from lightning_bayes.curvature.loss_graph import Shape, name_of
 from lightning_bayes.curvature.loss_values import Counted, Examples, Part, Reduced, Unclear, is_same
-from lightning_bayes.curvature.loss_weights import scale_of
+from lightning_bayes.curvature.loss_weights import scales_after
 
 _APART = Unclear("combines losses of single examples with others")
-_RESCALED = Unclear("is a rescaled sum")
 
 
 class LossArithmetic:
@@ -62,29 +61,20 @@ class LossArithmetic:
         name, first = name_of(node), inputs[0]
         if any(part.divisor != first.divisor for part in inputs):
             return _APART
-        scale = self._scale_after(node, inputs)
+        scales = scales_after(node, inputs)
+        if name not in graph.STACKING and all(part.has_only(first.examples) for part in inputs):
+            return replace(first, scales=scales)
+        if any(_inverse(scale) == self.batch_size for scale in scales):
+            return Unclear("is a rescaled sum")
         masks = torch.stack([part.examples for part in inputs])
         if name in graph.STACKING:
             is_batch = torch.equal(masks, torch.eye(self.batch_size, dtype=torch.bool)) and first.divisor == 1
             is_batch = is_batch and math.prod(graph.shape_of((node, 0))) == self.batch_size
-            if self.is_inverse_of_batch(scale):
-                return _RESCALED
-            return Examples(1) if is_batch else Unclear(f"stacks the losses of {len(inputs)} single examples")
-        if all(part.has_only(first.examples) for part in inputs):
-            return replace(first, scale=scale)
+            unclear = Unclear(f"stacks the losses of {len(inputs)} single examples")
+            return Examples(1, scales=scales) if is_batch else unclear
         if name in graph.ADDING:
-            return _RESCALED if self.is_inverse_of_batch(scale) else self._joined(masks, first.divisor)
+            return self._joined(masks, first.divisor)
         return Unclear(f"combines losses of single examples by {name}")
-
-    def _scale_after(self, node: Any, inputs: list[Part]) -> float:
-        """The scale of a node that depends on parts: the inverse of B if some part has this scale."""
-        if not graph.is_linear(node):
-            return 1.0
-        return scale_of([node]) * max((part.scale for part in inputs), key=self.is_inverse_of_batch)
-
-    def is_inverse_of_batch(self, factor: float) -> bool:
-        """Whether a factor is 1/B or -1/B, which may turn a sum over the examples into a mean."""
-        return _inverse(factor) == self.batch_size
 
     def _joined(self, masks: Tensor, divisor: float) -> Part | Reduced | Unclear:
         """The sum of losses of different examples."""
@@ -101,7 +91,7 @@ class LossArithmetic:
         """The product of values and a number, which may be the inverse of a number of examples."""
         count = _inverse(factor)
         if isinstance(values, Part):
-            return replace(values, scale=values.scale * float(factor))
+            return replace(values, scales=frozenset(scale * float(factor) for scale in values.scales))
         if factor and self.is_total(values, 1 / float(factor)):
             return self.mean_over_counted(values)
         if values.kind == "mean":

@@ -55,7 +55,6 @@ _OF_WEIGHTS = graph.RESHAPES | {
     *graph.REDUCING,
 }
 _Inputs = list[tuple[Examples, Shape]]  # the arguments of a node, and their shapes
-_Paths = list[list[graph.Edge]]
 
 
 class LossReader:
@@ -84,16 +83,16 @@ class LossReader:
         self.mixing, self.has_lone_pieces = "", False
         self._arithmetic = LossArithmetic(batch_size, self.terms)
         self._contents: dict[graph.Edge, Content | None] = {}
-        nodes = list(graph.in_order(root, self.shows_layers))
-        self._target_masks = [mask for node in nodes if (mask := graph.counted_targets(node)) is not None]
-        for node in nodes:
+        self._nodes = dict.fromkeys(graph.in_order(root, self.shows_layers))
+        self._target_masks = [mask for node in self._nodes if (mask := graph.counted_targets(node)) is not None]
+        for node in self._nodes:
             self.content_of((node, 0))
         self.loss = self.content_of((root, 0))
 
     def content_of(self, edge: graph.Edge) -> Content | None:
         """The content of one output of a node; None if it does not depend on any example."""
         if edge not in self._contents:
-            self._contents[edge] = self._read(edge)
+            self._contents[edge] = self._read(edge) if edge[0] in self._nodes else None  # behind the layers
         return self._contents[edge]
 
     def _read(self, edge: graph.Edge) -> Content | None:
@@ -171,8 +170,9 @@ class LossReader:
     def _rearranged(self, edge: graph.Edge, inputs: _Inputs) -> Examples | Unclear:
         """Values of single examples, computed from values of single examples."""
         after = [self._place_after(edge, *one) for one in inputs]
+        scales = weights.scales_after(edge[0], [values for values, _ in inputs])
         if not self.shows_layers:
-            return Examples(max(after, key=bool))
+            return Examples(max(after, key=bool), scales=scales)
         known = {place for place, (values, _) in zip(after, inputs, strict=True) if values.place is not None}
         selected = [place for place in after if isinstance(place, Counted)]
         is_contracted = name_of(edge[0]) in _CONTRACTING and len(inputs) > 1
@@ -187,6 +187,7 @@ class LossReader:
             known.pop() if known else None,
             is_weighted=graph.factors_of(edge[0]) is not None or any(values.is_weighted for values, _ in inputs),
             num_added=max(values.num_added for values, _ in inputs),
+            scales=scales,
             pieces=self._pieces(edge, inputs),
         )
 
@@ -212,10 +213,7 @@ class LossReader:
         if values.layout is None:
             return None
         example = places.single_example(edge, shape, values.layout, self.batch_size)
-        if example is None:
-            return None
-        scale = max(self._scales(self._linear_paths(edge[0])), key=self._arithmetic.is_inverse_of_batch)
-        return Part(torch.arange(self.batch_size) == example, scale=scale)
+        return None if example is None else Part(torch.arange(self.batch_size) == example, scales=values.scales)
 
     # -- reductions ---------------------------------------------------------------------------------------------------
 
@@ -234,7 +232,7 @@ class LossReader:
             num_added=values.num_added * (math.prod(shape[d] for d in dims) if kind == "sum" else 1),
         )
 
-    def _reduced(self, node: Any, kind: str, values: Examples, shape: Shape) -> Part | Reduced | Unclear:
+    def _reduced(self, node: Any, kind: str, values: Examples, shape: Shape) -> Content:
         """The mean or sum over the examples."""
         counted, sizes, selected = graph.counted_targets(node), _targets(node, shape), values.selection
         self._require_all(sizes, selected, counted)
@@ -252,8 +250,11 @@ class LossReader:
             counted=self._counted(values, math.prod(sizes)),
             terms=(len(self.terms) - 1,),
         )
-        paths = self._linear_paths(node)
-        return self._rescaled(node, self._weighted(reduced, paths), paths)
+        content: Content = self._weighted(reduced, self._factor_path(node))
+        for scale in values.scales - {1} if name_of(node) in graph.REDUCING else ():
+            if isinstance(content, Reduced):
+                content = self._arithmetic.multiplied(content, scale)
+        return content
 
     def _counted(self, values: Examples, size: int) -> Counted:
         """The examples that count in the reduction of values of this size, apart from `_weighted` ones."""
@@ -261,27 +262,8 @@ class LossReader:
         is_known = selected.examples is not None and not values.is_weighted
         return Counted(selected.examples, (float(size), *selected.totals) if is_known else ())
 
-    @staticmethod
-    def _scales(paths: _Paths) -> set[float]:
-        """The factors of all values along linear paths."""
-        return {weights.scale_of(node for node, _ in path[:-1]) for path in paths}
-
-    def _rescaled(self, node: Any, content: Reduced, paths: _Paths) -> Content:
-        """The content of a node that reduces values, times the numbers that its values were multiplied by."""
-        if name_of(node) not in graph.REDUCING:
-            return content
-        for scale in self._scales(paths) - {1}:
-            rescaled = self._arithmetic.multiplied(content, scale)
-            if not isinstance(rescaled, Reduced):
-                return rescaled
-            content = rescaled
-        return content
-
-    def _weighted(self, reduced: Reduced, paths: _Paths) -> Reduced:
-        """The content of a node that reduces values, with the weights that its values were multiplied by."""
-        path = paths[0] if len(paths) == 1 else []
-        while path and (len(path) == 1 or graph.factors_of(path[-2][0]) is None):
-            path = path[:-1]
+    def _weighted(self, reduced: Reduced, path: list[graph.Edge]) -> Reduced:
+        """The content of a node that reduces values, with the weights that its values were multiplied by along a path."""
         values = self.content_of(path[-1]) if path else None
         if not isinstance(values, Examples) or values.is_weighted:
             return reduced
@@ -295,18 +277,19 @@ class LossReader:
         is_normalised = reduced.kind == "sum" and not are_mask and self._arithmetic.is_total(reduced, 1.0)
         return self._arithmetic.mean_over_counted(reduced) if is_normalised else reduced
 
-    def _linear_paths(self, node: Any) -> _Paths:
-        """Paths from a node that reduces values back to these values, through linear operations."""
-        paths: _Paths = []
-        stack = [[edge] for edge in self._arguments(node)]
-        while stack:
-            path = stack.pop()
+    def _factor_path(self, node: Any) -> list[graph.Edge]:
+        """The linear path from a node that reduces values back to the values before the first factor; empty without one."""
+        path: list[graph.Edge] = []
+        length, arguments = 0, self._arguments(node)
+        while len(arguments) == 1:
+            path += arguments
             before = path[-1][0]
+            if len(path) > 1 and graph.factors_of(path[-2][0]) is not None:
+                length = len(path)
             if graph.is_number(path[-1]) or graph.is_layer(before) or not graph.is_linear(before):
-                paths.append(path)
-            else:
-                stack += [[*path, edge] for edge in self._arguments(before)]
-        return paths
+                return path[:length]
+            arguments = self._arguments(before)
+        return []
 
     def _arguments(self, node: Any) -> list[graph.Edge]:
         """The edges to the arguments of a node that depend on examples."""

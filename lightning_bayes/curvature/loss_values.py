@@ -23,6 +23,8 @@ class Counted:
     totals: tuple[float, ...] = ()  # divisors that turn a sum into the mean over these examples
 
 
+Scales: TypeAlias = frozenset[float]  # numbers by which values or summands were multiplied since a nonlinear operation
+UNSCALED: Scales = frozenset({1})
 Place: TypeAlias = int | Counted | None  # the layout, the selected examples, or None if it is unknown
 
 
@@ -33,6 +35,7 @@ class Examples:
     place: Place = None  # where they are, see `loss_places`
     is_weighted: bool = False  # whether they depend on values with constant factors or masks
     num_added: int = 1  # number of values that were added up to each value
+    scales: Scales = UNSCALED
     pieces: frozenset[Any] = (
         frozenset()
     )  # edges of the pieces (`loss_places.layout_of_piece`) that the values depend on
@@ -54,7 +57,7 @@ class Part:
 
     examples: Tensor  # mask of these examples, [B]
     divisor: float = 1.0  # integer that the values were divided by
-    scale: float = 1.0  # product of the other numbers by which they were multiplied, since the last nonlinear operation
+    scales: Scales = UNSCALED
 
     def has_only(self, examples: Tensor) -> bool:
         """Whether it is computed from a single example, the one in this mask."""

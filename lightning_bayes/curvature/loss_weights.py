@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lightning_bayes.curvature import loss_graph as graph
 from lightning_bayes.curvature.loss_graph import Edge, name_of
+from lightning_bayes.curvature.loss_values import UNSCALED, Examples, Part, Scales
 
 
 class Weights(NamedTuple):
@@ -42,6 +43,14 @@ def weights_of(path: Sequence[Edge]) -> Weights:
 
 def _is_mask(factors: Tensor | None) -> bool:
     return factors is None or factors.dtype == torch.bool or bool(((factors == 0) | (factors == 1)).all())
+
+
+def scales_after(node: Any, inputs: Iterable[Examples | Part]) -> Scales:
+    """The scales of the values that a node computes from others."""
+    if not graph.is_linear(node):
+        return UNSCALED
+    factor = scale_of([node])
+    return frozenset(factor * scale for values in inputs for scale in values.scales)
 
 
 def scale_of(nodes: Iterable[Any]) -> float:

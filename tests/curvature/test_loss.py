@@ -352,6 +352,19 @@ def test_a_penalty_does_not_count_without_measured_layers(reduced, generator):
     assert read_loss_scale(reduced((model(x) - y).square()) + penalty, batch_size=6).reduction == kind
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_only_the_graph_behind_the_last_layer_is_read_without_measured_layers(reduction, generator):
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(2000)))
+    out = model(torch.randn(6, 4, generator=generator))
+    assert read_loss_scale(F.mse_loss(out, out.detach() + 1, reduction=reduction), batch_size=6).reduction == reduction
+
+
+def test_a_factor_that_may_be_a_count_is_asked_for_without_measured_layers(generator):
+    model, x, y = problem(6, 3, generator)
+    with pytest.raises(UnsupportedTrainingError, match="sum rescaled by"):
+        read_loss_scale(((model(x) - y).square().mean(1) / 6).sum(), batch_size=6)
+
+
 def test_a_loss_without_a_graph_has_no_loss_function_and_counts_as_a_mean():
     assert loss_functions(torch.tensor(1.0)) == set()
     assert read_loss_scale(torch.tensor(1.0), batch_size=6).reduction == "mean"
