@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from lightning_bayes.curvature.loss_graph import (
+    CHOOSING,
     RESHAPES,
     Edge,
     Shape,
@@ -31,7 +32,7 @@ from lightning_bayes.curvature.loss_graph import (
 from lightning_bayes.curvature.loss_values import Counted, Place
 from lightning_bayes.private_torch import saved_by
 
-SELECTING = {"Index", "IndexSelect", "MaskedSelect", "Gather", "Topk", "Select", "Slice", "Unbind"}
+SELECTING = {*CHOOSING, "Gather", "Topk", "Select", "Slice", "Unbind"}
 
 
 def place_after(edge: Edge, shape: Shape, layout: int, batch_size: int, *, can_select: bool = True) -> Place:
@@ -85,16 +86,12 @@ def single_example(edge: Edge, shape: Shape, layout: int, batch_size: int) -> in
     """Index of the example that ``v[j]``, ``v[j:j+1]`` or a loop over v selects; None for other nodes."""
     node, output = edge
     dim, name = example_dim(shape, layout, batch_size), name_of(node)
-    if name not in {"Select", "Unbind", "Slice"} or dim is None or shape[dim] != batch_size:
+    if dim is None or shape[dim] != batch_size or saved_dims(node, len(shape)) != {dim}:
         return None
-    if signed(saved_by(node, "dim")) % len(shape) != dim:
-        return None
-    if name == "Select":
-        return int(signed(saved_by(node, "index")) % batch_size)
     if name == "Unbind":
         return output
-    if shape_of(edge)[dim] == 1:
-        return int(signed(saved_by(node, "start")) % batch_size)
+    if name == "Select" or (name == "Slice" and shape_of(edge)[dim] == 1):
+        return int(signed(saved_by(node, "index" if name == "Select" else "start")) % batch_size)
     return None
 
 

@@ -286,7 +286,8 @@ class LossReader:
             before = path[-1][0]
             if len(path) > 1 and graph.factors_of(path[-2][0]) is not None:
                 length = len(path)
-            if graph.is_number(path[-1]) or graph.is_layer(before) or not graph.is_linear(before):
+            is_between = graph.is_linear(before) and name_of(before) not in graph.CHOOSING
+            if graph.is_number(path[-1]) or graph.is_layer(before) or not is_between:
                 return path[:length]
             arguments = self._arguments(before)
         return []

@@ -124,6 +124,14 @@ def test_masked_means_are_read_in_half_precision(dtype, generator):
     assert measure(model, loss).num_examples == 4
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("chosen", [lambda v, rows: v[rows], lambda v, rows: v.masked_select(rows[:, None])])
+def test_chosen_weighted_values_are_read_in_any_precision(chosen, dtype, generator):
+    model, x = nn.Linear(4, 3).to(dtype), torch.randn(5, 4, generator=generator).to(dtype)
+    rows, weight = torch.tensor([True, True, False, True, True]), torch.rand(5, 1, generator=generator).to(dtype)
+    assert measure(model, lambda: chosen(model(x).square() * weight, rows).mean()).num_examples == 4
+
+
 def focal(out, y):
     own = F.cross_entropy(out, y, reduction="none")
     return ((1 - (-own).exp()) ** 2 * own).mean()
