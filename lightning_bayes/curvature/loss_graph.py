@@ -23,12 +23,11 @@ RESHAPES = {
 STACKING = {"Stack", "Cat"}
 ADDING = {"Add", "Sub", *STACKING}
 REDUCING = {"Mean": "mean", "Sum": "sum", "Nansum": "sum"}
-CHOOSING = {"Index", "IndexSelect", "MaskedSelect"}  # linear; their backward may refuse weights of another dtype
 LINEAR = {
     *RESHAPES,
     *REDUCING,
     *("Neg", "Expand", "Transpose", "Permute", "Mv", "Dot", "Mm"),
-    *("Select", "Slice", *CHOOSING),
+    *("Select", "Slice", "Index", "IndexSelect", "MaskedSelect"),
 }
 LAYERS = ("Addmm", "Mm", "Bmm", "Convolution", "Embedding", "NativeBatchNorm", "CudnnBatchNorm", "NativeLayerNorm")
 # Keys in a node's metadata: the per-example losses attached to a loss, and marks of two kinds of nodes.

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from lightning_bayes.curvature.loss_graph import (
-    CHOOSING,
     RESHAPES,
     Edge,
     Shape,
@@ -32,7 +31,7 @@ from lightning_bayes.curvature.loss_graph import (
 from lightning_bayes.curvature.loss_values import Counted, Place
 from lightning_bayes.private_torch import saved_by
 
-SELECTING = {*CHOOSING, "Gather", "Topk", "Select", "Slice", "Unbind"}
+SELECTING = {"Index", "IndexSelect", "MaskedSelect", "Gather", "Topk", "Select", "Slice", "Unbind"}
 
 
 def place_after(edge: Edge, shape: Shape, layout: int, batch_size: int, *, can_select: bool = True) -> Place:

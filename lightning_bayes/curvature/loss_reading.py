@@ -286,8 +286,7 @@ class LossReader:
             before = path[-1][0]
             if len(path) > 1 and graph.factors_of(path[-2][0]) is not None:
                 length = len(path)
-            is_between = graph.is_linear(before) and name_of(before) not in graph.CHOOSING
-            if graph.is_number(path[-1]) or graph.is_layer(before) or not is_between:
+            if graph.is_number(path[-1]) or graph.is_layer(before) or not graph.is_linear(before):
                 return path[:length]
             arguments = self._arguments(before)
         return []

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from lightning_bayes.curvature import loss_graph as graph
-from lightning_bayes.curvature.loss_graph import Edge, name_of
+from lightning_bayes.curvature.loss_graph import Edge, Shape, name_of
 from lightning_bayes.curvature.loss_values import UNSCALED, Examples, Part, Scales
+from lightning_bayes.private_torch import saved_by
 
 
 class Weights(NamedTuple):
@@ -34,11 +35,23 @@ def weights_of(path: Sequence[Edge]) -> Weights:
     for node, factor, edge in zip(nodes, factors, path[1:], strict=True):
         if factor is not None:
             repeats = max(repeats, weights.numel() // max(factor.numel(), 1))
-        grads = weights if name_of(node) == "ToCopy" else node(weights)  # a copy in half precision would round them
+        grads = _backward(node, weights, graph.shape_of(edge))
         grad: Tensor = grads[graph.edges_of(node).index(edge)] if isinstance(grads, tuple) else grads
         weights = grad.sum_to_size(graph.shape_of(edge))
     are_mask = all(map(_is_mask, factors))
     return Weights(weights.double() / (scale_of(nodes) or 1), repeats, are_mask)
+
+
+def _backward(node: Any, weights: Tensor, shape: Shape) -> Any:
+    """The backward of a linear node in double precision, in which some of torch's own do not run."""
+    name = name_of(node)
+    if name == "ToCopy":
+        return weights
+    if name == "Index":
+        return torch.ops.aten.index_put(weights.new_zeros(shape), saved_by(node, "indices"), weights, True)
+    if name == "MaskedSelect":
+        return weights.new_zeros(shape).masked_scatter(saved_by(node, "mask"), weights)
+    return node(weights)
 
 
 def _is_mask(factors: Tensor | None) -> bool:

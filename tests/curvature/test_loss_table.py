@@ -29,6 +29,7 @@ class Problem:
         self.weight = torch.rand(self.n, self.tokens, generator=generator, dtype=torch.float64) + 0.1
         self.rows = torch.ones(self.n, dtype=torch.bool)
         self.rows[1] = False
+        self.kept = self.weight * self.mask
 
     def out(self, rows=slice(None)):
         return self.model(self.x[rows])
@@ -74,6 +75,12 @@ MASKED = {
     "normalised rows": (lambda p: (p.ce().mean(1) * (p.rows.double() / p.rows.sum())).sum(), "rows"),
     "normalised weight": (lambda p: (p.ce() * (p.weight / p.weight.sum())).sum(), "weight"),
     "divided weighted values": (lambda p: (p.ce() * p.weight / p.weight.sum()).sum(), "weight"),
+    "normalised weight of the chosen": (lambda p: (p.ce() * p.kept / p.kept[p.mask].sum())[p.mask].sum(), "kept"),
+    "weighted chosen by weight": (lambda p: (p.ce() * p.kept)[p.rows].sum() / p.kept[p.rows].sum(), "kept"),
+    "weighted select by weight": (
+        lambda p: (p.ce() * p.kept).masked_select(p.mask).sum() / p.kept[p.mask].sum(),
+        "kept",
+    ),
     "mean of sums by mean of mask": (
         lambda p: (p.ce() * p.rows[:, None]).sum(1).mean() / p.rows.double().mean() / p.tokens,
         "rows",
@@ -90,7 +97,9 @@ MASKED = {
 def test_masked_means_count_the_examples_that_the_mask_keeps(name, sizes, generator):
     p = Problem(sizes, generator)
     loss, of = MASKED[name]
-    weights = {"mask": p.mask, "rows": p.rows[:, None].expand_as(p.mask), "weight": p.weight}[of].double()
+    weights = {"mask": p.mask, "rows": p.rows[:, None].expand_as(p.mask), "weight": p.weight, "kept": p.kept}[
+        of
+    ].double()
     counted = [j for j in range(p.n) if weights[j].any()]
     share = lambda _, j: len(counted) * (p.ce(row(j)) * weights[row(j)]).sum() / weights.sum()  # noqa: E731
     measured = measure(p.model, lambda: loss(p))
