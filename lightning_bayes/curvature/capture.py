@@ -16,6 +16,7 @@ from lightning_bayes.curvature.example_probe import ExampleProbe
 from lightning_bayes.curvature.layout_search import LayoutSearch, PassLayouts
 from lightning_bayes.curvature.layouts import ROWS, LayerOutput, retained_grads_kept
 from lightning_bayes.curvature.loss import LossReduction, LossScale, read_loss_scale, require_scalar
+from lightning_bayes.curvature.loss_graph import mark_division
 from lightning_bayes.curvature.model_call import ModelCall
 from lightning_bayes.curvature.parameter_uses import count_uses
 from lightning_bayes.curvature.per_example_loss import KEY, attached_losses, scale_with_losses
@@ -74,15 +75,15 @@ class Capture(ABC):
             ExampleDimensionError: If layers mix the examples.
         """
         require_scalar(loss)
-        losses = attached_losses(loss, divided_by_host)
+        if divided_by_host:
+            mark_division(loss)
+        losses = attached_losses(loss)
         if losses is not None:
-            self._observe_with_losses(loss, losses, divided_by_host)
+            self._observe_with_losses(loss, losses)
             return
-        reached = self._find_examples(loss, divided_by_host)
+        reached = self._find_examples(loss)
         previous = self.scale
-        self.scale = read_loss_scale(
-            loss, self.loss_reduction, divided_by_host, self.known_batch_size, self.layouts.examples_second
-        )
+        self.scale = read_loss_scale(loss, self.loss_reduction, self.known_batch_size, self.layouts.examples_second)
         if self.loss is not None and self.scale.reduction != previous.reduction:
             raise UnsupportedTrainingError(
                 "One backward of this pass has a loss reduced by 'sum' and another one has a loss reduced by 'mean'. Use "
@@ -92,11 +93,11 @@ class Capture(ABC):
         self.loss = loss.detach().clone()
         if self.layouts.error:
             raise ExampleDimensionError(self.layouts.error)
-        self.handle_layouts(loss, divided_by_host, reached)
+        self.handle_layouts(loss, reached)
 
-    def _observe_with_losses(self, loss: Tensor, losses: Tensor, divided_by_host: bool) -> None:
+    def _observe_with_losses(self, loss: Tensor, losses: Tensor) -> None:
         """Read the scale of a loss with explicit per-example losses, and measure the per-example losses."""
-        self.scale = scale_with_losses(loss, losses, self.loss_reduction, divided_by_host)
+        self.scale = scale_with_losses(loss, losses, self.loss_reduction)
         self.layouts, self.loss = PassLayouts(len(losses), ()), loss.detach().clone()
         self.measure_losses(losses)
 
@@ -104,13 +105,13 @@ class Capture(ABC):
     def measure_losses(self, losses: Tensor) -> None:
         """Measure per-example losses ``[n]`` in a separate backward, or reject them with `refuse_losses`."""
 
-    def _find_examples(self, loss: Tensor, divided_by_host: bool, num_losses: int = 0) -> list[LayerOutput]:
+    def _find_examples(self, loss: Tensor, num_losses: int = 0) -> list[LayerOutput]:
         """Set the layout of every call that the loss reaches, and return these calls."""
         outputs = [out for out in self.outputs if not out.is_reached and all(is_alive(node) for node, _ in out.edges)]
         if self.finder is None or loss.grad_fn is None or not outputs or self._is_empty:
             return []
         with self.following():
-            search = LayoutSearch(loss, outputs, self.model_call, divided_by_host, self.loss_reduction, num_losses)
+            search = LayoutSearch(loss, outputs, self.model_call, self.loss_reduction, num_losses)
             result = self.finder.find(search)
         if result is None:
             return []
@@ -138,7 +139,7 @@ class Capture(ABC):
         finally:
             self.is_following = False
 
-    def handle_layouts(self, loss: Tensor, divided_by_host: bool, outputs: Sequence[LayerOutput]) -> None:
+    def handle_layouts(self, loss: Tensor, outputs: Sequence[LayerOutput]) -> None:
         """Prepare for the calls in `outputs`; raise `ExampleDimensionError` for layouts that the engine cannot measure."""
         unsupported = [out for out in outputs if out.layout != ROWS]
         if unsupported:

@@ -39,12 +39,10 @@ class ExampleLoop:
         self._squares: dict[nn.Parameter, Tensor] = {}  # Σ_i c_i², on the scale of the observed loss
         self._shared: dict[nn.Parameter, Tensor] = {}  # c_i of parameters with other uses, [n, *shape]
 
-    def run(
-        self, loss: Tensor, divided_by_host: bool, outputs: Sequence[LayerOutput], leaves: Sequence[nn.Parameter]
-    ) -> None:
+    def run(self, loss: Tensor, outputs: Sequence[LayerOutput], leaves: Sequence[nn.Parameter]) -> None:
         """Compute the contributions from calls with a shared output, and from uses of `leaves` outside of layers."""
         captured, n = self.captured, self.captured.known_batch_size
-        reader = read_loss(loss, n or 1, captured.loss_reduction, divided_by_host, captured.layouts.examples_second)
+        reader = read_loss(loss, n or 1, captured.loss_reduction, captured.layouts.examples_second)
         # If the loop is impossible, the check after the pass names the parameters without a measurement.
         if n != 1 and (reader is None or not can_repeat_backward(loss)):
             return

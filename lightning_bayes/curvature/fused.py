@@ -38,19 +38,19 @@ class FusedEngine(WrappingEngine):
 class FusedCapture(WrappingCapture):
     """Per-example squared gradients of one pass."""
 
-    def handle_layouts(self, loss: Tensor, divided_by_host: bool, outputs: Sequence[LayerOutput]) -> None:
+    def handle_layouts(self, loss: Tensor, outputs: Sequence[LayerOutput]) -> None:
         """Loop over the examples if some outputs are shared by all examples or parameters are used outside of layers."""
         shared = [output for output in outputs if output.layout == SHARED]
         outside = [param for param in self.engine.trained().values() if self.uses[param]] if self.uses else []
         if shared or outside:
-            ExampleLoop(self).run(loss, divided_by_host, shared, outside)
+            ExampleLoop(self).run(loss, shared, outside)
 
     def measure_losses(self, losses: Tensor) -> None:
         """Measure per-example losses; see `Capture.measure_losses`."""
         loss = reduced_losses(losses, self.scale.reduction)
-        reached = self._find_examples(loss, False, num_losses=len(losses))
+        reached = self._find_examples(loss, num_losses=len(losses))
         self.uses.update(count_uses(loss))
-        self.handle_layouts(loss, False, reached)
+        self.handle_layouts(loss, reached)
         with retained_grads_kept(reached):
             self.measuring_backward(loss, self.engine.trained().values())
         self.has_taken_examples = True

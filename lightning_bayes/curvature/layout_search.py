@@ -60,7 +60,6 @@ class LayoutSearch:
     loss: Tensor  # before backward
     outputs: Sequence[LayerOutput]  # of the calls, in order
     model_call: ModelCall | None  # the call of the whole model, if there is one
-    divided_by_host: bool  # whether the training loop divided the loss
     loss_reduction: LossReduction
     num_losses: int = 0  # number of explicit per-example losses, each of which may depend on all rows
 
@@ -99,7 +98,7 @@ class LayoutSearch:
         """Yield layouts for n examples, or the error that these mix; yield nothing if the loss does not fit."""
         for examples_second in (False, True):
             try:
-                reader = read_loss(self.loss, n, self.loss_reduction, self.divided_by_host, examples_second)
+                reader = read_loss(self.loss, n, self.loss_reduction, examples_second)
             except UnsupportedTrainingError:
                 continue
             result = None if reader is None else self._followed(reader)
@@ -146,7 +145,7 @@ class LayoutSearch:
 
     def _with_fewer(self, rows: set[int]) -> list[PassLayouts]:
         """Layouts for fewer examples than any layer has rows, if several rows of every layer make up one example."""
-        for n in _sizes_of_loss(self.loss, self.divided_by_host):
+        for n in _sizes_of_loss(self.loss):
             if any(size <= n or size % n for size in rows):
                 continue
             for result in self._attempts(n):
@@ -243,11 +242,8 @@ def _is_reached(grads: Sequence[Tensor | None]) -> bool:
     return any(grad is not None for grad in grads)
 
 
-def _sizes_of_loss(loss: Tensor, by_host: bool) -> list[int]:
+def _sizes_of_loss(loss: Tensor) -> list[int]:
     """Numbers of rows of the values between layers and loss, the largest first."""
-    root = graph.root_of(loss, by_host)
-    if root is None:
-        return []
-    nodes = (node for node in graph.in_order(root, enters_measured_layer(root)) if not graph.is_leaf(node))
+    nodes = (node for node in graph.nodes_of(loss) if not graph.is_leaf(node))
     sizes = {size for node in nodes for size in graph.shape_of((node, 0))[:1] if size > 1}
     return sorted(sizes, reverse=True)

@@ -23,7 +23,6 @@ from torch.overrides import TorchFunctionMode
 from lightning_bayes.curvature import loss_graph as graph
 from lightning_bayes.curvature.loss_reading import LossReader
 from lightning_bayes.curvature.loss_values import Content, Part, Reduced, Unclear
-from lightning_bayes.curvature.parameter_uses import enters_measured_layer
 from lightning_bayes.errors import ShapeError, UnsupportedTrainingError
 from lightning_bayes.private_torch import saved_by
 
@@ -54,7 +53,6 @@ class LossScale:
 def read_loss_scale(
     loss: Tensor,
     reduction: LossReduction = "auto",
-    divided_by_host: bool = False,
     batch_size: int | None = None,
     examples_second: bool = False,
 ) -> LossScale:
@@ -63,7 +61,6 @@ def read_loss_scale(
     Args:
         loss: Scalar with a graph, before `backward`.
         reduction: ``"auto"`` reads the graph; ``"mean"`` and ``"sum"`` declare the reduction.
-        divided_by_host: Whether to ignore a last division, which the training loop added.
         batch_size: Number of examples that the layers saw; None if unknown.
         examples_second: See `LossReader`.
 
@@ -72,7 +69,7 @@ def read_loss_scale(
     """
     require_scalar(loss)
     declared = None if reduction == "auto" else reduction
-    reader = read_loss(loss, batch_size or 1, reduction, divided_by_host, examples_second)
+    reader = read_loss(loss, batch_size or 1, reduction, examples_second)
     if reader is None or batch_size is None:
         return LossScale(declared or "mean")
     masks = [mask for mask in reader.terms if mask is not None]
@@ -87,19 +84,13 @@ def require_scalar(loss: Tensor) -> None:
 
 
 def read_loss(
-    loss: Tensor, batch_size: int, reduction: LossReduction, divided_by_host: bool, examples_second: bool = False
+    loss: Tensor, batch_size: int, reduction: LossReduction, examples_second: bool = False
 ) -> LossReader | None:
     """Read a loss; None if it has no graph or a single example, for which mean and sum are equal."""
-    root = graph.root_of(loss, divided_by_host)
+    root = graph.root_of(loss)
     if root is None or batch_size < 2:
         return None
-    return LossReader(
-        root,
-        batch_size,
-        shows_layers=enters_measured_layer(root),
-        is_declared=reduction != "auto",
-        examples_second=examples_second,
-    )
+    return LossReader(root, batch_size, is_declared=reduction != "auto", examples_second=examples_second)
 
 
 def _reduction(loss: Content | None, batch_size: int) -> str:
@@ -136,9 +127,7 @@ def loss_functions(loss: Tensor) -> set[str]:
         >>> loss_functions(torch.nn.functional.mse_loss(a, torch.ones(2)))
         {'MseLoss'}
     """
-    root = graph.root_of(loss)
-    nodes = [] if root is None else graph.in_order(root, enters_measured_layer(root))
-    return {graph.name_of(node) for node in nodes if saved_by(node, "reduction") is not None}
+    return {graph.name_of(node) for node in graph.nodes_of(loss) if saved_by(node, "reduction") is not None}
 
 
 class BackwardWatch(TorchFunctionMode):

@@ -13,6 +13,7 @@ from torch import Tensor
 from lightning_bayes.curvature import loss_graph as graph
 from lightning_bayes.curvature.loss_graph import Shape, name_of
 from lightning_bayes.curvature.loss_values import Counted, Examples, Part, Reduced, Unclear, is_same
+from lightning_bayes.curvature.loss_weights import scales_after
 
 _APART = Unclear("combines losses of single examples with others")
 
@@ -60,13 +61,17 @@ class LossArithmetic:
         name, first = name_of(node), inputs[0]
         if any(part.divisor != first.divisor for part in inputs):
             return _APART
+        scales = scales_after(node, inputs)
+        if name not in graph.STACKING and all(part.has_only(first.examples) for part in inputs):
+            return replace(first, scales=scales)
+        if any(_inverse(scale) == self.batch_size for scale in scales):
+            return Unclear("is a rescaled sum")
         masks = torch.stack([part.examples for part in inputs])
         if name in graph.STACKING:
             is_batch = torch.equal(masks, torch.eye(self.batch_size, dtype=torch.bool)) and first.divisor == 1
             is_batch = is_batch and math.prod(graph.shape_of((node, 0))) == self.batch_size
-            return Examples(layout=1) if is_batch else Unclear(f"stacks the losses of {len(inputs)} single examples")
-        if all(part.has_only(first.examples) for part in inputs):
-            return first
+            unclear = Unclear(f"stacks the losses of {len(inputs)} single examples")
+            return Examples(1, scales=scales) if is_batch else unclear
         if name in graph.ADDING:
             return self._joined(masks, first.divisor)
         return Unclear(f"combines losses of single examples by {name}")
@@ -86,13 +91,13 @@ class LossArithmetic:
         """The product of values and a number, which may be the inverse of a number of examples."""
         count = _inverse(factor)
         if isinstance(values, Part):
-            return Unclear("is a rescaled sum") if count == self.batch_size else values
+            return replace(values, scales=frozenset(scale * float(factor) for scale in values.scales))
         if factor and self.is_total(values, 1 / float(factor)):
             return self.mean_over_counted(values)
         if values.kind == "mean":
             is_undone = _is_integer(factor) and factor > 2 and factor in (self.batch_size, values.num_added)
             return Unclear(f"is a mean rescaled by {int(factor)}") if is_undone else values
-        if count and (values.is_weighted or self._is_count(values, count)):
+        if count and (values.is_weighted or count == self.batch_size or self._is_count(values, count)):
             return Unclear(f"is a sum rescaled by {float(factor):g}")
         return values
 

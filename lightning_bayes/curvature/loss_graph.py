@@ -1,9 +1,4 @@
-"""The autograd graph of a loss: names, shapes and order of its nodes, and where their values hold the examples.
-
-Values of B examples have the *layout* ``outer`` if they are ``[outer, B, inner]`` after flattening and splitting: 1 if the
-batch comes first, T if T positions come first. A reshape keeps the layout. Only operations that move, remove or select
-dimensions change it. Below, `shape` and `layout` belong to the first input of a node.
-"""
+"""The autograd graph of a loss: names, shapes and order of its nodes, and the constants that they save."""
 
 from __future__ import annotations
 
@@ -14,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from lightning_bayes.curvature.parameter_uses import is_measured
+from lightning_bayes.curvature.parameter_uses import enters_measured_layer, is_measured
 from lightning_bayes.private_torch import DDP_SINK, output_shapes, saved_by
 
 Edge: TypeAlias = tuple[Any, int]  # a node and the index of one of its outputs
@@ -31,11 +26,12 @@ REDUCING = {"Mean": "mean", "Sum": "sum", "Nansum": "sum"}
 LINEAR = {
     *RESHAPES,
     *REDUCING,
-    *("Neg", "Expand", "Select", "Slice", "Transpose", "Permute", "Mv", "Dot", "Mm"),
+    *("Neg", "Expand", "Transpose", "Permute", "Mv", "Dot", "Mm"),
+    *("Select", "Slice", "Index", "IndexSelect", "MaskedSelect"),
 }
-SELECTING = {"Index", "IndexSelect", "MaskedSelect", "Gather", "Topk", "Select", "Slice", "Unbind"}
 LAYERS = ("Addmm", "Mm", "Bmm", "Convolution", "Embedding", "NativeBatchNorm", "CudnnBatchNorm", "NativeLayerNorm")
-WITH_EXAMPLES, DECLARED = "with_per_example_loss", "is_per_example_loss"  # keys in a node's metadata: losses, True
+# Keys in a node's metadata: the per-example losses attached to a loss, and marks of two kinds of nodes.
+WITH_EXAMPLES, DECLARED, DIVISION = "with_per_example_loss", "is_per_example_loss", "is_division_by_host"
 
 
 def name_of(node: Any) -> str:
@@ -43,16 +39,27 @@ def name_of(node: Any) -> str:
     return str(node.name().rpartition("Backward")[0])
 
 
-def root_of(loss: Tensor, divided_by_host: bool = False) -> Any:
+def root_of(loss: Tensor) -> Any:
     """The node of a loss, before the training loop's division if there is one; None if it has no graph."""
     edge = None if loss.grad_fn is None else _skip_identities((loss.grad_fn, loss.output_nr))
-    if divided_by_host and edge is not None:
-        edge = edges_of(edge[0])[0]
     return None if edge is None else edge[0]
 
 
+def mark_division(loss: Tensor) -> None:
+    """Mark the last operation of a loss as the training loop's division, which is no part of the loss."""
+    node = last_operation(loss)
+    if node is not None:
+        metadata_of(node)[DIVISION] = True
+
+
+def last_operation(loss: Tensor) -> Any:
+    """The node of a loss, before the identity that stores per-example losses; None if it has no graph."""
+    node: Any = loss.grad_fn
+    return node.next_functions[0][0] if node is not None and WITH_EXAMPLES in metadata_of(node) else node
+
+
 def metadata_of(node: Any) -> dict[str, Any]:
-    """What `per_example_loss` stored on a node."""
+    """What `mark_division` and `per_example_loss` stored on a node."""
     metadata: dict[str, Any] = node.metadata
     return metadata
 
@@ -84,11 +91,17 @@ def edges_of(node: Any) -> list[Edge | None]:
 
 
 def _skip_identities(edge: Edge) -> Edge | None:
-    """Skip DDP's identity on all outputs of a step, and the identity that stores per-example losses."""
+    """Skip DDP's identity on all outputs of a step, the one with per-example losses, and the training loop's division."""
     node, output = edge
-    if WITH_EXAMPLES in metadata_of(node):
+    if metadata_of(node).keys() & {WITH_EXAMPLES, DIVISION}:
         return edges_of(node)[0]
     return edges_of(node)[output - len(output_shapes(node))] if name_of(node) == DDP_SINK else edge
+
+
+def nodes_of(loss: Tensor) -> Iterator[Any]:
+    """Yield every node from the layers to a loss once, arguments first."""
+    root = root_of(loss)
+    return iter(()) if root is None else in_order(root, enters_measured_layer(root))
 
 
 def in_order(root: Any, is_measured_graph: bool) -> Iterator[Any]:
@@ -151,6 +164,11 @@ def is_linear(node: Any) -> bool:
     return name_of(node) in LINEAR or bool(saved_numbers(node)) or factors_of(node) is not None
 
 
+def is_in_order(index: Tensor) -> bool:
+    """Whether ``v[index]`` takes the rows 0, 1, 2, … of v."""
+    return index.dtype != torch.bool and torch.equal(index.flatten(), torch.arange(index.numel(), device=index.device))
+
+
 def signed(dim: int) -> int:
     """A dimension or index as the user gave it: autograd shows negative numbers as unsigned ones."""
     return dim if dim < 2**63 else dim - 2**64
@@ -162,88 +180,3 @@ def saved_dims(node: Any, rank: int) -> set[int]:
     if dims is None:
         return set()
     return {signed(dim) % max(rank, 1) for dim in ((dims,) if isinstance(dims, int) else dims)}
-
-
-def example_dim(shape: Shape, layout: int, batch_size: int) -> int | None:
-    """The dimension that holds the examples, perhaps together with others; None if a reshape split them."""
-    before = 1
-    for dim, size in enumerate(shape):
-        if layout % before == 0 and before * size % (layout * batch_size) == 0:
-            return dim
-        before *= size
-    return None
-
-
-def selects_rows(node: Any, shape: Shape, layout: int, batch_size: int) -> bool:
-    """Whether `node` selects some rows of the examples."""
-    dim = example_dim(shape, layout, batch_size)
-    if dim is None or layout_of_piece(node, shape, layout, batch_size) is not None:
-        return False
-    name = name_of(node)
-    if name == "MaskedSelect":
-        return True
-    if name == "Index":
-        return _indexes_rows(saved_by(node, "indices"), shape, dim)
-    after = shape_of((node, 0))
-    new_dim = None if name in RESHAPES else _new_dim(node, dim, len(shape), len(after))
-    is_cut = new_dim is not None and len(after) == len(shape) and after[new_dim] != shape[dim]
-    return is_cut or (name in SELECTING - {"Slice"} and dim in saved_dims(node, len(shape)))
-
-
-def _indexes_rows(indices: Any, shape: Shape, dim: int) -> bool:
-    """Whether ``v[indices]`` changes the rows of this dimension. Selecting all rows in order does not."""
-    index = indices[dim] if dim < len(indices) else None
-    if index is None:
-        return any(other is not None and other.dtype == torch.bool for other in indices[: dim + 1])
-    if dim > 0 or index.dtype == torch.bool or index.numel() != shape[dim]:
-        return True
-    return not torch.equal(index.flatten(), torch.arange(shape[dim], device=index.device))
-
-
-def layout_of_piece(node: Any, shape: Shape, layout: int, batch_size: int) -> int | None:
-    """The layout of a piece that holds every example, such as half of ``torch.cat([x1, x2])``; None for other nodes."""
-    dim = example_dim(shape, layout, batch_size)
-    if name_of(node) not in {"Slice", "Split"} or dim is None or saved_dims(node, len(shape)) != {dim}:
-        return None
-    before, size = math.prod(shape[:dim]), shape_of((node, 0))[dim]
-    rows = shape[dim] * before // layout  # rows of this dimension that hold every example once
-    start = signed(saved_by(node, "start")) if name_of(node) == "Slice" else 0
-    is_piece = size < shape[dim] and size % rows == 0 and start % rows == 0
-    return before * (size // rows) if is_piece else None
-
-
-def layout_after(node: Any, shape: Shape, layout: int, batch_size: int) -> int | None:
-    """The layout of the output of a node that does not `selects_rows`; None if the examples cannot be separated."""
-    if name_of(node) in RESHAPES:
-        return layout
-    piece = layout_of_piece(node, shape, layout, batch_size)
-    if piece is not None:
-        return piece
-    after = shape_of((node, 0))
-    if saved_by(node, "dim") is None and after == (batch_size,):  # the result of a loss function without reduction
-        return 1
-    dim = example_dim(shape, layout, batch_size)
-    new_dim = None if dim is None else _new_dim(node, dim, len(shape), len(after))
-    if dim is None or new_dim is None or new_dim >= len(after) or after[new_dim] != shape[dim]:
-        return None
-    return layout // math.prod(shape[:dim]) * math.prod(after[:new_dim])
-
-
-def _new_dim(node: Any, dim: int, rank: int, new_rank: int) -> int | None:
-    """Where a node moves a dimension of its input; None if it removes the dimension."""
-    name = name_of(node)
-    if name == "Transpose":
-        swapped = [signed(d) % rank for d in (saved_by(node, "dim0"), saved_by(node, "dim1"))]
-        return sum(swapped) - dim if dim in swapped else dim
-    if name == "Permute":
-        return [signed(d) % rank for d in saved_by(node, "dims")].index(dim)
-    if name == "T":
-        return rank - 1 - dim
-    if name == "Stack":
-        return dim + (signed(saved_by(node, "dim")) % new_rank <= dim)
-    if name == "Index":
-        return dim
-    if new_rank >= rank:  # broadcasting adds dimensions in front
-        return dim + new_rank - rank
-    removed = saved_dims(node, rank)
-    return None if dim in removed else dim - sum(other < dim for other in removed)

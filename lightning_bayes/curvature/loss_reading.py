@@ -3,7 +3,7 @@
 The reader visits the nodes from the layers to the loss and determines the content of each (`loss_values`):
 
 1. The output of a layer holds `Examples`. Elementwise operations, reshapes and reductions of other dimensions keep them;
-   `loss_graph` tracks where the examples are, `loss_selection` which ones are selected. What is computed from a single
+   `loss_places` tracks where the examples are and which ones are selected. What is computed from a single
    example, such as ``loss(v[j])``, is a `Part`.
 2. Loss functions record their reduction, and ``mean`` and ``sum`` their dimensions. If they reduce the examples, the content
    becomes `Reduced`. The linear operations before the reduction give the weights and the factors of the values: a sum is a
@@ -30,7 +30,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature import loss_graph as graph
-from lightning_bayes.curvature import loss_selection as selection
+from lightning_bayes.curvature import loss_places as places
+from lightning_bayes.curvature import loss_weights as weights
 from lightning_bayes.curvature.loss_arithmetic import LossArithmetic
 from lightning_bayes.curvature.loss_graph import Shape, name_of
 from lightning_bayes.curvature.loss_values import (
@@ -38,10 +39,12 @@ from lightning_bayes.curvature.loss_values import (
     Counted,
     Examples,
     Part,
+    Place,
     Reduced,
     Unclear,
     is_same,
 )
+from lightning_bayes.curvature.parameter_uses import enters_measured_layer
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.private_torch import saved_by
 
@@ -52,7 +55,6 @@ _OF_WEIGHTS = graph.RESHAPES | {
     *graph.REDUCING,
 }
 _Inputs = list[tuple[Examples, Shape]]  # the arguments of a node, and their shapes
-_Paths = list[list[graph.Edge]]
 
 
 class LossReader:
@@ -61,75 +63,66 @@ class LossReader:
     Args:
         root: The node of the loss.
         batch_size: B, at least 2.
-        shows_layers: Whether the graph marks measured layers; otherwise every layer's output holds examples.
         is_declared: Whether the user declared the reduction.
         examples_second: How to read a layer output that fits several layouts. If True, the examples are in dimension 1
             rather than 0. If there are k rows per example, they are every n-th row, as in ``torch.cat([x1, x2])``.
 
     Attributes:
+        shows_layers: Whether the graph marks measured layers; otherwise every layer's output holds examples.
         loss: The content of the root; None if the loss does not depend on any example.
         mixing: The operation that mixes examples between layers and loss; empty if there is none.
         has_lone_pieces: Whether a term depends on one piece of the rows, such as ``v[:n]``, and on no other piece.
         terms: For each term that reduces examples, the mask of the targets that count, examples first; None if all count.
     """
 
-    def __init__(
-        self, root: Any, batch_size: int, *, shows_layers: bool, is_declared: bool, examples_second: bool = False
-    ) -> None:
+    def __init__(self, root: Any, batch_size: int, *, is_declared: bool, examples_second: bool = False) -> None:
         self.root, self.batch_size = root, batch_size
-        self.shows_layers, self.is_declared, self.examples_second = shows_layers, is_declared, examples_second
+        self.is_declared, self.examples_second = is_declared, examples_second
+        self.shows_layers = enters_measured_layer(root)
         self.terms: list[Tensor | None] = []
         self.mixing, self.has_lone_pieces = "", False
         self._arithmetic = LossArithmetic(batch_size, self.terms)
-        self._contents: dict[Any, Content | None] = {}
-        nodes = list(graph.in_order(root, shows_layers))
-        self._target_masks = [mask for node in nodes if (mask := graph.counted_targets(node)) is not None]
-        for node in nodes:
-            self._contents[node] = self._read(node)
-        self.loss = self._contents[root]
+        self._contents: dict[graph.Edge, Content | None] = {}
+        self._nodes = dict.fromkeys(graph.in_order(root, self.shows_layers))
+        self._target_masks = [mask for node in self._nodes if (mask := graph.counted_targets(node)) is not None]
+        for node in self._nodes:
+            self.content_of((node, 0))
+        self.loss = self.content_of((root, 0))
 
     def content_of(self, edge: graph.Edge) -> Content | None:
         """The content of one output of a node; None if it does not depend on any example."""
-        node, output = edge
-        content = self._contents.get(node)
-        if name_of(node) == "Split" and isinstance(content, Examples):
-            return replace(content, pieces=frozenset({edge}))
-        if name_of(node) == "Unbind" and (argument := graph.edges_of(node)[0]) is not None:
-            values, shape = self.content_of(argument), graph.shape_of(argument)
-            if isinstance(values, Examples) and (one := self._one_example(node, output, values, shape)) is not None:
-                return one
-        if output and graph.is_layer(node):  # another output of the layer, such as the last state of a recurrent layer
-            return self._layer_output(edge)
-        return content
+        if edge not in self._contents:
+            self._contents[edge] = self._read(edge) if edge[0] in self._nodes else None  # behind the layers
+        return self._contents[edge]
 
-    def _read(self, node: Any) -> Content | None:
-        """The content of a node, given the contents of its arguments."""
+    def _read(self, edge: graph.Edge) -> Content | None:
+        """The content of an edge, given the contents of the arguments of its node."""
+        node = edge[0]
         if graph.is_layer(node):
-            return self._layer_output((node, 0))
+            return self._layer_output(edge)
         if graph.is_leaf(node):
             return None
         if graph.DECLARED in graph.metadata_of(node):
-            return Examples(layout=1)
+            return Examples(1)
         inputs = [(self.content_of(edge), graph.shape_of(edge)) for edge in self._arguments(node)]
         if not inputs:
-            return None if self.shows_layers or _is_of_weights(node) else self._layer_output((node, 0))
+            return None if self.shows_layers or _is_of_weights(node) else self._layer_output(edge)
         for content, _ in inputs:
             if isinstance(content, Unclear):
                 return content
         examples = [(content, shape) for content, shape in inputs if isinstance(content, Examples)]
         others = [(content, shape) for content, shape in inputs if isinstance(content, (Part, Reduced))]
         if not others:
-            return self._from_examples(node, examples)
-        return self._mixed(node, others) if examples else self._from_others(node, others)
+            return self._from_examples(edge, examples)
+        return self._mixed(edge, others) if examples else self._from_others(edge, others)
 
-    def _from_others(self, node: Any, inputs: list[tuple[Part | Reduced, Shape]]) -> Content:
+    def _from_others(self, edge: graph.Edge, inputs: list[tuple[Part | Reduced, Shape]]) -> Content:
+        node = edge[0]
         content = self._arithmetic.result(node, inputs)
         if not isinstance(inputs[0][0], Part):
             return content
-        if isinstance(content, Part):
-            return self._rescaled(node, content, self._linear_paths(node))
-        is_hidden = isinstance(content, Unclear) and not self.shows_layers and not graph.is_number((node, 0))
-        return self._layer_output((node, 0)) if is_hidden else content
+        is_hidden = isinstance(content, Unclear) and not self.shows_layers and not graph.is_number(edge)
+        return self._layer_output(edge) if is_hidden else content
 
     def _layer_output(self, edge: graph.Edge) -> Examples | Unclear:
         node, shape = edge[0], graph.shape_of(edge)
@@ -138,113 +131,108 @@ class LossReader:
             return Unclear(f"is returned by {record.unit.label} as one number" if record else _reduced_by(node))
         if len(shape) == 3 and record is not None and isinstance(record.unit.module, nn.RNNBase):
             is_first = record.unit.module.batch_first and not edge[1]  # last states are always [layers, B, features]
-            return Examples(layout=1 if is_first else shape[0])
+            return Examples(1 if is_first else shape[0])
         has_several_rows = shape[0] % self.batch_size == 0 and shape[0] > self.batch_size
         is_second = shape[1:2] == (self.batch_size,)
         if self.examples_second and has_several_rows and (len(shape) == 2 or not is_second):
-            return Examples(layout=shape[0] // self.batch_size)
+            return Examples(shape[0] // self.batch_size)
         if self.examples_second and is_second:
-            return Examples(layout=shape[0])
+            return Examples(shape[0])
         if shape[0] % self.batch_size == 0:
-            return Examples(layout=1)
+            return Examples(1)
         if shape.count(self.batch_size) == 1:  # such as a recurrent layer with the sequence first
-            return Examples(layout=math.prod(shape[: shape.index(self.batch_size)]))
+            return Examples(math.prod(shape[: shape.index(self.batch_size)]))
         return Examples()
 
-    def _mixed(self, node: Any, others: Sequence[tuple[Content, Shape]] = ()) -> Examples | Unclear:
+    def _mixed(self, edge: graph.Edge, others: Sequence[tuple[Content, Shape]] = ()) -> Examples | Unclear:
         if not self.shows_layers:
-            return self._layer_output((node, 0))
+            return self._layer_output(edge)
         if others and all(isinstance(content, Part) and math.prod(shape) > 1 for content, shape in others):
             return Unclear("combines losses of single examples with others")
-        self.mixing = name_of(node)
+        self.mixing = name_of(edge[0])
         return Unclear(f"mixes its examples by {self.mixing}")
 
-    def _from_examples(self, node: Any, inputs: _Inputs) -> Content | None:
-        name, (values, shape) = name_of(node), inputs[0]
-        if len(inputs) == 1 and (one := self._one_example(node, 0, values, shape)) is not None:
+    def _from_examples(self, edge: graph.Edge, inputs: _Inputs) -> Content | None:
+        node, (values, shape) = edge[0], inputs[0]
+        name = name_of(node)
+        if len(inputs) == 1 and (one := self._one_example(edge, values, shape)) is not None:
             return one
         if kind := _REDUCTION_CODES.get(saved_by(node, "reduction", 0)):
             return self._reduced(node, kind, values, shape)
         if name in graph.REDUCING:
-            return self._summed(node, graph.REDUCING[name], values, shape)
+            return self._summed(edge, graph.REDUCING[name], values, shape)
         if name == "MaskedFill" and any(_is_complement(saved_by(node, "mask"), mask) for mask in self._target_masks):
             return None  # the second term of a cross entropy with label smoothing
-        return Unclear(_reduced_by(node)) if graph.is_number((node, 0)) else self._rearranged(node, inputs)
+        return Unclear(_reduced_by(node)) if graph.is_number(edge) else self._rearranged(edge, inputs)
 
     # -- values of single examples ------------------------------------------------------------------------------------
 
-    def _rearranged(self, node: Any, inputs: _Inputs) -> Examples | Unclear:
+    def _rearranged(self, edge: graph.Edge, inputs: _Inputs) -> Examples | Unclear:
         """Values of single examples, computed from values of single examples."""
-        layouts = {
-            self._layout_after(node, *one) for one in inputs if one[0].layout is not None or not self.shows_layers
-        }
+        after = [self._place_after(edge, *one) for one in inputs]
+        scales = weights.scales_after(edge[0], [values for values, _ in inputs])
         if not self.shows_layers:
-            return Examples(layout=max(layouts, key=bool))
-        selected = self._selection(node, inputs)
-        is_contracted = name_of(node) in _CONTRACTING and len(inputs) > 1
-        if is_contracted or (len(layouts) > 1 and selected is None):
-            return self._mixed(node)
-        if layouts == {None} and selected is None and len(graph.shape_of((node, 0))) < len(inputs[0][1]):
-            return Unclear(_reduced_by(node))
+            return Examples(max(after, key=bool), scales=scales)
+        known = {place for place, (values, _) in zip(after, inputs, strict=True) if values.place is not None}
+        selected = [place for place in after if isinstance(place, Counted)]
+        is_contracted = name_of(edge[0]) in _CONTRACTING and len(inputs) > 1
+        if is_contracted or (len(known) > 1 and not selected):
+            return self._mixed(edge)
+        if known == {None} and len(graph.shape_of(edge)) < len(inputs[0][1]):
+            return Unclear(_reduced_by(edge[0]))
+        if selected:
+            is_one = len(selected) == len(inputs) and all(is_same(selected[0], other) for other in selected)
+            known = {selected[0] if is_one else Counted()}
         return Examples(
-            layout=layouts.pop() if layouts and selected is None else None,
-            selection=selected,
-            is_weighted=graph.factors_of(node) is not None or any(values.is_weighted for values, _ in inputs),
+            known.pop() if known else None,
+            is_weighted=graph.factors_of(edge[0]) is not None or any(values.is_weighted for values, _ in inputs),
             num_added=max(values.num_added for values, _ in inputs),
-            pieces=self._pieces(node, inputs),
+            scales=scales,
+            pieces=self._pieces(edge, inputs),
         )
 
-    def _layout_after(self, node: Any, values: Examples, shape: Shape) -> int | None:
-        layout = None if values.layout is None else graph.layout_after(node, shape, values.layout, self.batch_size)
-        if layout is None and not self.shows_layers and graph.shape_of((node, 0))[:1] == (self.batch_size,):
+    def _place_after(self, edge: graph.Edge, values: Examples, shape: Shape) -> Place:
+        place = values.place
+        if isinstance(place, Counted):
+            return Counted() if name_of(edge[0]) in places.SELECTING else place
+        if place is not None:
+            place = places.place_after(edge, shape, place, self.batch_size, can_select=self.shows_layers)
+        if place is None and not self.shows_layers and graph.shape_of(edge)[:1] == (self.batch_size,):
             return 1
-        return layout
+        return place
 
-    def _pieces(self, node: Any, inputs: _Inputs) -> frozenset[Any]:
+    def _pieces(self, edge: graph.Edge, inputs: _Inputs) -> frozenset[Any]:
         pieces = frozenset(piece for values, _ in inputs for piece in values.pieces)
-        values, shape = inputs[0]
-        if values.layout is None or graph.layout_of_piece(node, shape, values.layout, self.batch_size) is None:
+        layout, shape = inputs[0][0].layout, inputs[0][1]
+        if layout is None or places.layout_of_piece(edge, shape, layout, self.batch_size) is None:
             return pieces
-        return pieces | {(node, 0)}
+        return pieces | {edge}
 
-    def _selection(self, node: Any, inputs: _Inputs) -> Counted | None:
-        """The selection of a node's output: the same one for all inputs, or an unknown one."""
-        first, *others = [self._selection_of(node, *one) for one in inputs]
-        if all(first and other and is_same(first, other) for other in others):
-            return first
-        return Counted() if first or any(others) else None
-
-    def _selection_of(self, node: Any, values: Examples, shape: Shape) -> Counted | None:
-        if values.selection is not None:
-            return Counted() if name_of(node) in graph.SELECTING else values.selection
-        if values.layout is None or not graph.selects_rows(node, shape, values.layout, self.batch_size):
-            return None
-        return selection.selection_by(node, shape, values.layout, self.batch_size)
-
-    def _one_example(self, node: Any, output: int, values: Examples, shape: Shape) -> Part | None:
-        """The content of ``v[j]`` or a similar node; None for any other node."""
+    def _one_example(self, edge: graph.Edge, values: Examples, shape: Shape) -> Part | None:
+        """The content of ``v[j]`` or a similar edge; None for any other edge."""
         if values.layout is None:
             return None
-        example = selection.single_example(node, output, shape, values.layout, self.batch_size)
-        return None if example is None else Part(torch.arange(self.batch_size) == example)
+        example = places.single_example(edge, shape, values.layout, self.batch_size)
+        return None if example is None else Part(torch.arange(self.batch_size) == example, scales=values.scales)
 
     # -- reductions ---------------------------------------------------------------------------------------------------
 
-    def _summed(self, node: Any, kind: str, values: Examples, shape: Shape) -> Content:
+    def _summed(self, edge: graph.Edge, kind: str, values: Examples, shape: Shape) -> Content:
         """The mean or sum over the dimensions that the node saves."""
+        node = edge[0]
         dims = graph.saved_dims(node, len(shape)) or set(range(len(shape)))
-        dim = None if values.layout is None else graph.example_dim(shape, values.layout, self.batch_size)
+        dim = None if values.layout is None else places.example_dim(shape, values.layout, self.batch_size)
         if len(dims) == len(shape) or dim in dims:
             return self._reduced(node, kind, values, shape)
         if dim is None and self.shows_layers:
             return Unclear(f"computes the {kind} over dimensions that may include the examples")
         return replace(
             values,
-            layout=self._layout_after(node, values, shape),
+            place=self._place_after(edge, values, shape),
             num_added=values.num_added * (math.prod(shape[d] for d in dims) if kind == "sum" else 1),
         )
 
-    def _reduced(self, node: Any, kind: str, values: Examples, shape: Shape) -> Part | Reduced | Unclear:
+    def _reduced(self, node: Any, kind: str, values: Examples, shape: Shape) -> Content:
         """The mean or sum over the examples."""
         counted, sizes, selected = graph.counted_targets(node), _targets(node, shape), values.selection
         self._require_all(sizes, selected, counted)
@@ -262,8 +250,11 @@ class LossReader:
             counted=self._counted(values, math.prod(sizes)),
             terms=(len(self.terms) - 1,),
         )
-        paths = self._linear_paths(node)
-        return self._rescaled(node, self._weighted(reduced, paths), paths)
+        content: Content = self._weighted(reduced, self._factor_path(node))
+        for scale in values.scales - {1} if name_of(node) in graph.REDUCING else ():
+            if isinstance(content, Reduced):
+                content = self._arithmetic.multiplied(content, scale)
+        return content
 
     def _counted(self, values: Examples, size: int) -> Counted:
         """The examples that count in the reduction of values of this size, apart from `_weighted` ones."""
@@ -271,47 +262,34 @@ class LossReader:
         is_known = selected.examples is not None and not values.is_weighted
         return Counted(selected.examples, (float(size), *selected.totals) if is_known else ())
 
-    def _rescaled(self, node: Any, content: Part | Reduced, paths: _Paths) -> Part | Reduced | Unclear:
-        """The content of a node that reduces values, times the numbers that its values were multiplied by."""
-        if name_of(node) not in graph.REDUCING:
-            return content
-        for scale in {selection.scale_of(path) for path in paths} - {1}:
-            rescaled = self._arithmetic.multiplied(content, scale)
-            if isinstance(rescaled, Unclear):
-                return rescaled
-            content = rescaled
-        return content
-
-    def _weighted(self, reduced: Reduced, paths: _Paths) -> Reduced:
-        """The content of a node that reduces values, with the weights that its values were multiplied by."""
-        path = paths[0] if len(paths) == 1 else []
-        while path and (len(path) == 1 or graph.factors_of(path[-2][0]) is None):
-            path = path[:-1]
+    def _weighted(self, reduced: Reduced, path: list[graph.Edge]) -> Reduced:
+        """The content of a node that reduces values, with the weights that its values were multiplied by along a path."""
         values = self.content_of(path[-1]) if path else None
         if not isinstance(values, Examples) or values.is_weighted:
             return reduced
-        weights, repeats, are_mask = selection.weights_of(path)
+        factors, repeats, are_mask = weights.weights_of(path)
         examples = reduced.counted.examples
         if values.layout is not None:
-            examples = selection.marked_examples(weights != 0, values.layout, self.batch_size)
-        total = abs(float(weights.sum())) / (math.prod(graph.shape_of(path[0])) if reduced.kind == "mean" else 1)
+            examples = places.marked_examples(factors != 0, values.layout, self.batch_size)
+        total = abs(float(factors.sum())) / (math.prod(graph.shape_of(path[0])) if reduced.kind == "mean" else 1)
         totals = () if examples is None else (total, total / repeats)
         reduced = replace(reduced, is_weighted=True, counted=Counted(examples, totals))
         is_normalised = reduced.kind == "sum" and not are_mask and self._arithmetic.is_total(reduced, 1.0)
         return self._arithmetic.mean_over_counted(reduced) if is_normalised else reduced
 
-    def _linear_paths(self, node: Any) -> _Paths:
-        """Paths from a node that reduces values back to these values, through linear operations."""
-        paths: _Paths = []
-        stack = [[edge] for edge in self._arguments(node)]
-        while stack:
-            path = stack.pop()
+    def _factor_path(self, node: Any) -> list[graph.Edge]:
+        """The linear path from a node that reduces values back to the values before the first factor; empty without one."""
+        path: list[graph.Edge] = []
+        length, arguments = 0, self._arguments(node)
+        while len(arguments) == 1:
+            path += arguments
             before = path[-1][0]
+            if len(path) > 1 and graph.factors_of(path[-2][0]) is not None:
+                length = len(path)
             if graph.is_number(path[-1]) or graph.is_layer(before) or not graph.is_linear(before):
-                paths.append(path)
-            else:
-                stack += [[*path, edge] for edge in self._arguments(before)]
-        return paths
+                return path[:length]
+            arguments = self._arguments(before)
+        return []
 
     def _arguments(self, node: Any) -> list[graph.Edge]:
         """The edges to the arguments of a node that depend on examples."""
@@ -342,7 +320,7 @@ class LossReader:
                 "example each belongs to. Pass targets [batch, ...] and outputs [batch, classes, ...] to the loss."
             )
         layout = layout or 1
-        dim = graph.example_dim(shape, layout, self.batch_size)
+        dim = places.example_dim(shape, layout, self.batch_size)
         if dim is not None and dim > 1:  # the examples come after the class dimension, which targets lack
             layout //= shape[1]
         if counted.numel() % (layout * self.batch_size):  # such targets have no ignored ones, as checked above

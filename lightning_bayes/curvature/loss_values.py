@@ -23,15 +23,32 @@ class Counted:
     totals: tuple[float, ...] = ()  # divisors that turn a sum into the mean over these examples
 
 
+Scales: TypeAlias = frozenset[float]  # numbers by which values or summands were multiplied since a nonlinear operation
+UNSCALED: Scales = frozenset({1})
+Place: TypeAlias = int | Counted | None  # the layout, the selected examples, or None if it is unknown
+
+
 @dataclass(frozen=True, eq=False)
 class Examples:
     """Values of the examples."""
 
-    layout: int | None = None  # see `loss_graph`; None if unknown
-    selection: Counted | None = None  # None if no examples were left out
+    place: Place = None  # where they are, see `loss_places`
     is_weighted: bool = False  # whether they depend on values with constant factors or masks
     num_added: int = 1  # number of values that were added up to each value
-    pieces: frozenset[Any] = frozenset()  # edges of the pieces (`loss_graph.layout_of_piece`) that the values depend on
+    scales: Scales = UNSCALED
+    pieces: frozenset[Any] = (
+        frozenset()
+    )  # edges of the pieces (`loss_places.layout_of_piece`) that the values depend on
+
+    @property
+    def layout(self) -> int | None:
+        """The layout; None if it is unknown or some examples are selected."""
+        return self.place if isinstance(self.place, int) else None
+
+    @property
+    def selection(self) -> Counted | None:
+        """The selected examples; None if no examples were left out."""
+        return self.place if isinstance(self.place, Counted) else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +57,7 @@ class Part:
 
     examples: Tensor  # mask of these examples, [B]
     divisor: float = 1.0  # integer that the values were divided by
+    scales: Scales = UNSCALED
 
     def has_only(self, examples: Tensor) -> bool:
         """Whether it is computed from a single example, the one in this mask."""

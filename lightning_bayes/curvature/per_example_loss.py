@@ -59,10 +59,10 @@ def with_per_example_loss(loss: Tensor, per_example_loss: Tensor) -> Tensor:
     return result
 
 
-def attached_losses(loss: Tensor, divided_by_host: bool) -> Tensor | None:
+def attached_losses(loss: Tensor) -> Tensor | None:
     """The per-example losses ``[n]`` attached to a loss, which the training loop may have divided; None if absent."""
     node: Any = loss.grad_fn
-    if node is not None and divided_by_host and graph.WITH_EXAMPLES not in graph.metadata_of(node):
+    if node is not None and graph.DIVISION in graph.metadata_of(node):
         node = node.next_functions[0][0]
     return None if node is None else graph.metadata_of(node).get(graph.WITH_EXAMPLES)
 
@@ -74,21 +74,22 @@ def reduced_losses(losses: Tensor, reduction: str) -> Tensor:
     return declared.mean() if reduction == "mean" else declared.sum()
 
 
-def scale_with_losses(loss: Tensor, losses: Tensor, reduction: LossReduction, divided_by_host: bool) -> LossScale:
+def scale_with_losses(loss: Tensor, losses: Tensor, reduction: LossReduction) -> LossScale:
     """How a loss with explicit per-example losses reduces them, read from its graph or else from its value."""
     if reduction != "auto" or len(losses) == 1:
         return LossScale("mean" if reduction == "auto" else reduction)
     try:
-        return LossScale(read_loss_scale(loss, reduction, divided_by_host, len(losses)).reduction)
+        return LossScale(read_loss_scale(loss, reduction, len(losses)).reduction)
     except UnsupportedTrainingError:
-        value = float(loss.detach()) * _host_divisor(loss, divided_by_host)
+        value = float(loss.detach()) * _host_divisor(loss)
         for name, reduced in (("mean", losses.detach().mean()), ("sum", losses.detach().sum())):
             if math.isclose(value, float(reduced), rel_tol=1e-4):
                 return LossScale(name)
         raise
 
 
-def _host_divisor(loss: Tensor, divided_by_host: bool) -> float:
-    root = graph.root_of(loss)
-    numbers = graph.saved_numbers(root) if divided_by_host and root is not None else []
+def _host_divisor(loss: Tensor) -> float:
+    node = graph.last_operation(loss)
+    is_division = node is not None and graph.DIVISION in graph.metadata_of(node)
+    numbers = graph.saved_numbers(node) if is_division else []
     return float(numbers[0]) if numbers else 1.0

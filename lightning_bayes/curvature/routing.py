@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lightning_bayes.curvature import loss_graph as graph
@@ -50,11 +49,7 @@ def _selects(node: Any) -> bool:
     if name != "Index":
         return name == "MaskedSelect"
     index = saved_by(node, "indices")[0]
-    if index is None:
-        return False
-    return index.dtype == torch.bool or not torch.equal(
-        index.flatten(), torch.arange(index.numel(), device=index.device)
-    )
+    return index is not None and not graph.is_in_order(index)
 
 
 def one_at_a_time(loss: Tensor, outputs: Sequence[LayerOutput]) -> str:

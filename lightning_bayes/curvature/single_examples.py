@@ -20,6 +20,7 @@ from torch.autograd.graph import GradientEdge
 
 from lightning_bayes.curvature import loss_graph as graph
 from lightning_bayes.curvature.layouts import LayerOutput
+from lightning_bayes.curvature.loss_places import example_dim
 from lightning_bayes.curvature.loss_reading import LossReader
 from lightning_bayes.curvature.loss_values import Content, Examples
 from lightning_bayes.curvature.parameter_uses import nodes_behind
@@ -139,9 +140,9 @@ def _cuts(reader: LossReader, n: int) -> dict[Any, dict[int, int]]:
 
 
 def _layout(content: Content | None, shape: graph.Shape, n: int) -> int | None:
-    if not isinstance(content, Examples) or content.layout is None or content.selection is not None:
+    if not isinstance(content, Examples) or content.layout is None:
         return None
-    return None if graph.example_dim(shape, content.layout, n) is None else content.layout
+    return None if example_dim(shape, content.layout, n) is None else content.layout
 
 
 def _rows_with_gradient(grad_inputs: tuple[Tensor | None, ...], grad_outputs: tuple[Tensor | None, ...]) -> Any:

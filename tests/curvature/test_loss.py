@@ -14,6 +14,7 @@ from torch.nn.parallel.distributed import _DDPSink
 
 from lightning_bayes.curvature import measure
 from lightning_bayes.curvature.loss import loss_functions, read_loss_scale
+from lightning_bayes.curvature.loss_graph import mark_division
 from lightning_bayes.errors import BayesError, ExampleDimensionError, UnsupportedTrainingError
 from lightning_bayes.optim.diagonal.vogn import VOGN
 
@@ -246,7 +247,8 @@ def test_loss_is_read_through_what_ddp_returns(generator):
     for reduction in ("mean", "sum"):
         loss, _ = _DDPSink.apply(lambda: ddp, F.mse_loss(out, y, reduction=reduction), out)
         assert read_loss_scale(loss, batch_size=6).reduction == reduction
-        assert read_loss_scale(loss / 4, divided_by_host=True, batch_size=6).reduction == reduction
+        mark_division(divided := loss / 4)
+        assert read_loss_scale(divided, batch_size=6).reduction == reduction
 
 
 class OwnLoss(torch.autograd.Function):
@@ -348,6 +350,19 @@ def test_a_penalty_does_not_count_without_measured_layers(reduced, generator):
     penalty = 0.1 * model.weight.square().sum() + sum(p.norm() for p in model.parameters())
     kind = "mean" if reduced(torch.ones(2)) == 1 else "sum"
     assert read_loss_scale(reduced((model(x) - y).square()) + penalty, batch_size=6).reduction == kind
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_only_the_graph_behind_the_last_layer_is_read_without_measured_layers(reduction, generator):
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(2000)))
+    out = model(torch.randn(6, 4, generator=generator))
+    assert read_loss_scale(F.mse_loss(out, out.detach() + 1, reduction=reduction), batch_size=6).reduction == reduction
+
+
+def test_a_factor_that_may_be_a_count_is_asked_for_without_measured_layers(generator):
+    model, x, y = problem(6, 3, generator)
+    with pytest.raises(UnsupportedTrainingError, match="sum rescaled by"):
+        read_loss_scale(((model(x) - y).square().mean(1) / 6).sum(), batch_size=6)
 
 
 def test_a_loss_without_a_graph_has_no_loss_function_and_counts_as_a_mean():

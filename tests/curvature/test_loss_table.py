@@ -29,6 +29,7 @@ class Problem:
         self.weight = torch.rand(self.n, self.tokens, generator=generator, dtype=torch.float64) + 0.1
         self.rows = torch.ones(self.n, dtype=torch.bool)
         self.rows[1] = False
+        self.kept = self.weight * self.mask
 
     def out(self, rows=slice(None)):
         return self.model(self.x[rows])
@@ -74,6 +75,12 @@ MASKED = {
     "normalised rows": (lambda p: (p.ce().mean(1) * (p.rows.double() / p.rows.sum())).sum(), "rows"),
     "normalised weight": (lambda p: (p.ce() * (p.weight / p.weight.sum())).sum(), "weight"),
     "divided weighted values": (lambda p: (p.ce() * p.weight / p.weight.sum()).sum(), "weight"),
+    "normalised weight of the chosen": (lambda p: (p.ce() * p.kept / p.kept[p.mask].sum())[p.mask].sum(), "kept"),
+    "weighted chosen by weight": (lambda p: (p.ce() * p.kept)[p.rows].sum() / p.kept[p.rows].sum(), "kept"),
+    "weighted select by weight": (
+        lambda p: (p.ce() * p.kept).masked_select(p.mask).sum() / p.kept[p.mask].sum(),
+        "kept",
+    ),
     "mean of sums by mean of mask": (
         lambda p: (p.ce() * p.rows[:, None]).sum(1).mean() / p.rows.double().mean() / p.tokens,
         "rows",
@@ -90,7 +97,9 @@ MASKED = {
 def test_masked_means_count_the_examples_that_the_mask_keeps(name, sizes, generator):
     p = Problem(sizes, generator)
     loss, of = MASKED[name]
-    weights = {"mask": p.mask, "rows": p.rows[:, None].expand_as(p.mask), "weight": p.weight}[of].double()
+    weights = {"mask": p.mask, "rows": p.rows[:, None].expand_as(p.mask), "weight": p.weight, "kept": p.kept}[
+        of
+    ].double()
     counted = [j for j in range(p.n) if weights[j].any()]
     share = lambda _, j: len(counted) * (p.ce(row(j)) * weights[row(j)]).sum() / weights.sum()  # noqa: E731
     measured = measure(p.model, lambda: loss(p))
@@ -122,6 +131,14 @@ def test_masked_means_are_read_in_half_precision(dtype, generator):
         return model(x).square().masked_fill(~mask[:, None], 0).mean(1).float().sum() / mask.sum()
 
     assert measure(model, loss).num_examples == 4
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("chosen", [lambda v, rows: v[rows], lambda v, rows: v.masked_select(rows[:, None])])
+def test_chosen_weighted_values_are_read_in_any_precision(chosen, dtype, generator):
+    model, x = nn.Linear(4, 3).to(dtype), torch.randn(5, 4, generator=generator).to(dtype)
+    rows, weight = torch.tensor([True, True, False, True, True]), torch.rand(5, 1, generator=generator).to(dtype)
+    assert measure(model, lambda: chosen(model(x).square() * weight, rows).mean()).num_examples == 4
 
 
 def focal(out, y):
@@ -174,6 +191,10 @@ OWN = {
         sum(F.cross_entropy(o, t) + 0.1 * o.square().mean() for o, t in listed(p, r)) / len(p.y[r])
     ),
     "list of means": lambda p, r: sum(F.cross_entropy(o, t) / len(p.y[r]) for o, t in listed(p, r)),
+    "softened list": lambda p, r: sum(F.cross_entropy(o / 4, t) for o, t in listed(p, r)),
+    "list of softened outputs": lambda p, r: sum(
+        F.cross_entropy(o, t) for o, t in zip(p.out(r) / 4, p.y[r], strict=True)
+    ),
     "list of vectors": lambda p, r: torch.cat([F.cross_entropy(o, t).reshape(1) for o, t in listed(p, r)]).mean(),
     "dot products of a list": lambda p, r: sum(o.flatten() @ o.flatten() for o in p.out(r)),
     "sum of listed vectors": lambda p, r: sum(o.square() for o in p.out(r)).sum(),
@@ -210,6 +231,13 @@ ASKED = {
     "a list out of order": lambda p: torch.stack(
         [F.cross_entropy(p.out()[j], p.y[j]) for j in range(p.n)][::-1]
     ).mean(),
+    "list of shares": lambda p: sum(p.ce().mean(1) / p.n),
+    "list of rows of shares": lambda p: sum(row.sum() for row in p.ce() / p.n),
+    "shares by number": lambda p: sum((p.ce().mean(1) / p.n)[j] for j in range(p.n)),
+    "stacked shares": lambda p: torch.stack([*(p.ce().mean(1) / p.n)]).sum(),
+    "a mean of halves of shares": lambda p: sum(0.5 * share for share in 2 * p.ce().mean(1) / p.n),
+    "chosen shares": lambda p: (p.ce().mean(1) / p.n)[p.rows].sum(),
+    "chosen sum times the inverse": lambda p: p.ce().mean(1)[p.rows].sum() * (1 / p.n),
     "means of different rows": lambda p: p.ce()[p.rows].mean() + p.ce()[~p.rows].mean(),
     "a list and a mean": lambda p: sum(F.cross_entropy(o, t) for o, t in listed(p, slice(None))) + p.ce().mean(),
     "the softest maximum": lambda p: p.ce().mean(1).logsumexp(0),
