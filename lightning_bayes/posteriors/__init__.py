@@ -30,6 +30,7 @@ from lightning_bayes.posteriors.shaped_noise import (
     prior_centre,
     root_mean_squares,
     shaped_precision,
+    tensor_size,
     tensor_sizes,
 )
 
@@ -64,6 +65,7 @@ __all__ = [
     "require_memory",
     "root_mean_squares",
     "shaped_precision",
+    "tensor_size",
     "tensor_sizes",
     "verified_load",
     "verify_checksums",

@@ -85,7 +85,7 @@ def noise_statistics(
     """
     positive = curvature.clamp_min(0)
     damping = noise_damping(positive.mean(), stated, flatness)
-    return torch.stack([tensor_sizes([mean], [initial_rms])[0], positive.add_(damping).reciprocal_().mean(), damping])
+    return torch.stack([tensor_size(mean, initial_rms), positive.add_(damping).reciprocal_().mean(), damping])
 
 
 def noise_damping(curvature_means: Tensor, stated: float, flatness: float) -> Tensor:
@@ -106,6 +106,11 @@ def shaped_precision(curvature: Tensor, scale: Tensor, damping: Tensor) -> Tenso
 def prior_centre(mean: Tensor, centre: Tensor | float, stated: float | Tensor, damping: Tensor) -> Tensor:
     """c_t = μ - √(δ̃/γ_t) (μ - μ₀), the prior's centre; `stated` is δ̃, or 0 without an explicit prior."""
     return mean - (stated / damping).sqrt().to(mean) * (mean - centre)
+
+
+def tensor_size(mean: Tensor, initial_rms: Tensor) -> Tensor:
+    """The size r of one tensor, a scalar; see `tensor_sizes`."""
+    return torch.maximum(torch.linalg.vector_norm(mean) / mean.numel() ** 0.5, initial_rms)
 
 
 def tensor_sizes(means: Sequence[Tensor], sizes_at_start: Sequence[Tensor]) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from lightning_bayes.linalg import KroneckerProduct, pi_damped
 from lightning_bayes.optim.effective import Effective, effective
 from lightning_bayes.optim.readout.noise_terms import is_noisy
-from lightning_bayes.posteriors import NoiseShape, kronecker_precision, noise_damping, noise_scale, tensor_sizes
+from lightning_bayes.posteriors import NoiseShape, kronecker_precision, noise_damping, noise_scale, tensor_size
 
 _MIN_DAMPING = 1e-8  # γ_t of a matrix without any curvature: large enough for π-damping to make it flat
 
@@ -85,14 +85,10 @@ def layer_scale(
     """
     if hyperparameters.relative_noise is None:
         return hyperparameters.scale
-    size = state["size"] if "size" in state else _current_size(state, weight)
+    size = state["size"] if "size" in state else tensor_size(weight, state["initial_rms"])
     return noise_scale(variance, size, hyperparameters.relative_noise, hyperparameters.scale)
 
 
 def store_size(state: dict[str, Any], mean: Tensor) -> None:
     """Store r_t in the state of a layer's weight; `mean` is μ."""
-    state["size"] = _current_size(state, mean)
-
-
-def _current_size(state: Mapping[str, Any], mean: Tensor) -> Tensor:
-    return tensor_sizes([mean], [state["initial_rms"]])[0]
+    state["size"] = tensor_size(mean, state["initial_rms"])
