@@ -73,9 +73,6 @@ ARROWS = {  # room: the rooms it may import, beside itself
 }
 LIGHTNING = {"lightning", "pytorch_lightning", "lightning_fabric"}
 MAY_IMPORT_LIGHTNING = {"strategies", "callbacks", "zoo", "cli", "cli_parser", "demo", "__main__"}
-LEVELS = {  # classes with 4 own levels of inheritance, not 3
-    **dict.fromkeys(["KFAC", "NoisyKFAC"], "mean-field outside of their matrices"),
-}
 SUBCLASSED = {  # concrete classes that others inherit from
     "Hyperparameters": "a documented hook: algorithms extend the record by their own fields",
 }
@@ -263,11 +260,7 @@ def levels(cls, classes):
 
 
 def test_inheritance_is_shallow(classes):
-    deep = {
-        f"{cls.__module__}.{cls.__name__}": depth
-        for cls in classes
-        if (depth := levels(cls, classes)) > 3 + (cls.__name__ in LEVELS)
-    }
+    deep = {f"{cls.__module__}.{cls.__name__}": depth for cls in classes if (depth := levels(cls, classes)) > 3}
     assert not deep, "compose instead of inheriting"
 
 

@@ -6,13 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
+from torch import nn
+
 from lightning_bayes.curvature import Likelihood
 from lightning_bayes.curvature.measurement import KroneckerQuantity
 from lightning_bayes.errors import HyperparameterError
-from lightning_bayes.optim.fisher import FisherName, check_fisher
+from lightning_bayes.optim.fisher import FisherName, check_fisher, label_source
 from lightning_bayes.optim.hyperparameters import Hyperparameters, VariationalArguments
 from lightning_bayes.optim.schedules import Schedule
 from lightning_bayes.optim.settings import POSITIVE, POSITIVE_COUNT, choice, setting
+from lightning_bayes.optim.weight_prior import refuse_weight_prior
 
 UnsupportedLayers: TypeAlias = Literal["refuse", "mean_field", "fused"]
 
@@ -79,3 +82,11 @@ class KroneckerHyperparameters(Hyperparameters):
             )
         if settings.engine == "fused" and settings.factors != "kfac":
             raise HyperparameterError(f"engine='fused' does not measure {settings.factors!r}; pass engine='backpack'.")
+
+
+def settings_for(optimizer: str, model: nn.Module, arguments: Mapping[str, Any]) -> KroneckerHyperparameters:
+    """Read K-FAC's settings; raises `HyperparameterError` if labels cannot be sampled, or for a per-weight prior."""
+    settings = KroneckerHyperparameters.of(arguments)
+    refuse_weight_prior(optimizer, settings.prior)
+    label_source(settings.fisher, settings.likelihood, model)
+    return settings

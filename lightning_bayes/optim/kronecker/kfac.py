@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Literal, TypeAlias, final, get_args
 
@@ -11,40 +10,18 @@ from typing_extensions import Unpack
 
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim.diagonal.vogn import update as vogn_update
-from lightning_bayes.optim.fisher import label_source
-from lightning_bayes.optim.kronecker.arguments import KroneckerArguments, KroneckerHyperparameters
+from lightning_bayes.optim.kronecker.arguments import KroneckerArguments, KroneckerHyperparameters, settings_for
 from lightning_bayes.optim.kronecker.curvature import KroneckerFactorsEstimator
 from lightning_bayes.optim.kronecker.family import KroneckerFamily
 from lightning_bayes.optim.variational import VariationalOptimizer
-from lightning_bayes.optim.weight_prior import refuse_weight_prior
 
 PriorAt: TypeAlias = Literal["mean", "sample"]
 
-
-class KroneckerOptimizer(VariationalOptimizer, ABC):
-    """Base of both optimizers. The other parameters of a subclass move by its `natural_update`."""
-
-    averages_curvature = True
-    can_graft = False
-    estimator = KroneckerFactorsEstimator()
-    hyperparameters = KroneckerHyperparameters
-    own_defaults: ClassVar[Mapping[str, Any]] = {"betas": (0.9, 0.95)}  # β₂ is per measurement, not per update
-
-    def __init__(
-        self, model: nn.Module, params: Iterable[Any] | None = None, **fields: Unpack[KroneckerArguments]
-    ) -> None:
-        self.settings = KroneckerHyperparameters.of(fields)
-        refuse_weight_prior(type(self).__name__, self.settings.prior)
-        label_source(self.settings.fisher, self.settings.likelihood, model)  # raises if labels cannot be sampled
-        self.estimator = KroneckerFactorsEstimator(self.settings.factors)  # type: ignore[misc]
-        super().__init__(model, params, base=fields.pop("base", None), own=fields)
-
-    def _make_family(self, optimizer: VariationalOptimizer) -> KroneckerFamily:
-        return KroneckerFamily(optimizer, self.settings)
+_BETAS = (0.9, 0.95)  # β₂ is per measurement, not per update
 
 
 @final
-class KFAC(KroneckerOptimizer):
+class KFAC(VariationalOptimizer):
     """K-FAC as a `torch.optim.Optimizer`, without noise and without a posterior.
 
     It is the baseline of Zhang et al. 2018. Tune it before switching to `NoisyKFAC`. Linear layers and convolutions have
@@ -60,12 +37,27 @@ class KFAC(KroneckerOptimizer):
     """
 
     noisy = False
+    averages_curvature = True
+    can_graft = False
     default_step = "trust_region"  # with the user's step nothing of K-FAC would remain
+    estimator = KroneckerFactorsEstimator()
     natural_update = staticmethod(vogn_update)
+    hyperparameters = KroneckerHyperparameters
+    own_defaults: ClassVar[Mapping[str, Any]] = {"betas": _BETAS}
+
+    def __init__(
+        self, model: nn.Module, params: Iterable[Any] | None = None, **fields: Unpack[KroneckerArguments]
+    ) -> None:
+        self.settings = settings_for(type(self).__name__, model, fields)
+        self.estimator = KroneckerFactorsEstimator(self.settings.factors)  # type: ignore[misc]
+        super().__init__(model, params, base=fields.pop("base", None), own=fields)
+
+    def _make_family(self, optimizer: VariationalOptimizer) -> KroneckerFamily:
+        return KroneckerFamily(optimizer, self.settings)
 
 
 @final
-class NoisyKFAC(KroneckerOptimizer):
+class NoisyKFAC(VariationalOptimizer):
     """Noisy K-FAC as a `torch.optim.Optimizer`.
 
     Linear layers and convolutions have Kronecker factors and a matrix Gaussian posterior; all other parameters use VOGN's
@@ -94,7 +86,12 @@ class NoisyKFAC(KroneckerOptimizer):
     """
 
     noisy = True
+    averages_curvature = True
+    can_graft = False
+    estimator = KroneckerFactorsEstimator()
     natural_update = staticmethod(vogn_update)
+    hyperparameters = KroneckerHyperparameters
+    own_defaults: ClassVar[Mapping[str, Any]] = {"betas": _BETAS}
 
     def __init__(
         self,
@@ -106,7 +103,12 @@ class NoisyKFAC(KroneckerOptimizer):
     ) -> None:
         check_prior_at(prior_at)
         self.prior_at_sample = prior_at == "sample"  # type: ignore[misc]
-        super().__init__(model, params, **fields)
+        self.settings = settings_for(type(self).__name__, model, fields)
+        self.estimator = KroneckerFactorsEstimator(self.settings.factors)  # type: ignore[misc]
+        super().__init__(model, params, base=fields.pop("base", None), own=fields)
+
+    def _make_family(self, optimizer: VariationalOptimizer) -> KroneckerFamily:
+        return KroneckerFamily(optimizer, self.settings)
 
 
 def check_prior_at(prior_at: str) -> None:
