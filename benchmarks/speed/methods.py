@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -148,6 +149,28 @@ def torch_func(task: Task) -> Step:
     return step
 
 
+def example_loop(task: Task) -> Step:
+    """One backward per example, whose gradients and squares are added up, then Adam."""
+    params = list(task.model.parameters())
+    optimizer = torch.optim.Adam(params, lr=LR)
+    examples = [
+        replace(task, images=image, labels=label)
+        for image, label in zip(task.images.split(1), task.labels.split(1), strict=True)
+    ]
+
+    def step() -> None:
+        totals, squares = ([torch.zeros_like(param) for param in params] for _ in range(2))
+        for example in examples:
+            grads = torch.autograd.grad(example.loss(), params)
+            torch._foreach_add_(totals, grads, alpha=1 / len(examples))
+            torch._foreach_addcmul_(squares, grads, grads)
+        for param, total in zip(params, totals, strict=True):
+            param.grad = total
+        optimizer.step()
+
+    return step
+
+
 def opacus(task: Task) -> Step:
     """Per-example gradients by Opacus' `GradSampleModule`, their squares, then Adam."""
     from opacus import GradSampleModule
@@ -226,6 +249,9 @@ METHODS: dict[str, Method] = {
         torch_func,
         keeps_examples=True,
         batch_norm="torch.func sees one example at a time, which has no batch statistics",
+    ),
+    "example-loop": Method(
+        "loop over examples", example_loop, batch_norm="single examples have no statistics of the batch"
     ),
     "opacus": Method("Opacus GradSampleModule", opacus, "opacus", "opacus", keeps_examples=True),
     "ivon": Method("ivon-opt", ivon, "ivon", "ivon-opt"),

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torchvision.models import convnext_tiny
 
 from benchmarks.speed.setting import Setting
 from lightning_bayes.zoo.models import VGG16, AlexNet, LeNet5, ResNet18
@@ -52,6 +53,7 @@ MODELS: dict[str, Case] = {
     "vgg16-bn": Case("VGG16-BN", lambda: VGG16(num_classes=10, norm="batch")),
     "resnet18": Case("ResNet-18", lambda: ResNet18(num_classes=10)),
     "lstm": Case("LSTM over rows", lambda: Rows(nn.LSTM), batches=(32,)),
+    "convnext": Case("ConvNeXt-T", lambda: convnext_tiny(num_classes=10), image_size=64, batches=(32,)),
     "gru": Case("GRU over rows", lambda: Rows(nn.GRU), batches=(32,)),
     # For stock BackPACK and torch.func, which do not support BatchNorm in training mode.
     "resnet18-eval": Case(

@@ -12,7 +12,7 @@ from benchmarks.speed.models import MODELS, make_task
 from benchmarks.speed.setting import Setting
 
 # Methods whose update is Adam's on the mean gradient, so that their gradient must be Adam's.
-SAME_GRADIENT = ["backpack-stock", "torch-func", "opacus"]
+SAME_GRADIENT = ["backpack-stock", "torch-func", "example-loop", "opacus"]
 LIBRARIES_WARN = pytest.mark.filterwarnings(
     "ignore:Full backward hook is firing", "ignore:Extension saving to .* does not have an extension for Module"
 )
@@ -66,7 +66,7 @@ def test_what_is_said_about_batch_norm_is_true(name, tiny_with_batch_norm, setti
         run(name, tiny_with_batch_norm, setting)
 
 
-@pytest.mark.parametrize("name", ["backpack-stock", "torch-func"])
+@pytest.mark.parametrize("name", ["backpack-stock", "torch-func", "example-loop"])
 def test_batch_norm_in_training_mode_is_named_beforehand(name, tiny_with_batch_norm, setting):
     task = make_task(tiny_with_batch_norm, 4, setting)
     reason = obstacle(METHODS[name], task)
