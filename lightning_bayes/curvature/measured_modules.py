@@ -1,8 +1,8 @@
 """Selection of the modules that an engine measures, called units.
 
 The calls of a unit are measured as a whole. A unit is either a layer with a rule, or any other module that holds trainable
-parameters directly. The generic rule measures the latter together with all of its children. Exception: if such a module
-contains BatchNorm, the generic rule measures only the parameters that it holds directly, and its children are units.
+parameters directly. The generic rule measures the latter together with all of its children. Exceptions: if such a module
+contains BatchNorm, or has a rule for its own parameters only, its children are units, and it is measured without them.
 """
 
 from __future__ import annotations
@@ -112,9 +112,11 @@ def _units(name: str, module: nn.Module, seen: set[nn.Module]) -> Iterator[Measu
         return
     seen.add(module)
     rule = rule_for(module)
-    params = module.parameters() if rule is not None else (p for p in own_parameters(module).values() if p is not None)
+    holds_all = rule is not None and not rule.own_only
+    params = module.parameters() if holds_all else (p for p in own_parameters(module).values() if p is not None)
     if any(param.requires_grad for param in params):
-        direct_only = rule is None and any(isinstance(below, BatchNormBase) for below in module.modules())
+        has_batch_norm = any(isinstance(below, BatchNormBase) for below in module.modules())
+        direct_only = has_batch_norm if rule is None else rule.own_only
         yield MeasuredModule(name, module, rule, direct_only)
         if not direct_only:
             return

@@ -60,6 +60,8 @@ class LayerRule:
         cases: Layers and inputs for the contract tests: a function that builds the layer, and the shape of its input or a
             function that draws its inputs.
         later_dims: Batch dimensions of the outputs after the first. Further outputs are batched like the first.
+        own_only: Whether the rule covers only the parameters that the layer holds itself. Its children are then measured by
+            their own rules.
         prepare: Converts the arguments of a call to the rule's inputs, for layers that accept several forms.
     """
 
@@ -73,6 +75,7 @@ class LayerRule:
     by_hooks: bool = True
     cases: Sequence[Case] = ()
     later_dims: tuple[int, ...] = ()
+    own_only: bool = False
     prepare: Callable[[Any, Inputs], Inputs] = lambda layer, inputs: inputs
     _fast_sums: Callable[..., Sums] | None = None
     _saved: Callable[[Any, Any], Any] | None = None
@@ -176,7 +179,7 @@ def rule_for(layer: nn.Module) -> LayerRule | None:
         rule = _RULES.get(ancestor) or _RULES.get(f"{ancestor.__module__}.{ancestor.__qualname__}")
         if rule is not None:
             # A subclass has the parent's rule only with the same forward and parameters; parametrised layers have others.
-            inherits = computes(layer, ancestor.forward) and _has_only(layer, rule.parameters)
+            inherits = computes(layer, ancestor.forward) and _has_only(layer, rule)
             return rule if inherits and rule.applies(layer) else None
     return None
 
@@ -201,13 +204,13 @@ def add_sums(total: Sums, name: str, part: Tensor) -> None:
     total[name] = (grad, square)
 
 
-def _has_only(layer: nn.Module, parameters: tuple[str, ...]) -> bool:
-    """Whether `layer` has the first of `parameters` itself, and neither it nor its children have any others."""
-    if parameters[0] not in own_parameters(layer):
+def _has_only(layer: nn.Module, rule: LayerRule) -> bool:
+    """Whether `layer` has the rule's first parameter itself, and no parameters that the rule does not cover."""
+    if rule.parameters[0] not in own_parameters(layer):
         return False
-    if not has_children(layer):
-        return all(name in parameters for name, param in own_parameters(layer).items() if param is not None)
-    return all(name in parameters for name, _ in layer.named_parameters(remove_duplicate=False))
+    if rule.own_only or not has_children(layer):
+        return all(name in rule.parameters for name, param in own_parameters(layer).items() if param is not None)
+    return all(name in rule.parameters for name, _ in layer.named_parameters(remove_duplicate=False))
 
 
 @lru_cache(maxsize=256)
