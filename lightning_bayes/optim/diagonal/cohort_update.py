@@ -60,7 +60,7 @@ class DiagonalUpdate(CohortUpdate):
     @cached_property
     def _weight_of_old(self) -> float:
         """The weight of the old curvature."""
-        starts_as_mean = not self._optimizer.steps[self.group["step_rule"]].is_published
+        starts_as_mean = not self._optimizer.step_of(self.group).is_published
         beta = self.group["betas"][1]
         return weight_of_old(beta, self._measurements, self._elapsed, starts_as_mean=starts_as_mean)
 

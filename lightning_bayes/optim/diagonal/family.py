@@ -71,7 +71,7 @@ class DiagonalFamily(PosteriorFamily):
         """Names of the tensors in a parameter's state; see `PosteriorFamily`."""
         optimizer = self._optimizer
         fields: Sequence[str] = optimizer.state_type._fields[1:]
-        if optimizer.steps[group["step_rule"]].uses_natural_update:
+        if optimizer.step_of(group).uses_natural_update:
             return fields
         if param in optimizer.deterministic:
             return ()

@@ -60,7 +60,7 @@ def shape_of(
     hyperparameters = noise_hyperparameters(group, states[0])
     if hyperparameters.relative_noise is None:
         return None
-    statistics = stored_statistics(group, states)
+    statistics = _stored_statistics(hyperparameters, states)
     if statistics is None:
         statistics = [_current_statistics(hyperparameters, *pair) for pair in zip(states, means, strict=True)]
     return noise_shape(torch.stack(statistics), hyperparameters.relative_noise, hyperparameters.scale)
@@ -81,9 +81,9 @@ def store_statistics(group: Mapping[str, Any], state: dict[str, Any], mean: Tens
     state["noise_statistics_of"] = _arguments(hyperparameters, state)
 
 
-def stored_statistics(group: Mapping[str, Any], states: Sequence[Mapping[str, Any]]) -> list[Tensor] | None:
+def _stored_statistics(hyperparameters: Effective, states: Sequence[State]) -> list[Tensor] | None:
     """The statistics in the states of a cohort; None unless all were stored with the current hyperparameters."""
-    arguments = _arguments(noise_hyperparameters(group, states[0]), states[0])
+    arguments = _arguments(hyperparameters, states[0])
     if any(state.get("noise_statistics_of") != arguments for state in states):
         return None
     return [state["noise_statistics"] for state in states]
@@ -151,10 +151,8 @@ class NoiseTerms:
         return True
 
     def _refresh_shape(self, group: Mapping[str, Any], states: Sequence[State], means: Sequence[Tensor]) -> None:
-        relative_noise = self.hyperparameters.relative_noise
-        stored = None if relative_noise is None else stored_statistics(group, states)
-        key = None
-        if stored is not None and relative_noise is not None:
-            key = _CacheKey((relative_noise, self.hyperparameters.scale), stored)
+        relative_noise, scale = self.hyperparameters.relative_noise, self.hyperparameters.scale
+        stored = None if relative_noise is None else _stored_statistics(self.hyperparameters, states)
+        key = None if relative_noise is None or stored is None else _CacheKey((relative_noise, scale), stored)
         if key is None or not key.is_same(self._shape_key):  # without stored statistics, they are the current ones
             self._shape_key, self.shape = key, shape_of(group, states, means)
