@@ -115,10 +115,13 @@ def _units(name: str, module: nn.Module, seen: set[nn.Module]) -> Iterator[Measu
     holds_all = rule is not None and not rule.own_only
     params = module.parameters() if holds_all else (p for p in own_parameters(module).values() if p is not None)
     if any(param.requires_grad for param in params):
-        has_batch_norm = any(isinstance(below, BatchNormBase) for below in module.modules())
-        direct_only = has_batch_norm if rule is None else rule.own_only
+        direct_only = _has_batch_norm(module) if rule is None else rule.own_only
         yield MeasuredModule(name, module, rule, direct_only)
         if not direct_only:
             return
     for child_name, child in module.named_children():
         yield from _units(f"{name}.{child_name}" if name else child_name, child, seen)
+
+
+def _has_batch_norm(module: nn.Module) -> bool:
+    return any(isinstance(below, BatchNormBase) for below in module.modules())
