@@ -66,7 +66,9 @@ def test_a_class_can_be_called_train(tmp_path):
 def test_splits_that_are_missing_or_double_are_refused_with_what_was_found(tmp_path, names):
     for name in names:
         write_image_folder(tmp_path / name, count=3)
-    with pytest.raises(DatasetError, match=f"The folders in {tmp_path} are {', '.join(sorted(names))}.*train or training"):
+    with pytest.raises(
+        DatasetError, match=f"The folders in {tmp_path} are {', '.join(sorted(names))}.*train or training"
+    ):
         sizes(tmp_path)
 
 

@@ -152,10 +152,10 @@ def _layout(root: Path) -> tuple[Path, Path | None, Path | None]:
         return _layout(folders[0]) if is_wrapper else (root, None, None)
     if "train" not in by_split or len(by_split) < len(named):
         raise DatasetError(
-            f"The folders in {root.absolute()} are {', '.join(path.name for path in folders)}. Splits need one folder called "
-            f"{' or '.join(SPLITS['train'])}, at most one for validation ({', '.join(SPLITS['val'])}) and one for the test "
-            f"({', '.join(SPLITS['test'])}), each with one folder of images per class. Rename or move the others; unlabelled "
-            "images are predicted with predict_dir."
+            f"The folders in {root.absolute()} are {', '.join(path.name for path in folders)}. Splits need one folder "
+            f"called {' or '.join(SPLITS['train'])}, at most one for validation ({', '.join(SPLITS['val'])}) and one for "
+            f"the test ({', '.join(SPLITS['test'])}), each with one folder of images per class. Rename or move the others; "
+            "unlabelled images are predicted with predict_dir."
         )
     train, val, test = by_split["train"], by_split.get("val"), by_split.get("test")
     return (train, None, val) if test is None else (train, val, test)
