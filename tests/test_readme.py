@@ -18,23 +18,25 @@ from lightning_bayes.config_lookup import find_configs
 from lightning_bayes.report import command as report
 
 ROOT = Path(__file__).parents[1]
-PAGES = pytest.mark.parametrize(
-    "page",
-    [
-        "README.md",
-        "docs/continual.md",
-        "docs/decisions.md",
-        "docs/deployment.md",
-        "docs/distributed.md",
-        "docs/evaluation.md",
-        "docs/finetuning.md",
-        "docs/kronecker.md",
-        "docs/laplace.md",
-        "docs/methods.md",
-        "docs/migration.md",
-        "docs/start.md",
-    ],
-)
+WITH_COMMANDS = [
+    "README.md",
+    *(
+        f"docs/{name}.md"
+        for name in (
+            "continual",
+            "decisions",
+            "deployment",
+            "distributed",
+            "evaluation",
+            "finetuning",
+            "laplace",
+            "methods",
+            "migration",
+            "start",
+        )
+    ),
+]
+WITH_BLOCKS = [*WITH_COMMANDS, "docs/coverage.md", "docs/defaults.md", "docs/index.md"]
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
 
 
@@ -82,7 +84,7 @@ def is_own_run(config):
 # Lightning's warnings about short examples and about a missing TensorBoard.
 @pytest.mark.filterwarnings("ignore:The number of training batches:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*`tensorboardX` has been removed:UserWarning")
-@PAGES
+@pytest.mark.parametrize("page", WITH_BLOCKS)
 def test_python_blocks_run_in_order(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     module = types.ModuleType("readme")
@@ -93,7 +95,7 @@ def test_python_blocks_run_in_order(page, tmp_path, monkeypatch):
         run(block, vars(module), str(ROOT / page))
 
 
-@PAGES
+@pytest.mark.parametrize("page", WITH_COMMANDS)
 def test_commands_name_packaged_configs(page):
     shown = commands((ROOT / page).read_text("utf-8"))
     assert shown
@@ -103,7 +105,7 @@ def test_commands_name_packaged_configs(page):
         assert find_configs([name])  # raises for an unknown name
 
 
-@PAGES
+@pytest.mark.parametrize("page", WITH_COMMANDS)
 def test_commands_parse(page, monkeypatch):
     for arguments in commands((ROOT / page).read_text("utf-8")):
         if is_own_run(config_of(arguments) or ""):

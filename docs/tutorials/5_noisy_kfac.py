@@ -74,5 +74,5 @@ figure.savefig("correlations.png", dpi=110)
 # diagonal posterior cannot represent this.
 #
 # By default the factors are measured every twentieth update and inverted every two hundredth (`stats_interval`,
-# `inverse_interval`). [Kronecker factors](../kronecker.md) describes the factors of the BackPACK engine, and
-# [regression](../regression.md) compares the method with Hamiltonian Monte Carlo.
+# `inverse_interval`). [Methods](../methods.md) describes the factors of the BackPACK engine, and
+# [the paper](../zhang2018.md) compares the method with Hamiltonian Monte Carlo.

@@ -7,6 +7,6 @@ the checkpoints of each run. The page is self-contained and loads nothing from a
 from __future__ import annotations
 
 from lightning_bayes.report.command import main, write_report
-from lightning_bayes.report.runs import Run, read_run, read_runs
+from lightning_bayes.report.runs import Run, changed_settings, read_run, read_runs
 
-__all__ = ["Run", "main", "read_run", "read_runs", "write_report"]
+__all__ = ["Run", "changed_settings", "main", "read_run", "read_runs", "write_report"]

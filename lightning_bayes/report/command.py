@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Final
 
 from lightning_bayes.errors import BayesError
 from lightning_bayes.report.runs import read_runs
+
+_NAMES: Final = ("report.html", *(f"report-{number}.html" for number in range(1, 10_000)))
 
 
 def write_report(folders: Iterable[str | Path], output: str | Path) -> Path:
@@ -37,9 +40,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     options = parser().parse_args(arguments)
     try:
-        print(f"wrote {write_report(options.runs, options.output)}")
+        print(f"wrote {write_report(options.runs, options.output or _free_name())}")
     except BayesError as error:
         raise SystemExit(f"lightning-bayes: {type(error).__name__}: {error}") from error
+
+
+def _free_name() -> Path:
+    """``report.html`` in the working directory, or the first of ``report-1.html`` and so on that does not exist."""
+    return next(path for path in map(Path, _NAMES) if not path.exists())
 
 
 def parser() -> argparse.ArgumentParser:
@@ -51,5 +59,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "runs", nargs="+", metavar="RUN", help="folder of a run, with its metrics.csv, or of several runs"
     )
-    parser.add_argument("--output", default="report.html", help="file to write (default: report.html)")
+    parser.add_argument(
+        "--output", help="file to write or replace (default: report.html, or report-1.html and so on if it exists)"
+    )
     return parser

@@ -24,14 +24,7 @@ CURVES = {
 
 
 def training_curves(runs: Sequence[Run]) -> Figure | None:
-    """Draw the training loss and the validation metrics by epoch, one line per run.
-
-    Args:
-        runs: The runs.
-
-    Returns:
-        A figure with one panel per metric; None if no run has a metric for two epochs.
-    """
+    """Draw the training loss and the validation metrics by epoch, one line per run; None if no run has two epochs."""
     panels: dict[str, list[tuple[str, list[tuple[float, float]]]]] = {}  # metric → (run's name, points)
     for key in CURVES:
         curves = [(run.name, _epoch_means(run.series.get(key, []))) for run in runs]

@@ -13,8 +13,8 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from lightning_bayes.report.drawn import shift_comparison, training_curves
-from lightning_bayes.report.runs import Run
-from lightning_bayes.report.summary import joined, shared_settings, summary
+from lightning_bayes.report.runs import Run, joined
+from lightning_bayes.report.summary import shared_settings, summary, verdict
 from lightning_bayes.report.tables import config_differences, metric_tables
 
 _TITLES = {"ood_scores": "OOD scores", "risk_coverage": "Risk and coverage"}  # other titles come from the file name
@@ -26,25 +26,18 @@ class StoredFigure(NamedTuple):
 
     name: str  # file name without the extension
     title: str
-    images: dict[str, str]  # run's name → PNG in base64
+    images: dict[str, str]  # names of the runs with this image → PNG in base64
 
 
 def render(runs: Sequence[Run], path: Path) -> str:
-    """Render the page.
-
-    Args:
-        runs: The runs to compare, at least one.
-        path: Path of the page. Links to configs below its folder are relative to it.
-
-    Returns:
-        The HTML document.
-    """
+    """The HTML document that compares at least one run; links to configs below the folder of `path` are relative."""
     runs = joined(runs)
     drawn = {"Training": training_curves(runs), "Shift": shift_comparison(runs)}
     return _template_environment().get_template("page.html").render(
         runs=runs,
         data=list(dict.fromkeys(str(run.config["data.class_path"]) for run in runs if "data.class_path" in run.config)),
         summary=summary(runs, path),
+        verdict=list(verdict(runs)),
         shared=shared_settings(runs),
         tables=metric_tables(runs),
         drawn={title: _base64(_png(figure)) for title, figure in drawn.items() if figure is not None},
@@ -86,13 +79,18 @@ def _shown_width(png: str) -> int:
 def _stored_figures(runs: Sequence[Run]) -> list[StoredFigure]:
     names = sorted({name for run in runs for name in run.figures}, key=lambda name: (name not in _FIRST, name))
     return [
-        StoredFigure(
-            name,
-            _TITLES.get(name, name.replace("_", " ").capitalize()),
-            {run.name: _base64(run.figures[name].read_bytes()) for run in runs if name in run.figures},
-        )
+        StoredFigure(name, _TITLES.get(name, name.replace("_", " ").capitalize()), _images(name, runs))
         for name in names
     ]
+
+
+def _images(name: str, runs: Sequence[Run]) -> dict[str, str]:
+    """Each image of a figure once, under the names of all runs that saved it."""
+    owners: dict[str, list[str]] = {}
+    for run in runs:
+        if name in run.figures:
+            owners.setdefault(_base64(run.figures[name].read_bytes()), []).append(run.name)
+    return {", ".join(names): png for png, names in owners.items()}
 
 
 def _png(figure: Figure) -> bytes:

@@ -1,19 +1,33 @@
-"""Read the files of runs."""
+"""Read the files of runs, and put tests under the fits whose checkpoints they evaluated."""
 
 from __future__ import annotations
 
 import csv
 import io
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import yaml
 
 from lightning_bayes.errors import RunError
 
 METRICS, CONFIG, FIGURES, CHECKPOINTS = "metrics.csv", "config.yaml", "figures", "checkpoints"
+
+
+# Settings that may differ between a fit and its test: where the data lie, what else is tested, how weights were found.
+_FREE: Final = {
+    *("root", "download", "batch_size", "num_workers", "predict_dir", "ood", "ood_root", "eval_ood", "corruptions"),
+    *("severities", "optimizer", "lr_scheduler", "pretrained"),
+}
+
+
+class Test(NamedTuple):
+    """A test of a fit that is listed under it, and not compared with other fits."""
+
+    run: Run
+    reason: str  # settings that differ from the fit's, or that the test was repeated
 
 
 class Run(NamedTuple):
@@ -27,6 +41,7 @@ class Run(NamedTuple):
     config_text: str
     figures: dict[str, Path]
     checkpoints: list[Path]
+    tests: tuple[Test, ...] = ()  # further tests of this fit's checkpoints
 
 
 def read_runs(folders: Iterable[str | Path]) -> list[Run]:
@@ -87,7 +102,7 @@ def _names(folders: list[Path]) -> list[str]:
 
 
 def read_run(folder: Path, name: str) -> Run:
-    """Read one run from the folder of its ``metrics.csv``; fields of missing files are empty."""
+    """Read one run from the folder of its ``metrics.csv``; what a missing file would tell is empty."""
     series = _read_series(folder / METRICS)
     text = _text(folder / CONFIG) if (folder / CONFIG).is_file() else ""
     return Run(
@@ -142,7 +157,77 @@ def _number(text: str, where: str) -> float:
 def _flat(value: Any, prefix: str = "") -> Iterable[tuple[str, Any]]:
     items = value.items() if isinstance(value, dict) else enumerate(value)
     for key, inner in items:
-        if isinstance(inner, (dict, list)) and inner:
+        if isinstance(inner, (dict, list, tuple)) and inner:
             yield from _flat(inner, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", inner
+
+
+def changed_settings(fit: Mapping[str, Any], test: Mapping[str, Any]) -> list[str]:
+    """The settings of model and data that a test does not share with its fit.
+
+    Args:
+        fit: Config of the fit, nested or flat.
+        test: Config of the test.
+
+    Returns:
+        One phrase per setting.
+
+    Example:
+        >>> changed_settings({"data": {"image_size": 96, "root": "a"}}, {"data": {"image_size": 224, "root": "b"}})
+        ['data.image_size is 224 instead of 96']
+    """
+    before, after = dict(_flat(dict(fit))), dict(_flat(dict(test)))
+    keys = [key for key in dict.fromkeys([*before, *after]) if key.startswith(("model.", "data."))]
+    return [
+        f"{key.replace('init_args.', '')} is {after.get(key)} instead of {before.get(key)}"
+        for key in keys
+        if before.get(key) != after.get(key) and not _FREE & set(key.split("."))
+    ]
+
+
+def joined(runs: Sequence[Run]) -> list[Run]:
+    """Put each test under the fit whose checkpoint it evaluated.
+
+    Args:
+        runs: Runs of fits and of evaluations.
+
+    Returns:
+        The fits, and evaluations without a fit. A fit has the values and figures of its last test with its own settings;
+        its other tests are in ``tests``.
+    """
+    by_folder = {run.folder.resolve(): run for run in runs}
+    tests: dict[Path, list[Run]] = {}
+    for run in runs:
+        fit = _fit_of(run, by_folder)
+        if fit is not None:
+            tests.setdefault(fit, []).append(run)
+    of_fits = {run.folder for below in tests.values() for run in below}
+    return [_with_tests(run, tests.get(folder, [])) for folder, run in by_folder.items() if run.folder not in of_fits]
+
+
+def _with_tests(fit: Run, tests: Sequence[Run]) -> Run:
+    reasons = ["; ".join(changed_settings(fit.config, test.config)) for test in tests]
+    own = [
+        number
+        for number, reason in enumerate(reasons)
+        if not reason and not fit.last.keys() & tests[number].last.keys()
+    ]
+    others = [Test(test, reasons[number] or "repeated") for number, test in enumerate(tests) if own[-1:] != [number]]
+    if not own:
+        return fit._replace(tests=tuple(others))
+    test = tests[own[-1]]
+    return fit._replace(last={**fit.last, **test.last}, figures={**fit.figures, **test.figures}, tests=tuple(others))
+
+
+def _fit_of(run: Run, by_folder: Mapping[Path, Run]) -> Path | None:
+    """The folder of the fit that saved the checkpoint of an evaluation, if it is among the runs."""
+    checkpoint = run.config.get("ckpt_path")
+    is_evaluation = any(key.startswith(("test", "val")) for key in run.last) and "train/loss" not in run.last
+    if not isinstance(checkpoint, str) or Path(checkpoint).parent.name != CHECKPOINTS or not is_evaluation:
+        return None
+    target = Path(checkpoint).parent.parent
+    # A relative path starts at the working directory of the evaluation, which is unknown here.
+    depth = len(target.parts)
+    matches = [folder for folder in by_folder if folder.parts[-depth:] == target.parts or folder == target.resolve()]
+    return matches[0] if len(matches) == 1 and matches[0] != run.folder.resolve() else None

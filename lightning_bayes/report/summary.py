@@ -1,19 +1,20 @@
-"""The summary table, one row per run: method, settings, and metrics under the posterior and at its mean."""
+"""The summary of a report: one row per fit with its tests below it, and a verdict in words."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from lightning_bayes.report.measures import HEADINGS, OOD_HEADINGS
-from lightning_bayes.report.runs import CHECKPOINTS, CONFIG, Run
-from lightning_bayes.report.tables import EVALUATIONS, Cell, logged_table
+from lightning_bayes.report.runs import CONFIG, Run
+from lightning_bayes.report.tables import EVALUATIONS, HEADINGS, OOD_HEADINGS, Cell, config_differences, logged_table
 
 # The metrics of the summary; the tables below it show all metrics.
 MEASURES: Final = {
-    **{f"test/{key}": HEADINGS[key] for key in ("cls/Acc", "cls/NLL", "cal/ECE", "sc/AURC")},
+    **{f"test/{key}": HEADINGS[key] for key in ("cls/Acc", "cls/NLL", "cal/ECE", "cls/MI", "sc/AURC")},
     "ood/AUROC": f"OOD {OOD_HEADINGS['AUROC']}",
     **{f"test/{key}": HEADINGS[key] for key in ("reg/RMSE", "reg/NLL")},
 }
@@ -37,63 +38,23 @@ _NOT_METHODS: Final = (
     "BatchNormRecalibration",
     "WarmStart",
 )
+_MAX_DIFFERENCES: Final = 4  # that tell apart two fits with the same method and settings
+_SMALL_MUTUAL_INFORMATION: Final = 1e-3  # nats
 
 
 class Row(NamedTuple):
-    """One run in the summary."""
+    """A fit in the summary, or a test below it."""
 
     run: Run
     method: str
     settings: str
     config: str | None  # link from the page to the config
-    cells: list[tuple[str, Cell, Cell]]  # heading, and the cells of the posterior and its mean
-
-
-def joined(runs: Sequence[Run]) -> list[Run]:
-    """Merge each evaluation into the fit whose checkpoint it evaluated.
-
-    Args:
-        runs: Runs of fits and of evaluations.
-
-    Returns:
-        The runs. A fit also has the values and figures of its first test; a second test of the same fit stays separate.
-    """
-    by_folder: dict[Path, Run] = {run.folder.resolve(): run for run in runs}
-    for run in runs:
-        fit = _fit_of(run, by_folder)
-        # A key that both have logged would overwrite one of the values.
-        if fit is not None and not fit.last.keys() & run.last.keys() - {"epoch", "step"}:
-            merged = fit._replace(last={**fit.last, **run.last}, figures={**fit.figures, **run.figures})
-            by_folder[fit.folder.resolve()] = merged
-            del by_folder[run.folder.resolve()]
-    return list(by_folder.values())
-
-
-def _fit_of(run: Run, by_folder: Mapping[Path, Run]) -> Run | None:
-    checkpoint = run.config.get("ckpt_path")
-    if not isinstance(checkpoint, str) or Path(checkpoint).parent.name != CHECKPOINTS:
-        return None
-    target = Path(checkpoint).parent.parent
-    # A relative path starts at the working directory of the evaluation, which is unknown here.
-    depth = len(target.parts)
-    matches = [folder for folder in by_folder if folder.parts[-depth:] == target.parts or folder == target.resolve()]
-    fit = by_folder[matches[0]] if len(matches) == 1 else None
-    return None if fit is None or fit.folder == run.folder else fit
+    cells: list[tuple[str, Cell, Cell, str]]  # heading, posterior, its mean, standard error of the posterior's value
+    is_test: bool = False
 
 
 def method_of(config: Mapping[str, Any]) -> str:
-    """The method that trained a run.
-
-    Args:
-        config: Flat config with dotted keys.
-
-    Returns:
-        The name and preset of this package's last training callback, otherwise the name of the optimizer; "–" if unknown.
-
-    Example:
-        >>> method_of({"trainer.callbacks.0.class_path": "lightning_bayes.VOGNCallback"})
-        'VOGN'
-    """
+    """The name and preset of this package's last training callback, otherwise the name of the optimizer; "–" if unknown."""
     callbacks = [(match[1], str(path)) for key, path in config.items() if (match := _CALLBACK.fullmatch(key))]
     methods = [
         (number, path)
@@ -113,18 +74,7 @@ def _short(path: Any) -> str:
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, str]:
-    """The main settings of a run.
-
-    Args:
-        config: Flat config with dotted keys.
-
-    Returns:
-        Values by heading, without the settings that the config does not contain.
-
-    Example:
-        >>> settings_of({"trainer.max_epochs": 5, "data.class_path": "lightning_bayes.zoo.DigitsDataModule"})
-        {'data': 'Digits', 'epochs': '5'}
-    """
+    """The main settings in a flat config, by heading."""
     settings = {}
     for heading, endings in _SETTINGS.items():
         values = [value for ending in endings for key, value in config.items() if f".{key}".endswith(f".{ending}")]
@@ -135,24 +85,72 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def summary(runs: Sequence[Run], page: Path) -> list[Row]:
-    """Build the summary table.
-
-    Args:
-        runs: The joined runs.
-        page: Path of the page. Links to configs below its folder are relative to it.
-
-    Returns:
-        One row per run, with every metric that at least one run has.
-    """
-    measures = logged_table("Summary", MEASURES, runs).rows
-    shared = _shared_settings(runs)  # the page prints them once, above the table
+    """One row per joined run, and one below it for each further test; links to configs are relative to the page."""
+    all_cells, settings = _cells(runs), _distinct_settings(runs)
     rows = []
+    for run, cells, text in zip(runs, all_cells, settings, strict=True):
+        rows.append(Row(run, method_of(run.config), text, _link(run, page), cells))
+        for test in run.tests:
+            checkpoint = Path(str(test.run.config.get("ckpt_path"))).name
+            text = f"test of {checkpoint}, {test.reason}; not compared"
+            rows.append(Row(test.run, "", text, _link(test.run, page), _cells([test.run], list(MEASURES))[0], True))
+    used = [any(row.cells[i][1][0] or row.cells[i][2][0] for row in rows) for i in range(len(MEASURES))]
+    return [
+        row._replace(cells=[cell for cell, is_used in zip(row.cells, used, strict=True) if is_used]) for row in rows
+    ]
+
+
+def _cells(runs: Sequence[Run], keys: Sequence[str] = tuple(MEASURES)) -> list[list[tuple[str, Cell, Cell, str]]]:
+    """For each run the cells of all measures, empty where it has logged none."""
+    rows = dict(logged_table("Summary", MEASURES, runs).rows)
+    empty = [("", False)] * (len(EVALUATIONS) * len(runs))
+    cells = []
     for index, run in enumerate(runs):
-        settings = ", ".join(f"{name} {value}" for name, value in settings_of(run.config).items() if name not in shared)
-        position = index * len(EVALUATIONS)
-        cells = [(heading, values[position], values[position + 1]) for heading, values in measures]
-        rows.append(Row(run, method_of(run.config), settings, _link(run, page), cells))
-    return rows
+        first = index * len(EVALUATIONS)
+        by_heading = [(MEASURES[key], rows.get(MEASURES[key], empty), standard_error(run, key)) for key in keys]
+        cells.append(
+            [
+                (heading, values[first], values[first + 1], "" if error is None else f"{error:.4f}")
+                for heading, values, error in by_heading
+            ]
+        )
+    return cells
+
+
+def standard_error(run: Run, key: str) -> float | None:
+    """The standard error of a test's accuracy or NLL; None if the run did not log the number of examples or the error."""
+    if key == "test/cls/Acc" and {key, "test/n"} <= run.last.keys():
+        return math.sqrt(run.last[key] * (1 - run.last[key]) / run.last["test/n"])
+    return run.last.get(f"{key}_SE")
+
+
+def verdict(runs: Sequence[Run]) -> Iterator[str]:
+    """Sentences on what the posterior changes in each run, and on the run with the lowest NLL."""
+    for run in runs:
+        changes = [
+            f"{MEASURES[key][:-2]} {run.last[key]:.4f} instead of {run.last[at_mean]:.4f}"
+            for key in ("test/cls/Acc", "test/cls/NLL", "test/cal/ECE", "test/reg/RMSE", "test/reg/NLL")
+            if {key, at_mean := key.replace("test/", "test_mean/")} <= run.last.keys()
+        ]
+        if changes:
+            information = run.last.get("test/cls/MI", math.inf)
+            remark = " The samples hardly differ from each other." if information < _SMALL_MUTUAL_INFORMATION else ""
+            yield f"{run.name}: averaging over the posterior gives {', '.join(changes)} at its mean.{remark}"
+    for key in ("test/cls/NLL", "test/reg/NLL"):
+        ranked = sorted((run.last[key], run.name, standard_error(run, key)) for run in runs if key in run.last)
+        if len(ranked) > 1:
+            (best, name, error), (second, other, other_error) = ranked[:2]
+            relation = _in_errors(second - best, error, other_error)
+            yield f"The lowest NLL is {name}'s, {second - best:.4f} below {other}'s{relation}."
+
+
+def _in_errors(difference: float, *errors: float | None) -> str:
+    known = [error for error in errors if error is not None]
+    if len(known) < len(errors):
+        return ""
+    joint = math.sqrt(sum(error**2 for error in known))
+    relation = "more" if difference > 2 * joint else "less"
+    return f"; that is {relation} than two standard errors of independent tests ({2 * joint:.4f})"
 
 
 def shared_settings(runs: Sequence[Run]) -> str:
@@ -165,6 +163,24 @@ def _shared_settings(runs: Sequence[Run]) -> dict[str, str]:
         return {}
     first, *others = [settings_of(run.config) for run in runs]
     return {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
+
+
+def _distinct_settings(runs: Sequence[Run]) -> list[str]:
+    """The settings that are not shared; runs that look alike are told apart by other values of their configs."""
+    shared = _shared_settings(runs)
+    texts = [
+        [f"{name} {value}" for name, value in settings_of(run.config).items() if name not in shared] for run in runs
+    ]
+    appearances = [(method_of(run.config), tuple(text)) for run, text in zip(runs, texts, strict=True)]
+    looks = Counter(appearances)
+    differences = [
+        (key, values) for key, values in config_differences(runs) if not key.startswith(("trainer.logger", "seed"))
+    ]
+    for index, (run, text) in enumerate(zip(runs, texts, strict=True)):
+        if looks[appearances[index]] > 1:
+            own = [f"{_short(key)} {values[index]}" for key, values in differences if key in run.config]
+            text += own[:_MAX_DIFFERENCES]
+    return [", ".join(text) for text in texts]
 
 
 def _link(run: Run, page: Path) -> str | None:

@@ -1,13 +1,39 @@
-"""The tables of a report: one row per metric, one column per evaluation of a run."""
+"""The tables of a report: one row per metric, one column per evaluation of a run; headings and format of the values."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress
 from typing import Final, NamedTuple
 
-from lightning_bayes.report.measures import HEADINGS, OOD_HEADINGS, shown, unique_best
 from lightning_bayes.report.runs import Run
+
+# Metric key without its stage → heading. The arrow points in the better direction.
+HEADINGS: Final = {
+    "n": "test examples",
+    "cls/Acc": "accuracy ↑",
+    "cls/NLL": "NLL ↓",
+    "cls/NLL_SE": "NLL, standard error",
+    "cls/Brier": "Brier ↓",
+    "cls/MI": "mutual information",
+    "cal/ECE": "ECE ↓",
+    "cal/aECE": "adaptive ECE ↓",
+    "cal/cECE": "class-wise ECE ↓",
+    "cal/MCE": "MCE ↓",
+    "sc/AURC": "AURC ↓",
+    "sc/Cov_5Risk": "coverage at 5 % risk ↑",
+    "sc/Risk_80Cov": "risk at 80 % coverage ↓",
+    "reject/threshold": "rejection threshold",
+    "reject/coverage": "coverage after rejection ↑",
+    "reject/error": "error after rejection ↓",
+    "mis/AUROC": "error AUROC ↑",
+    "mis/AUPR": "error AUPR ↑",
+    "mis/FPR95": "error FPR95 ↓",
+    "reg/RMSE": "RMSE ↓",
+    "reg/NLL": "NLL per point ↓",
+}
+OOD_HEADINGS: Final = {"AUROC": "AUROC ↑", "AUPR": "AUPR ↑", "FPR95": "FPR95 ↓"}
 
 # What follows the stage in a metric key → name of the evaluation.
 EVALUATIONS: Final = {"": "posterior", "_mean": "mean", "/post": "temperature-scaled"}
@@ -28,6 +54,23 @@ class Table(NamedTuple):
         used = [any(cells[i][0] for _, cells in self.rows) for i in range(len(self.columns))]
         rows = [(heading, list(compress(cells, used))) for heading, cells in self.rows]
         return Table(self.title, list(compress(self.columns, used)), rows)
+
+
+def shown(value: float | None) -> str:
+    """Format a value with four decimals, a whole number above one without; a missing value or NaN is a dash."""
+    if value is None or math.isnan(value):
+        return "–"
+    return f"{value:.0f}" if value > 1 and value == round(value) else f"{value:.4f}"
+
+
+def unique_best(values: Sequence[float | None], heading: str) -> int | None:
+    """The index of the best of several values, in the direction of the heading's arrow; None without one, or if tied."""
+    displayed = {index: float(shown(value)) for index, value in enumerate(values) if shown(value) != "–"}
+    if len(displayed) < 2 or heading[-1] not in "↑↓":
+        return None
+    best = max(displayed.values()) if heading.endswith("↑") else min(displayed.values())
+    winners = [index for index, value in displayed.items() if value == best]
+    return winners[0] if len(winners) == 1 else None
 
 
 def metric_tables(runs: Sequence[Run]) -> list[Table]:
@@ -75,16 +118,7 @@ def _logged(stage: str, runs: Sequence[Run]) -> list[str]:
 
 
 def logged_table(title: str, headings: Mapping[str, str], runs: Sequence[Run]) -> Table:
-    """The table of the metrics that at least one run has logged.
-
-    Args:
-        title: The title.
-        headings: Headings by metric key.
-        runs: The runs.
-
-    Returns:
-        The table, with a column for every run and every evaluation.
-    """
+    """The table of the metrics that at least one run has logged, with a column for every run and every evaluation."""
     columns = [(run, suffix) for run in runs for suffix in EVALUATIONS]
     rows = []
     for key, heading in headings.items():

@@ -44,7 +44,7 @@ def test_noise_whose_temperature_underflows_is_summarised(caplog):
 
 
 def test_a_regression_names_the_callback_whose_band_widens_away_from_the_data(caplog):
-    """docs/regression.md has the widths of both posteriors in a gap of the data."""
+    """docs/defaults.md has the widths of both posteriors in a gap of the data."""
     start, _ = lines(VOGNCallback(link="identity"), caplog)
     assert start.endswith("to get one that does, replace this callback by LaplaceCallback('full', 'all').")
     caplog.clear()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 import yaml
 from matplotlib.figure import Figure
 
-from lightning_bayes.report import write_report
+from lightning_bayes.report import main, write_report
 
 VOID = {"meta", "img", "br", "wbr"}
 
@@ -93,9 +94,9 @@ def write_run(folder, *rows, config=None):
     return folder
 
 
-def png(path):
+def png(path, side=1):
     path.parent.mkdir(parents=True, exist_ok=True)
-    Figure(figsize=(1, 1)).savefig(path)
+    Figure(figsize=(side, side)).savefig(path)
     return path.read_bytes()
 
 
@@ -153,8 +154,8 @@ def test_every_run_is_one_row_with_both_evaluations(page):
         *("run", "method", "settings", "accuracy ↑", "NLL ↓", "ECE ↓", "OOD AUROC ↑")
     ]
     assert [[cell.strip() for cell in row] for row in rows] == [
-        ["adam config", "–", "–", "–", "–", "–", "–"],
-        ["vogn config", "–", "–", "0.9000 / 0.8000", "0.3000", "0.0050", "0.7000"],
+        ["adam config", "–", "lr 0.1", "–", "–", "–", "–"],
+        ["vogn config", "–", "lr 0.2, <b> &", "0.9000 / 0.8000", "0.3000", "0.0050", "0.7000"],
         ["other config", "–", "epochs 9", "0.9500", "0.4000", "–", "–"],
     ]
 
@@ -180,18 +181,57 @@ def test_ties_have_no_best(tmp_path):
     assert Page(write_report(folders, tmp_path / "report.html").read_text("utf-8")).best == []
 
 
-def test_a_test_joins_its_fit(tmp_path):
-    config = {"trainer": {"callbacks": [{"class_path": "lightning_bayes.IVONCallback"}], "max_epochs": 4}}
-    fit = write_run(tmp_path / "runs" / "version_0", FIT, config=config)
-    test = {"ckpt_path": "runs/version_0/checkpoints/last.ckpt", **config}
-    folders = [fit, write_run(tmp_path / "runs" / "version_1", {"epoch": 4, "test/cls/Acc": 0.75}, config=test)]
-    joined = Page(write_report(folders, tmp_path / "report.html").read_text("utf-8"))
-    assert [[cell.strip() for cell in row] for row in joined.tables[0][1:]] == [
-        ["version_0 config", "IVON", "epochs 4", "0.7500"]
+FITTED = {
+    "trainer": {"callbacks": [{"class_path": "lightning_bayes.IVONCallback"}], "max_epochs": 4},
+    "data": {"class_path": "Pictures", "init_args": {"image_size": 96, "root": "a"}},
+}
+
+
+def write_test(folder, accuracy, **data):
+    """A test of version_0, with other arguments of the data module."""
+    changed = {**FITTED["data"], "init_args": {**FITTED["data"]["init_args"], **data}}
+    config = {"ckpt_path": "runs/version_0/checkpoints/last.ckpt", **FITTED, "data": changed}
+    return write_run(folder, {"epoch": 4, "test/cls/Acc": accuracy, "test/n": 100}, config=config)
+
+
+def test_tests_stand_under_their_fit_and_the_last_one_with_its_settings_counts(tmp_path):
+    fit = write_run(tmp_path / "runs" / "version_0", FIT, config=FITTED)
+    tests = [
+        write_test(tmp_path / "runs" / "version_1", 0.99, image_size=224),
+        write_test(tmp_path / "runs" / "version_2", 0.7),
+        write_test(tmp_path / "runs" / "version_3", 0.75, root="b"),  # where the images lie does not matter
+        write_test(tmp_path / "runs" / "version_4", 0.98, image_size=64),
     ]
-    again = write_run(tmp_path / "runs" / "version_2", {"epoch": 4, "test/cls/Acc": 0.7}, config=test)
-    both = Page(write_report([*folders, again], tmp_path / "both.html").read_text("utf-8"))
-    assert len(both.tables[0]) == 3  # a second test of the same checkpoint hides nothing
+    other = write_run(tmp_path / "other", {"epoch": 0, "test/cls/Acc": 0.8, "test/n": 100})
+    page = Page(write_report([fit, *tests, other], tmp_path / "report.html").read_text("utf-8"))
+    rows = [[cell.strip() for cell in row] for row in page.tables[0][1:]]
+    assert [row[0].removesuffix(" config") for row in rows] == [
+        *("runs/version_0", "runs/version_1", "runs/version_2", "runs/version_4", "other")
+    ]
+    assert [row[3].split("±")[0].strip() for row in rows] == ["0.7500", "0.9900", "0.7000", "0.9800", "0.8000"]
+    assert rows[1][2] == "test of last.ckpt, data.image_size is 224 instead of 96; not compared"
+    assert rows[2][2] == "test of last.ckpt, repeated; not compared"
+    assert page.best == ["0.8000", "0.8000"]  # in the summary and in the table: other settings win nothing
+    assert float(rows[0][3].split("±")[1]) == pytest.approx((0.75 * 0.25 / 100) ** 0.5, abs=1e-4)
+
+
+def test_the_verdict_compares_samples_with_the_mean_and_runs_in_standard_errors(tmp_path):
+    values = {"epoch": 0, "test/cls/NLL": 0.5, "test_mean/cls/NLL": 0.6, "test/cls/MI": 1e-4, "test/cls/NLL_SE": 0.03}
+    runs = [write_run(tmp_path / "a", values), write_run(tmp_path / "b", {**values, "test/cls/NLL": 0.52})]
+    text = write_report(runs, tmp_path / "report.html").read_text("utf-8")
+    assert "a: averaging over the posterior gives NLL 0.5000 instead of 0.6000 at its mean. The samples hardly" in text
+    assert "below b&#39;s; that is less than two standard errors of independent tests (0.0849)." in text
+
+
+def test_a_report_replaces_no_other_unless_told(tmp_path, monkeypatch):
+    run = write_run(tmp_path / "a", {"epoch": 0, "test/cls/Acc": 0.5})
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        main([str(run)])
+    assert sorted(path.name for path in tmp_path.glob("*.html")) == ["report-1.html", "report.html"]
+    Path("report.html").write_text("")
+    main([str(run), "--output=report.html"])
+    assert Path("report.html").read_text("utf-8")
 
 
 def test_the_last_validation_has_a_table_of_its_own(page):
@@ -240,10 +280,12 @@ def test_only_settings_that_differ_are_listed_and_text_is_escaped(page):
 
 def test_figures_of_runs_are_inside(tmp_path):
     runs = make_runs(tmp_path)
-    first, second = png(runs[0] / "figures" / "ood_scores.png"), png(runs[1] / "figures" / "ood_scores.png")
+    first, second = (png(run / "figures" / "ood_scores.png", side) for run, side in zip(runs, (1, 2), strict=False))
+    png(runs[2] / "figures" / "ood_scores.png", 2)  # the same picture as the second run's
     text = write_report(runs, tmp_path / "report.html").read_text("utf-8")
     for content in (first, second):
-        assert base64.b64encode(content).decode() in text
+        assert text.count(base64.b64encode(content).decode()) == 1
+    assert "ood_scores of vogn, other" in text
     width = int.from_bytes(first[16:20], "big")  # of the PNG's header
     assert f'ood_scores of {runs[0].name}" width="{width // 2}"' in text
     assert "OOD scores" in Page(text).headings

@@ -66,7 +66,7 @@ def test_learns_the_digits_and_logs_exactly_the_stated_keys(quiet_trainer):
     scores = ["", *(f"{score}/" for score in POINT_SCORES)]
     names = ["", *(f"{name}/{score}" for name in ("patches", "shuffled") for score in scores)]
     ood = {f"ood/{name}{key}" for name in names for key in DETECTION}
-    assert set(results) == {*(f"test/{key}" for key in METRICS), *ood}
+    assert set(results) == {*(f"test/{key}" for key in (*METRICS, "n", "cls/NLL_SE")), *ood}
     assert results["test/cls/Acc"] > 0.9
 
 
@@ -79,6 +79,9 @@ def test_scores_equal_scikit_learn_on_the_predicted_logits(quiet_trainer):
     targets = data.test_set.tensors[1].numpy()
     assert results["test/cls/Acc"] == pytest.approx(accuracy_score(targets, probs[0].argmax(-1)))
     assert results["test/cls/NLL"] == pytest.approx(log_loss(targets, probs[0], labels=range(10)), rel=1e-5)
+    losses = -np.log(probs[0][range(400), targets])
+    assert results["test/n"] == 400
+    assert results["test/cls/NLL_SE"] == pytest.approx(losses.std() / 20, rel=1e-3)
     inside, patches, shuffled = (-(p * np.log(p)).sum(-1) for p in probs)
     outside = {"": np.concatenate([patches, shuffled]), "patches/": patches, "shuffled/": shuffled}
     for name, scores in outside.items():
@@ -227,7 +230,9 @@ def test_a_temperature_adds_the_metrics_of_the_scaled_prediction(task, toy, quie
     assert results["test/post/cls/NLL"] == pytest.approx(log_loss(toy[1], (2 * logits).softmax(-1)), rel=1e-5)
     assert results["test/post/cls/Acc"] == results["test/cls/Acc"]
     assert results["test/post/temperature"] == 0.5
-    assert {key.removeprefix("test/post/") for key in results if "post" in key} == {*METRICS, "temperature"}
+    assert {key.removeprefix("test/post/") for key in results if "post" in key} == {
+        *(*METRICS, "n", "cls/NLL_SE", "temperature")
+    }
 
 
 def test_steps_return_logits_and_targets_for_callbacks(task, toy, quiet_trainer):

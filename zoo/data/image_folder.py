@@ -3,29 +3,34 @@
     root/train/CLASS/*.jpg   root/val/CLASS/*.jpg   root/test/CLASS/*.jpg        one folder per split
     root/CLASS/*.jpg                                                             split automatically
 
-In the first layout, `val` is the validation set only if there is also a `test` folder. Otherwise, as with ImageNet, `val` is
-the test set, and the validation set is split from the training images.
+Splits have their usual names in any case (`SPLITS`); a folder with only one folder inside is entered. Without a folder for
+the test, as with ImageNet, the validation images are the test set, and validation images are split from the training images.
 """
 
 from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, TypeAlias, final
+from typing import ClassVar, Final, TypeAlias, final
 
 from lightning_utilities.core.rank_zero import rank_zero_info
 from torchvision import transforms
-from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_dataset
+from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
 from typing_extensions import Unpack
 
 from lightning_bayes.errors import DataError, DatasetError
 from lightning_bayes.zoo.data.base import ImageDataModule, ShiftedSets
-from lightning_bayes.zoo.data.images import ImageSet, PixelMap
+from lightning_bayes.zoo.data.images import ImageSet, PixelMap, require_whole
 from lightning_bayes.zoo.data.splits import few_shots, stratified_split
 from lightning_bayes.zoo.registry import register_data
 from lightning_bayes.zoo.transforms import IMAGENET_MEAN, IMAGENET_STD, ImageTransform, with_channels
 
-_TRAIN, _VAL, _TEST = "train", "val", "test"
+SPLITS: Final = {
+    "train": ("train", "training"),
+    "val": ("val", "valid", "validation", "dev", "eval"),
+    "test": ("test", "testing"),
+}
+_SPLIT_OF: Final = {name: split for split, names in SPLITS.items() for name in names}
 _Samples: TypeAlias = list[tuple[str, int]]  # (path, class)
 
 
@@ -54,8 +59,9 @@ class ImageFolderDataModule(ImageDataModule):
         **shifts: See `ShiftedSets`.
 
     Raises:
-        DatasetError: In ``setup``, if there are no class folders, or a class folder is empty.
-        DataError: In ``setup``, if the classes of the splits or the model differ; during loading, if a file is damaged.
+        DatasetError: In ``setup``, if there are no class folders, a class folder is empty, or folders of splits are missing.
+        DataError: In ``setup``, if the classes of the splits or the model differ, or files are truncated or no images; all
+            such files are listed.
         HyperparameterError: If the sizes leave no training images of a class.
 
     Example:
@@ -111,6 +117,7 @@ class ImageFolderDataModule(ImageDataModule):
         class_names, train = _read_folder(train_folder)
         train, test = _split(train, self.test_size, test_folder, class_names)
         train, val = _split(train, self.val_size, val_folder, class_names)
+        require_whole([path for path, _ in (*train, *val, *test)])
         if self.shots is not None:
             targets = [target for _, target in train]
             order, _ = stratified_split(targets, 0)
@@ -128,28 +135,42 @@ class ImageFolderDataModule(ImageDataModule):
         return ImageSet(paths, targets, augmentation or self.transform.crop, self.transform.normalize)
 
 
+def _visible_folders(folder: Path) -> list[Path]:
+    """The folders inside, without hidden ones and the one that macOS adds to archives."""
+    inside = sorted(folder.iterdir()) if folder.is_dir() else []
+    return [path for path in inside if path.is_dir() and not path.name.startswith((".", "__MACOSX"))]
+
+
 def _layout(root: Path) -> tuple[Path, Path | None, Path | None]:
     """The folders of the training, validation and test images; None for a set that is split from the training images."""
-    train, val, test = root / _TRAIN, root / _VAL, root / _TEST
-    if not train.is_dir():
-        return root, None, None
-    if not test.is_dir():
-        return train, None, val
-    return train, val if val.is_dir() else None, test
+    folders = _visible_folders(root)
+    named = [path for path in folders if path.name.lower() in _SPLIT_OF]
+    splits = [path for path in named if _visible_folders(path)]
+    by_split = {_SPLIT_OF[path.name.lower()]: path for path in splits}
+    if not splits and all(_SPLIT_OF[path.name.lower()] == "train" for path in named):  # "train" can be a class
+        is_wrapper = len(folders) == 1 and bool(_visible_folders(folders[0]))
+        return _layout(folders[0]) if is_wrapper else (root, None, None)
+    if "train" not in by_split or len(by_split) < len(named):
+        raise DatasetError(
+            f"The folders in {root.absolute()} are {', '.join(path.name for path in folders)}. Splits need one folder "
+            f"called {' or '.join(SPLITS['train'])}, at most one for validation ({', '.join(SPLITS['val'])}) and one for "
+            f"the test ({', '.join(SPLITS['test'])}), each with one folder of images per class. Rename or move the others; "
+            "unlabelled images are predicted with predict_dir."
+        )
+    train, val, test = by_split["train"], by_split.get("val"), by_split.get("test")
+    return (train, None, val) if test is None else (train, val, test)
 
 
 def _read_folder(folder: Path) -> tuple[tuple[str, ...], _Samples]:
     """The names of the class folders, and the path and class of each image."""
+    names = [path.name for path in _visible_folders(folder)]
     try:
-        names, index = find_classes(folder)
-        samples: _Samples = make_dataset(folder, index, IMG_EXTENSIONS)
-    except FileNotFoundError as error:
+        samples: _Samples = make_dataset(folder, {name: index for index, name in enumerate(names)}, IMG_EXTENSIONS)
+    except (FileNotFoundError, ValueError) as error:  # a class without images, or no classes
         raise DatasetError(
             f"{folder.absolute()} does not contain one folder of images per class ({error}). Put the images into "
-            f"ROOT/CLASS, or into ROOT/{_TRAIN}/CLASS and ROOT/{_VAL}/CLASS, and remove empty folders."
+            "ROOT/CLASS, or into ROOT/train/CLASS and ROOT/val/CLASS, and remove empty folders."
         ) from error
-    if {_VAL, _TEST} & set(names):
-        raise DatasetError(f"{folder.absolute()} has a folder {_VAL} or {_TEST}, but no folder {_TRAIN}.")
     return tuple(names), samples
 
 
@@ -166,7 +187,7 @@ def _split(
     unknown = [name for name in names if name not in class_names]
     if missing or unknown:
         raise DataError(
-            f"{folder.absolute()} must have the same class folders as {_TRAIN}; "
+            f"{folder.absolute()} must have the same class folders as the training images; "
             f"missing: {', '.join(missing) or 'none'}; unknown: {', '.join(unknown) or 'none'}."
         )
     return train, samples

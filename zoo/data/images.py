@@ -22,6 +22,10 @@ PixelMap = Callable[[Tensor], Tensor]  # of uint8 images, [..., channels, height
 _UNREADABLE: Final = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 
 
+_MARKS: Final = ((b"\xff\xd8", b"\xff\xd9"), (b"\x89PNG\r\n\x1a\n", b"IEND"))  # first and last bytes of JPEG and PNG
+_MAX_LISTED: Final = 20  # damaged files
+
+
 @final
 class ImageSet(Dataset[tuple[Tensor, Tensor]]):
     """Images in memory or in files, transformed into model inputs on access.
@@ -84,6 +88,32 @@ def read_image(path: str | Path) -> Tensor:
         raise DataError(
             f"{path} cannot be read as an image ({type(error).__name__}: {error}). Replace the file, or remove it."
         ) from error
+
+
+def require_whole(paths: Sequence[str | Path]) -> None:
+    """Raise DataError that lists every file which is truncated or no image. Only files without an end mark are decoded."""
+    damaged = []
+    for path in map(Path, paths):
+        try:
+            if not _has_end_mark(path):
+                read_image(path)
+        except DataError as error:
+            damaged.append(str(error.__cause__ and f"{path} ({error.__cause__})"))
+    if damaged:
+        listed = "\n  ".join(damaged[:_MAX_LISTED])
+        more = f"\n  and {len(damaged) - _MAX_LISTED} more" if len(damaged) > _MAX_LISTED else ""
+        raise DataError(
+            f"{len(damaged)} of {len(paths)} files cannot be read as images. Replace or remove them:\n  {listed}{more}"
+        )
+
+
+def _has_end_mark(path: Path) -> bool:
+    """Whether a file begins and ends as a JPEG or PNG does, which takes microseconds to see."""
+    with path.open("rb") as file:
+        head = file.read(8)
+        file.seek(max(path.stat().st_size - 1024, 0))
+        tail = file.read()
+    return any(head.startswith(start) and end in tail for start, end in _MARKS)
 
 
 def unlabelled_images(folder: str | Path, transform: ImageTransform) -> ImageSet:

@@ -41,7 +41,8 @@ class BayesClassifier(SupervisedTask):
     data module's ``ood_names``, or else ``set1``, ``set2``, …; their targets are ignored. ``ood/{AUROC,AUPR,FPR95}``
     compares the test set with the union of these sets by entropy. With several sets, ``ood/{set}/...`` compares the test set
     with each of them. ``ood/{set}/{score}/...`` uses the scores ``entropy``, ``max_probability``, ``energy``, ``max_logit``
-    and, with several samples, ``mutual_information``.
+    and, with several samples, ``mutual_information``. ``test/n`` is the number of test examples, ``test/cls/NLL_SE`` the
+    standard error of their NLL, and ``test/cls/MI`` their mean mutual information.
 
     Shifted copies of the test set come last, with the kinds and severities in the data module's ``shift_names``, such as
     ``("fog", 3)``. Their keys are ``shift/{kind}/{severity}/...``, see `lightning_bayes.metrics.ShiftMetrics`.

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from torchmetrics import MetricCollection
+from torchmetrics import Metric, MetricCollection
 
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.metrics import OODDetection, ShiftMetrics
-from lightning_bayes.predictive import OOD_SCORES, combine
+from lightning_bayes.predictive import OOD_SCORES, combine, mutual_information
 
 
 class EvaluationSets(NamedTuple):
@@ -62,6 +63,39 @@ def named_sets(datamodule: Any, num_loaders: int) -> EvaluationSets:
 
 
 @final
+class ExampleStatistics(Metric):
+    """The number of test examples, the standard error of their mean NLL, and their mean mutual information in nats.
+
+    Args:
+        prefix: Prefix of the keys ``n``, ``cls/NLL_SE`` and, with several samples, ``cls/MI``.
+    """
+
+    full_state_update = False
+    sums: Tensor  # of 1, of NLL, of its square, and of mutual information, over examples
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__()
+        self.prefix, self.has_samples = prefix, False
+        self.add_state("sums", torch.zeros(4), dist_reduce_fx="sum")
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        """Add a batch of logits ``[samples, batch, classes]`` and class indices ``[batch]``."""
+        self.has_samples = self.has_samples or len(outputs) > 1
+        nll = F.nll_loss(combine(outputs, "softmax"), targets, reduction="none")
+        information = mutual_information(outputs.softmax(-1))
+        self.sums += torch.stack([torch.ones_like(nll), nll, nll.square(), information]).sum(1)
+
+    def compute(self) -> dict[str, Tensor]:
+        """The values by key."""
+        count, nll, square, information = self.sums
+        variance = (square / count - (nll / count).square()).clamp(min=0)
+        values = {"n": count, "cls/NLL_SE": (variance / count).sqrt()}
+        if self.has_samples:
+            values["cls/MI"] = information / count
+        return {f"{self.prefix}{key}": value for key, value in values.items()}
+
+
+@final
 class ClassifierEvaluation:
     """Metrics of one predictor over all test loaders.
 
@@ -87,6 +121,7 @@ class ClassifierEvaluation:
         self.scores, self.temperature = tuple(scores), temperature
         self.detection = OODDetection(sets.ood, scores, f"ood{suffix}/").to(device) if sets.ood else None
         self.shift = ShiftMetrics(sets.shifts, f"shift{suffix}/").to(device) if sets.shifts else None
+        self.examples = ExampleStatistics(metrics.prefix or "").to(device)
 
     def update(self, outputs: Tensor, targets: Tensor, dataloader_idx: int) -> None:
         """Add a batch of logits ``[samples, batch, classes]`` and class indices ``[batch]``."""
@@ -96,12 +131,13 @@ class ClassifierEvaluation:
             self.detection.update({name: OOD_SCORES[name](outputs) for name in self.scores}, dataloader_idx)
         if dataloader_idx == 0:
             self.metrics.update(combine(outputs, "softmax").exp(), targets)
+            self.examples.update(outputs, targets)
         elif self.shift is not None and dataloader_idx >= first_shift:
             self.shift.update(combine(outputs, "softmax").exp(), targets, dataloader_idx - first_shift)
 
     def compute(self) -> dict[str, Tensor]:
         """All metric values over all batches, on all processes."""
-        values: dict[str, Tensor] = self.metrics.compute()
+        values: dict[str, Tensor] = {**self.metrics.compute(), **self.examples.compute()}
         for metric in (self.detection, self.shift):
             if metric is not None:
                 values = values | metric.compute()
