@@ -93,8 +93,8 @@ type: $(STAMP_TEST)  ## run mypy in strict mode
 	@echo "make: mypy"
 	@$(RUN) mypy
 
-bench: $(STAMP_BENCH)  ## compare the time of a training step with Adam and other packages
-	@$(RUN) benchmarks.speed.step
+bench: $(STAMP_BENCH)  ## compare the time of an update in a fit with the same optimizer without a callback
+	@$(RUN) benchmarks.speed
 
 docs: $(STAMP_DOCS)  ## build the documentation site in build/site; broken links are errors
 	@NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --strict

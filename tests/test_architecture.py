@@ -17,9 +17,10 @@ import torch
 import torch.nn.functional as F
 from optimizer_family import OPTIMIZERS, classifier, construct
 
-from benchmarks.house.class_probe import own_classes
-from benchmarks.house.constructors import constructors
+from benchmarks.house.probe import own_classes
+from benchmarks.house.sources import constructors, import_circles
 from benchmarks.house.sources import source_files as house_files
+from benchmarks.house.trees import run_probe
 from lightning_bayes.errors import BayesError
 from lightning_bayes.optim.hyperparameters import Hyperparameters
 
@@ -69,6 +70,23 @@ LIGHTNING = {"lightning", "pytorch_lightning", "lightning_fabric"}
 MAY_IMPORT_LIGHTNING = {"strategies", "callbacks", "zoo", "cli", "cli_parser", "demo", "__main__"}
 SUBCLASSED = {  # concrete classes that others inherit from
     "Hyperparameters": "a documented hook: algorithms extend the record by their own fields",
+}
+LONG = 300  # lines of a file
+LONG_FILES = {  # today's exceptions: an entry goes with its file's length, and none is added
+    "lightning_bayes/curvature/loss_reading.py",
+    "lightning_bayes/optim/runtime/base.py",
+    "lightning_bayes/optim/variational.py",
+}
+CIRCLES = {  # today's exceptions, modules of the package: an entry goes with its circle, and none is added
+    ("curvature.capture", "curvature.example_probe", "curvature.layout_search", "curvature.model_call"),
+    ("curvature.example_loop", "curvature.fused"),
+    ("curvature.factors", "curvature.factors.layer_records", "curvature.kronecker"),
+    ("curvature.layer_calls", "curvature.measured_output", "curvature.wrapping"),
+    ("optim.diagonal.cohort_update", "optim.diagonal.family", "optim.variational"),
+}
+BATCH = {  # files and functions that a VOGN batch passes: lowered with the code, never raised
+    "measured": (52, 258),  # the goal is 15 and 70
+    "unmeasured": (25, 99),  # the goal is 10 and 40
 }
 VAGUE_NAMES = {"utils.py", "util.py", "helpers.py", "helper.py", "common.py", "misc.py"}
 
@@ -184,7 +202,24 @@ def test_file_names_say_what_is_inside():
 def test_files_are_small():
     lengths = {path: len(path.read_text("utf-8").splitlines()) for path in source_files()}
     assert statistics.median(lengths.values()) < 200
-    assert not {str(path.relative_to(ROOT)): length for path, length in lengths.items() if length > 400}
+    found = {path.relative_to(ROOT).as_posix() for path, length in lengths.items() if length > LONG}
+    assert not found - LONG_FILES, f"split the files over {LONG} lines"
+    assert not LONG_FILES - found, "these files are short now: remove them from LONG_FILES"
+
+
+def test_files_do_not_import_each_other_in_circles():
+    """Typing imports and imports inside functions count as well."""
+    circles = import_circles(house_files(ROOT))
+    found = {tuple(sorted(name.removeprefix(f"{PACKAGE}.") for name in circle)) for circle in circles}
+    assert not found - CIRCLES, "move what both sides need into a third file"
+    assert not CIRCLES - found, "these circles are gone or have changed: remove them from CIRCLES"
+
+
+def test_a_batch_passes_few_files_and_functions():
+    for name, calls in run_probe("house/probe", ROOT)["batches"].items():
+        files, functions = len({file for file, _ in calls}), len(calls)
+        assert files <= BATCH[name][0], f"a batch, {name}, passes {files} files"
+        assert functions <= BATCH[name][1], f"a batch, {name}, passes {functions} functions"
 
 
 def test_functions_are_small():

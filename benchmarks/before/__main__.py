@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.before import speed, trajectories
+from benchmarks.house.trees import ROOT, short_name, worktree
 from benchmarks.provenance import provenance
-from benchmarks.trees import ROOT, short_name, worktree
 
 
 def main(arguments: list[str] | None = None) -> None:

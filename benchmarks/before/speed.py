@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.trees import environment, probe_command
+from benchmarks.house.trees import environment, probe_command
 
 METHODS = ("VOGN", "NoisyKFAC")
 BLOCKS = {"lenet5": 20, "resnet18": 10}  # steps; multiples of 10, the interval of measurements of Noisy K-FAC

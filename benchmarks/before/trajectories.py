@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from benchmarks.trees import run_probe
+from benchmarks.house.trees import run_probe
 
 TOLERANCE = 1e-6
 Recorded: TypeAlias = dict[str, "Tensor | str"]

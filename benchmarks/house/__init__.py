@@ -1,1 +1,1 @@
-"""Metrics of the source code: sizes, constructors, inheritance, private symbols and the call path of one batch."""
+"""The size and shape of the source code, compared with its budgets and with an old commit."""

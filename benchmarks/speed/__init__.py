@@ -1,1 +1,1 @@
-"""Time and memory of a full training step, compared with torch's Adam in the same process."""
+"""The time of an update in a Trainer's fit, compared with the same optimizer without a callback."""

@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.before import speed, trajectories
 from benchmarks.before.trajectory_probe import BASES, OPTIMIZERS, attempt, cases, steps_of
-from benchmarks.trees import ROOT
+from benchmarks.house.trees import ROOT
 
 
 def test_every_optimizer_of_the_documentation_has_trajectories():

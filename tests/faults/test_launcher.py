@@ -18,7 +18,7 @@ SCRIPT = """
 import os, sys
 from pathlib import Path
 import injected_faults
-from benchmarks.durable_run import Setting, run
+from durable_run import Setting, run
 
 def fault(trainer, passes):
     if passes == injected_faults.PASSES_BEFORE:
@@ -33,7 +33,7 @@ TERMINATED = """
 import os, sys
 from pathlib import Path
 import injected_faults
-from benchmarks.durable_run import Setting, run
+from durable_run import Setting, run
 
 fault = getattr(injected_faults, sys.argv[2])
 run(Setting(Path(sys.argv[1]), ranks=2, fault=fault), int(os.environ.get("LOCAL_RANK", 0)))

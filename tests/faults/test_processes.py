@@ -10,10 +10,10 @@ from dataclasses import replace
 import injected_faults as faults
 import pytest
 import torch
+from durable_run import Setting, results, start
+from processes import IMPORTED, finish
 from tiny_training import assert_same_bits
 
-from benchmarks.durable_run import Setting, results, start
-from benchmarks.processes import IMPORTED, finish
 from lightning_bayes import load_posterior
 
 pytestmark = pytest.mark.ddp

@@ -1,4 +1,4 @@
-"""A small training run that can be killed at any moment and resumed, for `benchmarks.kills` and the tests of faults.
+"""A small training run that can be killed at any moment and resumed, for the tests of faults.
 
 Its data loader stores its position, so that a resumed epoch continues with the next batch. Two checkpoints are overwritten
 repeatedly: ``within.ckpt`` every few updates and ``epoch.ckpt`` after each epoch.
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import processes
 import torch
 import torch.nn.functional as F
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 
-from benchmarks import processes
 from lightning_bayes import BayesDDPStrategy, VOGNCallback
 
 EXAMPLES, BATCH, FEATURES, CLASSES = 48, 8, 4, 3
@@ -159,12 +159,12 @@ def learned(net: LightningModule, callback: VOGNCallback, trainer: Trainer) -> d
 
 
 def run_on_rank(rank: int, setting: Setting) -> dict[str, Tensor]:
-    """As `run`, for `benchmarks.processes`."""
+    """As `run`, for `processes`."""
     return run(setting, rank)
 
 
 def start(setting: Setting) -> list[Any]:
-    """Start the processes of a run; see `benchmarks.processes.start`."""
+    """Start the processes of a run; see `processes.start`."""
     return processes.start(run_on_rank, setting.ranks, setting.folder, setting)
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @contextmanager
@@ -35,29 +35,17 @@ def short_name(revision: str) -> str:
 
 
 def environment(root: Path | str) -> dict[str, str]:
-    """The environment variables of a child process that imports the package and the benchmarks of a tree."""
+    """The environment variables of a child process that imports the package of a tree."""
     return {**os.environ, "PYTHONPATH": str(root), "PYTHONWARNINGS": "ignore"}
 
 
 def probe_command(probe: str, *arguments: str) -> list[str]:
-    """The command that runs the text of a probe, so that it imports the package of its working directory."""
+    """The command that runs the text of ``benchmarks/<probe>.py`` on the package of its working directory."""
     return [sys.executable, "-c", (ROOT / "benchmarks" / f"{probe}.py").read_text("utf-8"), *arguments]
 
 
 def run_probe(probe: str, root: Path | str, *arguments: str) -> Any:
-    """Run a probe inside a tree.
-
-    Args:
-        probe: The probe's path below ``benchmarks/`` without ``.py``.
-        root: The root of the tree whose package the probe imports.
-        *arguments: Arguments of the probe.
-
-    Returns:
-        The last line of the probe's output, parsed as JSON.
-
-    Raises:
-        SystemExit: If the probe fails.
-    """
+    """Run a probe inside a tree and parse the last line of its output as JSON; exit if it fails."""
     command = probe_command(probe, *arguments)
     done = subprocess.run(command, cwd=root, env=environment(root), capture_output=True, text=True, check=False)
     if done.returncode:
