@@ -59,15 +59,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Setting:
-    """Settings shared by all runs.
-
-    Attributes:
-        pool: Number of images that can be labelled.
-        tested: Number of test images.
-        size: Number of initial labels, and of new labels per round.
-        rounds: Number of fits.
-        epochs: Epochs per fit.
-    """
+    """Settings shared by all runs."""
 
     pool: int = 2000
     tested: int = 2000
@@ -102,17 +94,7 @@ def fit(pool: PoolDataModule, seed: int, epochs: int) -> tuple[BayesClassifier, 
 
 @torch.no_grad()
 def run(method: str, seed: int, data: tuple[TensorDataset, TensorDataset], setting: Setting) -> Row:
-    """Run all rounds of one method.
-
-    Args:
-        method: Key of `METHODS`.
-        seed: Seed of the initial labels, the weights, the batch order and the noise.
-        data: Pool and test images.
-        setting: Settings.
-
-    Returns:
-        Accuracy and NLL [nats] after each fit.
-    """
+    """Run all rounds of one method."""
     source = LightningDataModule.from_datasets(data[0])
     pool = PoolDataModule(source, setting.size, batch_size=setting.size, seed=seed)
     pool.setup("fit")
@@ -142,13 +124,6 @@ def table(rows: list[Row], size: int) -> str:
     """Format a Markdown table of accuracy and NLL averaged over the rounds, and final accuracy.
 
     Differences to random selection are paired by seed.
-
-    Args:
-        rows: Results of `run`.
-        size: Labels per round.
-
-    Returns:
-        One line per method, ± standard errors over seeds.
     """
     lines = [
         "| method | accuracy, all rounds | minus random | NLL, all rounds | accuracy at the end | minus random | seeds |"

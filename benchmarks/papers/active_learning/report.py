@@ -59,14 +59,7 @@ def table(rows: list[Row]) -> str:
 
 
 def promises(rows: list[Row]) -> Iterator[str]:
-    """Whether selection by variance beats random selection, and a structured posterior beats mean field.
-
-    Args:
-        rows: Results.
-
-    Yields:
-        One line per claim, then one line per set with the distance from the published values.
-    """
+    """Whether selection by variance beats random selection, and a structured posterior beats mean field."""
     kfac = {row["set"]: last(row) for row in rows if row["method"] == "noisy_kfac"}
     adam = {row["set"]: last(row) for row in rows if row["method"] == "noisy_adam_fisher"}
     better = [name for name, final in kfac.items() if final.paired.mean < 0]

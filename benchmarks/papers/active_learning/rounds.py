@@ -20,17 +20,7 @@ SETTING: Final = PUBLISHED  # Zhang et al. 2018, C.3
 
 @torch.no_grad()
 def errors(method: str, trials: Trials, setting: Setting, fits: int = FITS) -> Tensor:
-    """Test RMSE after each fit.
-
-    Args:
-        method: One of `METHODS`.
-        trials: The initial trials; ``fits - 1`` rows are added to them.
-        setting: Hyperparameters.
-        fits: Number of fits.
-
-    Returns:
-        RMSE in the units of the target, ``[fits, 2 T]``.
-    """
+    """Test RMSE after each fit."""
     rmse = []
     for number in range(fits):
         learner = LEARNERS[method](Problem.of(trials.splits(), setting, seed=number))

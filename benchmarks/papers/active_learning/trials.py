@@ -18,15 +18,7 @@ NUM_TEST: Final = 100
 
 @dataclass
 class Trials:
-    """Rows of 2 T models: T active learners, which label the row of largest predictive variance, then T random learners.
-
-    Attributes:
-        stored: The set.
-        labelled: ``[2 T, n]``.
-        test: ``[2 T, m]``.
-        pool: ``[2 T, p]``.
-        generator: Generator of the random selections.
-    """
+    """Rows of 2 T models: T active learners, which label the row of largest predictive variance, then T random learners."""
 
     stored: UCISet
     labelled: Tensor

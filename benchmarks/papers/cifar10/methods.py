@@ -70,19 +70,7 @@ def optimizer(network: Network, method: str, settings: Settings) -> Build:
 def callback(
     network: Network, method: str, settings: Settings, module: nn.Module, augmentation_factor: float, **overrides: Any
 ) -> Callback | None:
-    """Build the callback of a method.
-
-    Args:
-        network: The network.
-        method: Key of `METHODS`.
-        settings: ``"default"`` or ``"published"``.
-        module: The whole module; dropout follows some of its layers.
-        augmentation_factor: ρ of the training images.
-        **overrides: Further arguments, such as ``seed``.
-
-    Returns:
-        The callback; None for a point estimate and for the members of an ensemble.
-    """
+    """Build the callback of a method."""
     if method == "mc_dropout":
         layers = dropout_layers(module, network.drops)
         return MCDropoutCallback(p=network.dropout, layers=layers, **overrides)

@@ -14,21 +14,7 @@ from lightning_bayes.zoo import create_model
 
 @dataclass(frozen=True)
 class Network:
-    """One network and its published setting.
-
-    Attributes:
-        name: Name for `create_model`.
-        arguments: Arguments of `create_model`.
-        batch: Examples per batch, over all processes of the paper.
-        augment: Whether the paper's main row augments with crops and mirroring.
-        decays: Whether the learning rate falls to a tenth after half and after three quarters of the epochs, as at epochs
-            80 and 120 of 161.
-        adam_decay: L2 weight decay of the published Adam, at the learning rate 1e-3.
-        sgd: Arguments of the published SGD.
-        dropout: Probability of the published Monte-Carlo dropout; without a published one, that of the other networks.
-        drops: Types of layers that dropout follows.
-        presets: Presets of the callbacks, by method; the preset of VOGN for VGG16 was published for VGG-19.
-    """
+    """One network and its published setting."""
 
     name: str
     batch: int
@@ -88,17 +74,5 @@ NETWORKS: Final[dict[str, Network]] = {
 
 
 def dropout_layers(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> str:
-    """A regular expression that matches the names of all layers of the given types.
-
-    Args:
-        module: The whole module.
-        kinds: Types of layers.
-
-    Returns:
-        The expression.
-
-    Example:
-        >>> dropout_layers(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)), (nn.Linear,))
-        '0|2'
-    """
+    """A regular expression that matches the names of all layers of the given types."""
     return "|".join(re.escape(name) for name, layer in module.named_modules() if isinstance(layer, kinds))

@@ -30,19 +30,7 @@ class Run(NamedTuple):
 
 
 def train_and_test(run: Run, root: str, ood: tuple[str, ...], accelerator: str, num_workers: int) -> dict[str, Any]:
-    """Train once and measure.
-
-    Args:
-        run: The run.
-        root: Folder with ``cifar-10-batches-py``.
-        ood: Out-of-distribution sets, see `VisionDataModule`.
-        accelerator: Accelerator of the trainer.
-        num_workers: Number of workers of the loaders.
-
-    Returns:
-        The run, ``metrics`` by logged name, and per epoch the wall time ``seconds`` and the processor time ``cpu_seconds``,
-        which is more reliable on a shared machine. The times of an ensemble include all members.
-    """
+    """Train once and measure."""
     network = NETWORKS[run.model]
     data = CIFAR10DataModule(root, False, network.batch, num_workers, val_size=0, augment=run.augment, ood=ood)
     start = time.perf_counter(), time.process_time()

@@ -74,16 +74,7 @@ def _boxes(axes: Axes, values: Mapping[str, Sequence[float]], colours: Mapping[s
 
 
 def curves(panels: Mapping[str, tuple[Curves, Curves]], exact: Mapping[str, tuple[float, float]], title: str) -> Figure:
-    """Figs. 2-3 of the Vprop paper: negative ELBO and test log-loss over passes, one column per data set.
-
-    Args:
-        panels: Data set → negative ELBO and log-loss, both by method.
-        exact: Data set → negative ELBO and log-loss of the optimum, if known.
-        title: Title of the figure.
-
-    Returns:
-        The figure.
-    """
+    """Figs. 2-3 of the Vprop paper: negative ELBO and test log-loss over passes, one column per data set."""
     figure = Figure(figsize=(1.5 * PANEL_WIDTH * len(panels), 2 * PANEL_WIDTH), dpi=DPI, layout="constrained")
     grid = figure.subplots(2, len(panels), squeeze=False)
     colours = _colours(loss for _, loss in panels.values())  # every method has a log-loss

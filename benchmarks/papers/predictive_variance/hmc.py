@@ -19,14 +19,7 @@ from lightning_bayes.zoo.tasks.noise import PUBLISHED_PRIOR
 
 @dataclass(frozen=True)
 class Chains:
-    """Length of the chains.
-
-    Attributes:
-        chains: Number of chains, from random starts; at least 2.
-        warm_up: Discarded steps per chain, which adapt step size and metric.
-        samples: Samples per chain.
-        max_tree_depth: Limit of the binary logarithm of the leapfrog steps per sample.
-    """
+    """Length of the chains."""
 
     chains: int = 4
     warm_up: int = 1000
@@ -35,12 +28,7 @@ class Chains:
 
 
 class Reference(NamedTuple):
-    """Predictive variances of NUTS for every trial.
-
-    Attributes:
-        variances: Variance of f at the queries over all chains, ``[R, m]``.
-        halves: The same over each half of the chains, ``[2, R, m]``; their difference is Monte-Carlo error.
-    """
+    """Predictive variances of NUTS for every trial."""
 
     variances: Tensor
     halves: Tensor

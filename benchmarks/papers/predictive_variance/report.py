@@ -30,20 +30,7 @@ _COLUMNS: Final = ("noisy_adam_fisher", "noisy_kfac", "block_tridiagonal")
 
 
 def correlations(left: Tensor, right: Tensor) -> Tensor:
-    """Pearson's correlation per row.
-
-    Args:
-        left: Values, ``[R, m]``.
-        right: Values, ``[R, m]``.
-
-    Returns:
-        Correlations, ``[R]``.
-
-    Example:
-        >>> import torch
-        >>> correlations(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[2.0, 4.0, 6.0]]))
-        tensor([1.])
-    """
+    """Pearson's correlation per row."""
     left, right = (values - values.mean(1, keepdim=True) for values in (left.double(), right.double()))
     return ((left * right).sum(1) / (left.norm(dim=1) * right.norm(dim=1))).float()
 

@@ -13,25 +13,14 @@ from lightning_bayes.zoo.data.uci import Standardiser, UCISet, read_uci
 
 
 class Batch(NamedTuple):
-    """A minibatch from every split.
-
-    Attributes:
-        inputs: Standardised, with a last column of ones, ``[R, B, D + 1]``.
-        targets: Standardised, ``[R, B]``.
-    """
+    """A minibatch from every split."""
 
     inputs: Tensor
     targets: Tensor
 
 
 class Splits(NamedTuple):
-    """R splits of a set; inputs and targets are standardised with the training rows of each split.
-
-    Attributes:
-        train: ``[R, n, D + 1]`` and ``[R, n]``.
-        test: ``[R, m, D + 1]`` and ``[R, m]``.
-        target_std: Unit of the standardised targets, ``[R]``.
-    """
+    """R splits of a set; inputs and targets are standardised with the training rows of each split."""
 
     train: Batch
     test: Batch
@@ -58,19 +47,7 @@ class Splits(NamedTuple):
 
 
 def load_splits(root: Path, name: str, count: int | None = None) -> Splits:
-    """Read a set and stack its splits.
-
-    Args:
-        root: As in `read_uci`.
-        name: As in `read_uci`.
-        count: Number of splits; None for all.
-
-    Returns:
-        The splits.
-
-    Raises:
-        SystemExit: If the splits differ in size, which prevents stacking.
-    """
+    """Read a set and stack its splits."""
     stored = read_uci(root, name)
     splits = stored.splits[:count]
     if len({(len(train), len(test)) for train, test in splits}) != 1:

@@ -20,12 +20,7 @@ LENGTH_SCALE: Final = 0.01
 
 @final
 class DropoutLearner(Learner):
-    """All splits with MC-dropout.
-
-    Args:
-        problem: Data and hyperparameters.
-        probability: p.
-    """
+    """All splits with MC-dropout."""
 
     def __init__(self, problem: Problem, probability: float) -> None:
         super().__init__(problem)

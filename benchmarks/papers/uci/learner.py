@@ -18,14 +18,7 @@ from benchmarks.papers.uci.setting import Setting
 
 @dataclass
 class Problem:
-    """Data, hyperparameters, randomness and noise precision of a learner.
-
-    Attributes:
-        splits: The data.
-        setting: The hyperparameters.
-        generator: Generator of all random numbers.
-        noise: The noise precision τ.
-    """
+    """Data, hyperparameters, randomness and noise precision of a learner."""
 
     splits: Splits
     setting: Setting
@@ -88,27 +81,14 @@ class Learner(ABC):
 
 
 class Scores(NamedTuple):
-    """Scores of every split, ``[R]``, in the units of the data.
-
-    Attributes:
-        rmse: Root mean squared error of the mean over samples.
-        log_likelihood: Mean over test points of log (1/S) Σ_s p(y | x, θ_s).
-    """
+    """Scores of every split, ``[R]``, in the units of the data."""
 
     rmse: Tensor
     log_likelihood: Tensor
 
 
 def evaluate(learner: Learner, *others: GammaPrecision | KnownPrecision) -> list[Scores]:
-    """Score a trained learner on the test rows.
-
-    Args:
-        learner: The learner.
-        *others: Values of τ, all scored with the same weight samples; by default the learner's.
-
-    Returns:
-        Scores for each τ.
-    """
+    """Score a trained learner on the test rows."""
     problem = learner.problem
     test, unit = problem.splits.test, problem.splits.target_std[:, None]
     noises, count = others or (problem.noise,), problem.setting.eval_samples

@@ -22,17 +22,7 @@ Measure: TypeAlias = Literal["squared_gradients", "fisher", "batch_square", "rep
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A mean-field method.
-
-    Attributes:
-        state_type: NamedTuple whose first fields are mean and curvature; the other fields start at zero.
-        update: The pure update.
-        measure: ĥ: mean squared gradients with the labels of the data, or with the model's (the diagonal Fisher, exact over
-            labels); the squared gradient of the batch; or ĝ (θ - μ) / Σ.
-        start: Initial s: 0 gives the noise of the prior, 1 gives noise of standard deviation 1/√N.
-        prior_at_sample: Whether the gradient of the prior is δ̃ θ, of which `update` adds δ̃ μ.
-        options: Further arguments of `update`.
-    """
+    """A mean-field method."""
 
     state_type: Callable[..., Any]
     update: Callable[..., Any]
@@ -44,12 +34,7 @@ class Algorithm:
 
 @final
 class MeanFieldLearner(Learner):
-    """All splits with one `Algorithm`.
-
-    Args:
-        problem: Data and hyperparameters.
-        algorithm: The method.
-    """
+    """All splits with one `Algorithm`."""
 
     def __init__(self, problem: Problem, algorithm: Algorithm) -> None:
         super().__init__(problem)

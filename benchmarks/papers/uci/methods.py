@@ -31,13 +31,7 @@ Run: TypeAlias = Callable[[str, Splits, Setting], Scores]  # name of the set, da
 
 @dataclass(frozen=True)
 class Method:
-    """One column of the table.
-
-    Attributes:
-        title: Title in tables.
-        setting: Hyperparameters.
-        run: Function that trains and scores all splits of a set.
-    """
+    """One column of the table."""
 
     title: str
     setting: Setting

@@ -59,17 +59,7 @@ def hidden_gradients(weights: Weights, trace: Trace, output_gradients: Tensor, d
 
 
 def mean_gradient(weights: Weights, trace: Trace, output_gradients: Tensor, dropped: Tensor | None = None) -> Weights:
-    """Mean over examples of the gradients.
-
-    Args:
-        weights: ``[..., R, …]``.
-        trace: The forward pass.
-        output_gradients: δ₂ per example, ``[..., R, B]``.
-        dropped: The mask by which dropout multiplied a, shaped like a.
-
-    Returns:
-        Gradients, shaped like the weights.
-    """
+    """Mean over examples of the gradients."""
     batch = output_gradients.shape[-1]
     back = hidden_gradients(weights, trace, output_gradients, dropped)
     return Weights(back.mT @ trace.inputs / batch, output_gradients.unsqueeze(-2) @ trace.hidden / batch)
@@ -92,16 +82,7 @@ class Blocks(NamedTuple):
 
 
 def fisher_blocks(weights: Weights, trace: Trace, precision: Tensor) -> Blocks:
-    """Kronecker factors of the Fisher, exact over labels: with one output and E[δ₂²] = τ, S = τ mean (∂f/∂z)(∂f/∂z)ᵀ.
-
-    Args:
-        weights: ``[..., R, …]``.
-        trace: The forward pass.
-        precision: τ, ``[R]``.
-
-    Returns:
-        Factors ``[R, …]``, averaged over weight samples.
-    """
+    """Kronecker factors of the Fisher, exact over labels: with one output and E[δ₂²] = τ, S = τ mean (∂f/∂z)(∂f/∂z)ᵀ."""
     unit = precision.sqrt()[:, None].expand(trace.outputs.shape)
     back = hidden_gradients(weights, trace, unit)
     return Blocks(

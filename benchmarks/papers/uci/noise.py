@@ -13,12 +13,7 @@ from lightning_bayes.zoo.tasks.noise import PUBLISHED_PRIOR, gamma_posterior, st
 
 @final
 class GammaPrecision:
-    """q(τ) of Zhang et al. 2018 for every split; see `lightning_bayes.zoo.tasks.noise`.
-
-    Args:
-        num_data: N.
-        mean_square: Initial r², ``[R]``.
-    """
+    """q(τ) of Zhang et al. 2018 for every split; see `lightning_bayes.zoo.tasks.noise`."""
 
     def __init__(self, num_data: int, mean_square: Tensor) -> None:
         self.num_data, self.mean_square = num_data, mean_square
@@ -47,11 +42,7 @@ class GammaPrecision:
 
 @final
 class KnownPrecision:
-    """A fixed τ.
-
-    Args:
-        values: τ, ``[R]``.
-    """
+    """A fixed τ."""
 
     def __init__(self, values: Tensor) -> None:
         self.values = values

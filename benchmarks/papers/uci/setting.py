@@ -10,20 +10,7 @@ SMALL = 2000  # rows; both papers use smaller batches for smaller sets
 
 @dataclass(frozen=True)
 class Setting:
-    """Hyperparameters; published ones unless a method's file says otherwise.
-
-    Attributes:
-        epochs: Passes over the data.
-        batch: Rows per batch, for sets with fewer than 2000 rows and for larger sets.
-        mc_samples: K in training, for both sizes.
-        lr: α.
-        betas: (β₁, β₂), weights of the old momentum and curvature.
-        decays: Whether the learning rate is a tenth in the second half of the epochs.
-        prior_precision: δ.
-        num_hidden: H.
-        eval_samples: S at test time.
-        inverse_interval: T_inv of the structured methods; their T_stats is 1.
-    """
+    """Hyperparameters; published ones unless a method's file says otherwise."""
 
     epochs: int
     batch: tuple[int, int]

@@ -18,17 +18,7 @@ OptionT = TypeVar("OptionT")
 
 
 def tuned(splits: Splits, options: Sequence[OptionT], fit: Callable[[Splits, OptionT], list[Scores]]) -> Scores:
-    """Choose by the held-out log-likelihood.
-
-    Args:
-        splits: The data.
-        options: The options to train with.
-        fit: Function that trains all splits with an option and returns scores for one or more evaluations, such as different
-            noise precisions.
-
-    Returns:
-        Test scores of every split with its best option and evaluation.
-    """
+    """Choose by the held-out log-likelihood."""
     held_out = [fit(splits.held_out(), option) for option in options]
     num_evaluations = len(held_out[0])
     best = torch.stack([scores.log_likelihood for evaluations in held_out for scores in evaluations]).argmax(0)

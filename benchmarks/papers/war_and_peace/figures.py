@@ -34,14 +34,7 @@ def draw_curves(rows: list[Row], path: Path) -> None:
 
 
 def draw_text(prompt: str, text: str, values: Tensor, path: Path) -> None:
-    """Draw a text with the uncertainty of each character as background colour.
-
-    Args:
-        prompt: The prompt, drawn without a background.
-        text: The generated characters.
-        values: Mutual information per character in nats, ``[len(text)]``.
-        path: Output file; the suffix selects the format.
-    """
+    """Draw a text with the uncertainty of each character as background colour."""
     whole = (prompt + text).replace("\n", " ")
     colours = torch.cat([torch.zeros(len(prompt)), values])
     lines = [(whole[i : i + COLUMNS], colours[i : i + COLUMNS]) for i in range(0, len(whole), COLUMNS)]

@@ -27,13 +27,7 @@ START: Final = 1e-4  # s₁ of VadaGrad
 
 @dataclass(frozen=True)
 class Method:
-    """A row of the table.
-
-    Attributes:
-        title: Title in tables.
-        optimizer: Constructor of the user's optimizer.
-        callback: Function from N, the number of characters, and S to the callback; None for a point estimate.
-    """
+    """A row of the table."""
 
     title: str
     optimizer: Callable[[Iterable[Tensor]], Optimizer]

@@ -21,19 +21,7 @@ GRADIENT_BOUND = 5.0  # torch-rnn clips every gradient at ±5
 
 @dataclass(frozen=True)
 class Setting:
-    """Settings shared by all methods.
-
-    Attributes:
-        path: Text file.
-        epochs: Passes over the text.
-        limit: Number of characters to use; None for all.
-        hidden: Units per layer, in two layers.
-        samples: S in validation and test.
-        context: Characters before each chunk of 50.
-        checks: Validations per epoch.
-        val_batches: Batches per validation; the test uses all.
-        written: Number of characters to generate with a posterior.
-    """
+    """Settings shared by all methods."""
 
     path: str
     epochs: int = 3
@@ -59,16 +47,7 @@ class Curve(Callback):
 
 
 def run(method: str, seed: int, setting: Setting) -> tuple[dict[str, Any], Generated | None]:
-    """Train and test.
-
-    Args:
-        method: Key of `METHODS`.
-        seed: Seed of weights, batch order and noise.
-        setting: Settings.
-
-    Returns:
-        The row of the results, and a generated text if there is a posterior.
-    """
+    """Train and test."""
     pl.seed_everything(seed, verbose=False)
     specification, start = METHODS[method], time.perf_counter()
     data = TextDataModule(setting.path, context=setting.context, limit=setting.limit)
