@@ -21,8 +21,8 @@ import torch
 from matplotlib.figure import Figure
 from torch import Generator, Tensor
 
-from benchmarks.papers.uci.data import Batch, Splits, epoch_of, load_splits
-from benchmarks.papers.uci.noise import GammaPrecision
+from benchmarks.papers.regression.data import Batch, Splits, epoch_of, load_splits
+from benchmarks.papers.regression.learner import GammaPrecision
 from benchmarks.provenance import save_json
 from lightning_bayes.linalg import KroneckerProduct, cholesky, pi_damped
 from lightning_bayes.optim.dense.block_tridiagonal import ChainCurvature, damped_inverse

@@ -67,10 +67,8 @@ class Rates(NamedTuple):
 def train(
     method: Method, data: Runs, *, updates: int, batch: int | None, rates: Rates, seed: int = 0
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Train all runs.
-
-    Every method with noise starts at μ = 0 with precision δ + N/10, so that the first noise is narrower than a weak prior.
-    """
+    """Yield mean and precision ``[R, D]`` of all runs after each update."""
+    # Every method with noise starts at μ = 0 with precision δ + N/10: the first noise is narrower than a weak prior.
     generator = torch.Generator().manual_seed(seed)
     n, prior = data.num_data, data.prior_precision / data.num_data if method.has_prior else 0.0
     mean = torch.zeros(len(data.train_x), data.train_x.shape[2])

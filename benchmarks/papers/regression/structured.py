@@ -16,9 +16,9 @@ from typing import final
 import torch
 from torch import Generator, Tensor, nn
 
-from benchmarks.papers.uci.data import Batch
-from benchmarks.papers.uci.learner import Learner, Problem, predict_with
-from benchmarks.papers.uci.network import Blocks, Trace, Weights, fisher_blocks, forward, mean_gradient
+from benchmarks.papers.regression.data import Batch
+from benchmarks.papers.regression.learner import Learner, Problem, predict_with
+from benchmarks.papers.regression.network import Blocks, Trace, Weights, fisher_blocks, forward, mean_gradient
 from lightning_bayes import NoisyKFAC
 from lightning_bayes.curvature import Likelihood
 from lightning_bayes.linalg import BlockTridiagonalInverse, KroneckerProduct

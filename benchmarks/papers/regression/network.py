@@ -52,21 +52,20 @@ def forward(weights: Weights, inputs: Tensor) -> Trace:
     return Trace(inputs, active, (active @ weights.output.mT)[..., 0])
 
 
-def hidden_gradients(weights: Weights, trace: Trace, output_gradients: Tensor, dropped: Tensor | None = None) -> Tensor:
-    """δ₁ ``[..., R, B, H]`` from δ₂ ``[..., R, B]``; arguments as in `mean_gradient`."""
-    passed = output_gradients[..., None] * weights.output[..., :-1] * (trace.hidden[..., :-1] > 0)
-    return passed if dropped is None else passed * dropped[..., :-1]
+def hidden_gradients(weights: Weights, trace: Trace, output_gradients: Tensor) -> Tensor:
+    """δ₁ ``[..., R, B, H]`` from δ₂ ``[..., R, B]``."""
+    return output_gradients[..., None] * weights.output[..., :-1] * (trace.hidden[..., :-1] > 0)
 
 
-def mean_gradient(weights: Weights, trace: Trace, output_gradients: Tensor, dropped: Tensor | None = None) -> Weights:
+def mean_gradient(weights: Weights, trace: Trace, output_gradients: Tensor) -> Weights:
     """Mean over examples of the gradients."""
     batch = output_gradients.shape[-1]
-    back = hidden_gradients(weights, trace, output_gradients, dropped)
+    back = hidden_gradients(weights, trace, output_gradients)
     return Weights(back.mT @ trace.inputs / batch, output_gradients.unsqueeze(-2) @ trace.hidden / batch)
 
 
 def mean_square_gradient(weights: Weights, trace: Trace, output_gradients: Tensor) -> Weights:
-    """Mean over examples of the squared gradients; arguments as in `mean_gradient`."""
+    """Mean over examples of the squared gradients."""
     batch = output_gradients.shape[-1]
     back = hidden_gradients(weights, trace, output_gradients).square()
     output = output_gradients.square().unsqueeze(-2) @ trace.hidden.square()
