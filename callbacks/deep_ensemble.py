@@ -23,11 +23,11 @@ class DeepEnsembleCallback(EvaluationCallback):
     The module's own weights are not used, and are restored afterwards::
 
         for seed in 0 1 2 3 4; do
-            lightning-bayes fit --config digits_lenet_adam --seed_everything $seed
+            lightning-bayes fit --config digits+lenet5+adam --seed_everything $seed
         done
-        members=$(ls runs/digits_lenet_adam/version_*/checkpoints/last.ckpt | paste -sd,)
+        members=$(ls runs/digits_lenet5_adam/version_*/checkpoints/last.ckpt | paste -sd,)
         ensemble="--trainer.callbacks+=lightning_bayes.DeepEnsembleCallback --trainer.callbacks.members=[$members]"
-        lightning-bayes test --config digits_lenet_adam $ensemble
+        lightning-bayes test --config digits+lenet5+adam $ensemble
 
     A member trained by a `VariationalCallback` contributes its posterior mean, or `samples` draws from its posterior. With
     members trained with `SWAGCallback`, this is Multi-SWAG (Wilson & Izmailov 2020, https://arxiv.org/abs/2002.08791).

@@ -3,28 +3,35 @@
     Trainer(callbacks=[VOGNCallback()])
 
 turns training of an unmodified LightningModule into variational inference. The same optimizers work in plain PyTorch.
+
+The public names load with their first use, because the import of torch and Lightning takes seconds.
 """
 
-import sys
-from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-# These commands import torch only when they need it, because the import of torch and Lightning takes seconds.
-_IS_COMMAND = Path(sys.argv[0] if sys.argv else "").stem in {"-m", "lightning-bayes"}
-_IS_LAZY = _IS_COMMAND and sys.argv[1:2] in (["report"], ["--version"])
-
-if TYPE_CHECKING or not _IS_LAZY:
+if TYPE_CHECKING:
     from lightning_bayes.public import *  # noqa: F403
     from lightning_bayes.public import __all__ as __all__
-else:
 
-    def __getattr__(name: str) -> object:
-        return getattr(import_module("lightning_bayes.public"), name)
+    __version__: str
 
 
-try:
-    __version__ = version("lightning-bayes")
-except PackageNotFoundError:  # a source tree that is not installed
-    __version__ = "0+unknown"
+def __getattr__(name: str) -> object:
+    from importlib import import_module, metadata, util
+
+    if name == "__version__":
+        try:
+            return metadata.version("lightning-bayes")
+        except metadata.PackageNotFoundError:  # a source tree that is not installed
+            return "0+unknown"
+    if not name.startswith("_") and util.find_spec(f"{__name__}.{name}") is not None:
+        return import_module(f"{__name__}.{name}")
+    if name.startswith("_") and name != "__all__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.public"), name)
+
+
+def __dir__() -> list[str]:
+    from lightning_bayes.public import __all__
+
+    return ["__version__", *__all__]

@@ -1,31 +1,121 @@
 """``python -m lightning_bayes`` and the command ``lightning-bayes``.
 
-``--version`` and ``report --help`` do not import torch, which takes seconds.
+Help, lists, reports and misspelled names do not import torch, which takes seconds.
 """
 
 from __future__ import annotations
 
+import argparse
+import difflib
 import sys
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
+from typing import Final
+
+from lightning_bayes.composition import known, recipes, require_known
+from lightning_bayes.errors import ConfigError
+
+USAGE: Final = """usage: lightning-bayes fit|validate|test|predict|laplace|export|report|list [arguments]
+
+Train, validate, test and predict with a posterior over the weights.
+
+  lightning-bayes fit --config digits+lenet5+vogn               train; CONFIG is DATA+MODEL+METHOD, a recipe or a file
+  lightning-bayes fit --config digits+lenet5+vogn --trainer.max_epochs=5 --trainer.callbacks.mc_samples=2
+  lightning-bayes fit --config digits+lenet5+vogn --ckpt_path=last
+                                                                continue the last run
+  lightning-bayes test --config RUN/config.yaml --ckpt_path RUN/checkpoints/last.ckpt
+  lightning-bayes laplace --config RUN/config.yaml --ckpt_path RUN/checkpoints/last.ckpt
+                                                                test with a Laplace posterior and save it
+  lightning-bayes predict --config RUN/config.yaml --ckpt_path RUN/checkpoints/last.ckpt
+      --data.predict_dir=FOLDER --output=predictions.csv --reject_below=0.8
+                                                                predict unlabelled images (.csv, .parquet or .pt)
+  lightning-bayes export RUN net.safetensors                    write a posterior file for Predictor.load
+  lightning-bayes report RUN [RUN ...]                          compare runs on one HTML page
+  lightning-bayes list configs|data|models|methods|presets      list what is available
+  lightning-bayes fit --help                                    show all arguments
+  lightning-bayes fit --trainer.callbacks.help=VOGNCallback     show the arguments of a class
+  lightning-bayes --version
+
+--debug prints full error messages and tracebacks."""
+COMMANDS: Final = ("fit", "validate", "test", "predict", "laplace", "export", "report", "list")
+LISTS: Final = ("configs", "data", "models", "methods", "presets")
 
 
 def main() -> None:
-    """Run the command line of this process."""
-    command = sys.argv[1] if len(sys.argv) > 1 else ""
-    if command == "--version":
+    """Run the command line of this process.
+
+    Raises:
+        SystemExit: With status 2 if the command, a config or an argument is unknown.
+    """
+    words = sys.argv[1:]
+    command = words[0] if words else "--help"
+    if command in {"-h", "--help"}:
+        print(USAGE)
+    elif command == "--version":
         print(f"lightning-bayes {version('lightning-bayes')}")
     elif command == "report":
         from lightning_bayes.report.command import main as run_report
 
-        run_report(sys.argv[2:])
+        run_report(words[1:])
     elif command == "list":
-        from lightning_bayes.listing import run as run_list
+        _list(words[1:])
+    elif command == "export":
+        from lightning_bayes.finished_run import export
 
-        run_list(sys.argv[2:])
+        export(words[1:])
     else:
+        try:
+            _require_command(command)
+            for config in configs_in(words):
+                require_known(config)
+        except ConfigError as error:
+            print(f"lightning-bayes: {error}", file=sys.stderr)
+            raise SystemExit(2) from None
         from lightning_bayes.cli import main as run_lightning
 
         run_lightning()
+
+
+def _require_command(command: str) -> None:
+    if command not in COMMANDS and not command.startswith("-"):
+        close = difflib.get_close_matches(command, COMMANDS, 1)
+        question = f" Did you mean {close[0]}?" if close else ""
+        raise ConfigError(f"There is no command {command}.{question} The commands are {', '.join(COMMANDS)}.")
+
+
+def configs_in(words: Sequence[str]) -> Iterator[str]:
+    """The values of ``--config`` and ``-c`` in a command line."""
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        option, equals, value = word.partition("=")
+        if option in {"-c", "--config"} and (value or following):
+            yield value if equals else following
+
+
+def _list(words: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser("lightning-bayes list", description="Print all names of one kind, one per line.")
+    parser.add_argument("kind", choices=LISTS, help="recipes, or parts for --config DATA+MODEL+METHOD")
+    entries = _entries(parser.parse_args(words).kind)
+    width = max(map(len, entries))
+    for name, description in entries.items():
+        print(f"{name:{width}}  {description}".rstrip())
+
+
+def _entries(kind: str) -> dict[str, str]:
+    """Descriptions by name."""
+    if kind == "configs":
+        return {name: path.read_text("utf-8").partition("\n")[0].lstrip("# ") for name, path in recipes().items()}
+    if kind == "models":
+        sources = {"timm/NAME": "any model of timm", "torchvision/NAME": "any model of torchvision"}
+        return known("models") | sources
+    if kind != "presets":
+        return known(kind) | (known("evaluation") if kind == "methods" else {})
+    from lightning_bayes import callbacks  # imports torch
+
+    found = ((name, getattr(callbacks, name)) for name in sorted(callbacks.__all__))
+    with_presets = [(name, callback) for name, callback in found if hasattr(callback, "presets")]
+    return {
+        preset: f"{name}.from_preset({preset!r})" for name, callback in with_presets for preset in callback.presets()
+    }
 
 
 if __name__ == "__main__":

@@ -1,20 +1,21 @@
 """The command line: ``lightning-bayes fit|validate|test|predict --config DATA+MODEL+METHOD``, a LightningCLI.
 
-A config is a file, a packaged recipe, or a composition such as ``cifar10+lenet+vogn`` (`lightning_bayes.composition`).
-``lightning-bayes laplace`` adds a Laplace posterior to a trained checkpoint (`lightning_bayes.command_words`), and
-``lightning-bayes report RUN [RUN …]`` compares runs (`lightning_bayes.report`).
+It adds names for configs (`lightning_bayes.composition`), ``laplace``, which is a test with a `LaplaceCallback`, the options
+``--output`` and ``--reject_below`` of ``predict``, and ``--ckpt_path=last``, which stands for the newest run and its config.
 """
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import shutil
 import sys
 import warnings
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any, Final
 
+import yaml
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -23,51 +24,34 @@ from rich.console import Console
 
 import lightning_bayes.zoo  # noqa: F401  (configs can then name its classes without the module)
 from lightning_bayes.callbacks import DeepEnsembleCallback, EvaluationFigures, PredictionWriter
-from lightning_bayes.cli_parser import BayesParser
-from lightning_bayes.command_words import KINDS_OF_CHECKPOINT, as_test_under_laplace, with_prediction_writer
-from lightning_bayes.config_completion import drop_pretrained, fill_class_count
-from lightning_bayes.config_lookup import with_configs
+from lightning_bayes.cli_parser import BayesParser, NamedConfigs
+from lightning_bayes.cli_runs import (
+    CONFIG_OPTIONS,
+    drop_pretrained,
+    fill_class_count,
+    has_checkpoint_folder,
+    metric_table,
+    split_options,
+    words_of_last_run,
+)
 from lightning_bayes.errors import BayesError, ConfigError
-from lightning_bayes.metric_table import metric_table
+from lightning_bayes.report.runs import changed_settings
 
-_DESCRIPTION = """Train, validate, test and predict with a posterior over the weights.
-
-  lightning-bayes fit --config digits+lenet+vogn                train; CONFIG is DATA+MODEL+METHOD, a recipe or a file
-  lightning-bayes fit --config digits+lenet+vogn --trainer.max_epochs=5 --trainer.callbacks.mc_samples=2
-  lightning-bayes test --config RUN/config.yaml --ckpt_path RUN/checkpoints/last.ckpt
-  lightning-bayes laplace --config RUN/config.yaml --ckpt_path RUN/checkpoints/last.ckpt
-                                                                test with a Laplace posterior and save it
-  lightning-bayes predict --config RUN/config.yaml --ckpt_path RUN/checkpoints/last.ckpt
-      --data.predict_dir=FOLDER --output=predictions.csv --reject_below=0.8
-                                                                predict unlabelled images (.csv, .parquet or .pt)
-  lightning-bayes report RUN [RUN ...]                          compare runs on one HTML page
-  lightning-bayes list configs|data|models|methods|presets      list what is available
-  lightning-bayes fit --trainer.callbacks.help=VOGNCallback     show the arguments of a class
-  lightning-bayes --version
-
---debug prints full error messages and tracebacks."""
-_DEBUG = "--debug"
+_KINDS_OF_CHECKPOINT: Final = ("best", "last", "hpc")  # keywords of Lightning, not paths
 
 
 def main() -> None:
     """Run the command line of this process.
 
     Raises:
-        SystemExit: With status 2 if a config does not exist or the arguments do not parse; with status 1 and the message
-            for an error of this package or a missing dependency.
+        SystemExit: With status 2 if the arguments do not parse; with status 1 and the message for an error of this package
+            or a missing dependency.
     """
-    is_debugging = _DEBUG in sys.argv
-    try:
-        # DDP launches its processes with sys.argv, so the arguments are rewritten there.
-        arguments = with_prediction_writer([word for word in sys.argv[1:] if word != _DEBUG])
-        sys.argv[1:] = as_test_under_laplace(with_configs(arguments))
-    except ConfigError as error:
-        print(f"lightning-bayes: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+    is_debugging = "--debug" in sys.argv
     # Lightning 2.6 calls a pytree API that torch 2.15 deprecates; a user of the command line cannot change that.
     warnings.filterwarnings("ignore", ".*LeafSpec.*is deprecated", FutureWarning)
     try:
-        BayesCLI(is_debugging=is_debugging)
+        BayesCLI(_translated([word for word in sys.argv[1:] if word != "--debug"]), is_debugging=is_debugging)
     except Exception as error:
         user_error = _user_error(error)
         if user_error is None or is_debugging:
@@ -89,6 +73,47 @@ def _user_error(error: BaseException | None) -> BaseException | None:
     return error
 
 
+def _translated(words: Sequence[str]) -> list[str]:
+    """Arguments of LightningCLI: ``laplace`` and two options of ``predict`` become callbacks."""
+    command = "".join(words[:1])
+    if command == "predict":
+        return _with_writer(words)
+    return _as_test(words) if command == "laplace" else list(words)
+
+
+def _as_test(words: Sequence[str]) -> list[str]:
+    """A test with a `LaplaceCallback` after the last config, so that later options set the callback's arguments."""
+    words = ["test", *words[1:]]
+    if {"-h", "--help"} & set(words):
+        return words
+    checkpoint = dict(split_options(words, ["--ckpt_path"])).get("--ckpt_path")
+    if not checkpoint or checkpoint in _KINDS_OF_CHECKPOINT:
+        raise ConfigError(
+            "laplace needs a trained checkpoint and saves its posterior next to it. Pass --ckpt_path with the path of the "
+            "checkpoint of a fit."
+        )
+    saved = Path(checkpoint).with_name(f"{Path(checkpoint).stem}-laplace{Path(checkpoint).suffix}")
+    ends = [i + (1 if "=" in word else 2) for i, word in enumerate(words) if word.partition("=")[0] in CONFIG_OPTIONS]
+    callback = ["--trainer.callbacks+=lightning_bayes.LaplaceCallback", f"--trainer.callbacks.save_to={saved}"]
+    return [*words[: max(ends, default=1)], *callback, *words[max(ends, default=1) :]]
+
+
+def _with_writer(words: Sequence[str]) -> list[str]:
+    """A prediction with a `PredictionWriter` at the end, in the place of ``--output`` and ``--reject_below``."""
+    others, settings = [], []
+    for option, value in split_options(words, ["--output", "--reject_below"]):
+        if option and not value:
+            raise ConfigError(f"{option} has no value. Pass --output=FILE or --reject_below=PROBABILITY.")
+        if option == "--output":
+            settings += [f"dirpath={Path(value).parent}", f"filename={Path(value).name}"]
+        elif option:
+            settings += [f"reject_below={value}"]
+        else:
+            others.append(value)
+    callback = ["--trainer.callbacks+=lightning_bayes.callbacks.PredictionWriter"] if settings else []
+    return [*others, *callback, *(f"--trainer.callbacks.{setting}" for setting in settings)]
+
+
 def instantiate(config: str, *arguments: str) -> BayesCLI:
     """Set the seed and build the objects of a config without running a subcommand.
 
@@ -104,7 +129,7 @@ def instantiate(config: str, *arguments: str) -> BayesCLI:
         >>> type(run.model).__name__, run.trainer.max_epochs
         ('BayesClassifier', 40)
     """
-    return BayesCLI(with_configs(["--config", config, *arguments]), run=False)
+    return BayesCLI(["--config", config, *arguments], run=False)
 
 
 class BayesCLI(LightningCLI):
@@ -119,6 +144,7 @@ class BayesCLI(LightningCLI):
     """
 
     _new_folder: Path | None = None  # the run's folder, if this run creates it
+    trainer: Trainer
 
     def __init__(self, arguments: list[str] | None = None, run: bool = True, is_debugging: bool = False) -> None:
         try:
@@ -133,36 +159,56 @@ class BayesCLI(LightningCLI):
                 parser_class=partial(BayesParser, is_debugging=is_debugging),  # type: ignore[arg-type]  # Lightning only calls it
                 parser_kwargs={
                     "prog": "lightning-bayes",
-                    "description": _DESCRIPTION,
-                    "formatter_class": argparse.RawDescriptionHelpFormatter,
+                    "description": "Train, validate, test and predict with a posterior over the weights.",
                 },
                 args=arguments,
                 run=run,
             )
-        except Exception:
+        except BaseException:  # Ctrl-C arrives as SystemExit
             self._remove_empty_folder()
+            if self._new_folder is not None and self._new_folder.is_dir():
+                self._say_how_to_go_on("fit")
             raise
 
+    def init_parser(self, **options: Any) -> LightningArgumentParser:
+        """A parser whose ``--config`` takes names."""
+        parser = self.parser_class(**options)
+        parser.add_argument(*CONFIG_OPTIONS, action=NamedConfigs, help="DATA+MODEL+METHOD, a recipe, or a YAML file")
+        return parser
+
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parse the arguments. Lightning's method would warn if the process has arguments too."""
-        self.config = parser.parse_args(args)  # type: ignore[arg-type]  # a list or None
+        """Parse the arguments; those of a run that ``--ckpt_path=last`` stands for come from its own config."""
+        words = sys.argv[1:] if args is None else list(args)
+        self.config = parser.parse_args(words)
+        arguments = self.config.get(str(self.config.get("subcommand")))
+        if arguments is None or arguments.get("ckpt_path") not in {"best", "last"} or has_checkpoint_folder(arguments):
+            return
+        words_of_run = words_of_last_run(words, arguments)
+        if words_of_run is not None:
+            self.config = parser.parse_args(words_of_run)
+        elif self.config.subcommand == "fit":
+            arguments["ckpt_path"] = None
+            rank_zero_warn("--ckpt_path=last found no run to continue, so a new one starts.")
+        else:
+            raise ConfigError("--ckpt_path=last found no run with a file checkpoints/last.ckpt. Pass the path of one.")
 
     def before_instantiate_classes(self) -> None:
         """Read the number of classes from the data, and skip pretrained weights that a checkpoint will replace."""
         config = self.config.get(str(self.subcommand), self.config)
         fill_class_count(config)
-        if self.subcommand not in {None, "fit"}:
-            drop_pretrained(config)
+        if self.subcommand not in {None, "fit"} and config.get("ckpt_path"):
+            drop_pretrained(config.get("model.init_args.model"))
 
     def _ckpt_path(self) -> str | None:
         path = self.config[str(self.subcommand)].get("ckpt_path")
         return None if path is None else str(path)
 
     def _prepare_run(self) -> None:
+        warnings.filterwarnings("ignore", "The dirpath has changed from", UserWarning)  # every run has its own folder
         folder = getattr(self.trainer.logger, "log_dir", None)
         self._new_folder = Path(folder) if folder is not None and not Path(folder).exists() else None
         path = self._ckpt_path()
-        if path and path not in KINDS_OF_CHECKPOINT and "://" not in path and not Path(path).exists():
+        if path and path not in _KINDS_OF_CHECKPOINT and "://" not in path and not Path(path).exists():
             raise ConfigError(
                 f"Checkpoint {path} does not exist (working directory: {Path.cwd()}). Pass the path of a file that a fit "
                 "has saved."
@@ -181,47 +227,45 @@ class BayesCLI(LightningCLI):
 
     def after_fit(self) -> None:
         """Print the run's folder and the command that tests it."""
+        self._say_how_to_go_on("test")
+
+    def _say_how_to_go_on(self, subcommand: str) -> None:
+        """Print the run's folder, and the command that tests or continues it."""
         callback, config = self.trainer.checkpoint_callback, RunConfig.path_of(self.trainer)
-        if not isinstance(callback, ModelCheckpoint) or config is None:
+        if not isinstance(callback, ModelCheckpoint) or config is None or self.subcommand != "fit":
             return
+        is_test = subcommand == "test"
         checkpoint = callback.best_model_path or callback.last_model_path
         if checkpoint:
-            command = ["lightning-bayes", "test", "--config", str(config), "--ckpt_path", checkpoint]
-            rank_zero_info(f"The run is in {config.parent}. Test it with\n  {shlex.join(command)}")
+            command = ["lightning-bayes", subcommand, "--config", str(config), "--ckpt_path", checkpoint]
+            verb = "Test" if is_test else "It was stopped. Continue"
+            rank_zero_info(f"The run is in {config.parent}. {verb} it with\n  {shlex.join(command)}")
 
     def _prepare_evaluation(self) -> None:
         has_members = any(isinstance(callback, DeepEnsembleCallback) for callback in self.trainer.callbacks)  # type: ignore[attr-defined]
-        if not self._ckpt_path() and not has_members:
+        path = self._ckpt_path()
+        if not path and not has_members:
             rank_zero_warn(
                 f"{self.subcommand} uses the weights that {type(self.model).__name__} was constructed with. Pass "
                 "--ckpt_path with the checkpoint of a fit to use trained weights."
             )
-        self._resolve_last_checkpoint()
-        # Every run has its own folder, and evaluations save no checkpoints.
-        warnings.filterwarnings("ignore", "The dirpath has changed from", UserWarning)
         self._prepare_run()
+        self._warn_of_other_settings(Path(path or "").parents[1:2])
         arguments = self.config_init[str(self.subcommand)]
         if "verbose" in arguments:  # Lightning would print the metrics of all loaders once per loader
             arguments["verbose"] = False
 
-    def _resolve_last_checkpoint(self) -> None:
-        """Resolve ``last`` to the newest run's checkpoint. Lightning would search the new run and test untrained weights."""
-        callback, ckpt_path = self.trainer.checkpoint_callback, self._ckpt_path()
-        has_dirpath = isinstance(callback, ModelCheckpoint) and callback.dirpath is not None
-        if ckpt_path not in {"best", "last"} or has_dirpath:
-            return
-        if ckpt_path == "best":
-            raise ConfigError(
-                "--ckpt_path=best is known only while the fit runs. Pass --ckpt_path=last, or the path of a checkpoint."
-            )
-        folder = getattr(self.trainer.logger, "log_dir", None)
-        runs = Path(folder).parent if folder is not None else Path.cwd()
-        checkpoints = sorted(runs.glob("*/checkpoints/last.ckpt"), key=lambda path: path.stat().st_mtime)
-        if not checkpoints:
-            raise ConfigError(f"No run in {runs} has a file checkpoints/last.ckpt. Pass the path of a checkpoint.")
-        for config in (self.config, self.config_init):
-            config[str(self.subcommand)]["ckpt_path"] = str(checkpoints[-1])
-        rank_zero_info(f"{self.subcommand} uses {checkpoints[-1]}.")
+    def _warn_of_other_settings(self, folders: Sequence[Path]) -> None:
+        """Warn if the model or the data have other settings than the fit that saved the checkpoint."""
+        for config in (folder / "config.yaml" for folder in folders):
+            if config.is_file():
+                fitted = yaml.safe_load(config.read_text("utf-8"))
+                changes = changed_settings(fitted, self.config[str(self.subcommand)].as_dict())
+                if changes:
+                    rank_zero_warn(
+                        f"The checkpoint was fitted with other settings ({config}): {'; '.join(changes)}. Pass "
+                        f"--config {config} to evaluate it as it was fitted."
+                    )
 
     @rank_zero_only
     def _print_metrics(self) -> None:
@@ -239,7 +283,8 @@ class RunConfig(SaveConfigCallback):
         """Choose a free file name, and write the config once."""
         folder = trainer.log_dir
         if folder is not None and not self.already_saved:
-            self.config_filename = _free_name(Path(folder))
+            names = ["config.yaml", *(f"config-{number}.yaml" for number in range(1, 10_000))]
+            self.config_filename = next(name for name in names if not (Path(folder) / name).exists())
         super().setup(trainer, pl_module, stage)
 
     @staticmethod
@@ -248,8 +293,3 @@ class RunConfig(SaveConfigCallback):
         folder = trainer.log_dir
         callbacks = [callback for callback in trainer.callbacks if isinstance(callback, RunConfig)]  # type: ignore[attr-defined]
         return Path(folder) / callbacks[0].config_filename if callbacks and folder is not None else None
-
-
-def _free_name(folder: Path) -> str:
-    names = ["config.yaml", *(f"config-{number}.yaml" for number in range(1, 10_000))]
-    return next(name for name in names if not (folder / name).exists())

@@ -1,4 +1,4 @@
-"""The command-line parser: short error messages, suggestions for misspelled names, no abbreviations.
+"""The command-line parser: configs by name, short error messages, suggestions for misspelled names, no abbreviations.
 
 For a value that does not parse, jsonargparse prints two pages of usage and then one error per type that it tried. This
 parser prints the first cause; ``--debug`` prints the full message.
@@ -13,26 +13,33 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import Any, Final, NoReturn, final
 
-from jsonargparse import ArgumentParser
+from jsonargparse import ActionConfigFile, ArgumentParser  # type: ignore[attr-defined]  # it is documented
 from lightning.pytorch.cli import LightningArgumentParser
+
+from lightning_bayes.composition import configs_of
 
 _MAX_LINES: Final = 4
 _NOISE: Final = re.compile(
     r"Does not validate|Subtypes: |Errors:$|Given value type: |Given value: NestedArg|- Expected a <class 'NoneType'>"
 )
+_WRAPPERS: Final = re.compile(r"^(?:error: )?(?:Parser key \"[^\"]*\":\s*)+")
 _CLASS_PROBLEM: Final = re.compile(r"Problem with given class_path '([^']+)'")
 _UNKNOWN: Final = re.compile(r"Option '([^']+)' is not accepted|[Uu]nrecognized arguments: (--[^\s=]+)")
 
 
 @final
-class BayesParser(LightningArgumentParser):
-    """A LightningCLI parser with error messages of a few lines.
+class NamedConfigs(ActionConfigFile):
+    """``--config``: every config that a name stands for is merged, in order."""
 
-    Args:
-        *arguments: Positional arguments of the parent class.
-        is_debugging: Whether to print errors in full.
-        **options: Keyword arguments of the parent class.
-    """
+    def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
+        """Merge the configs."""
+        for config in configs_of(values):
+            super().__call__(parser, cfg, config, option_string)  # type: ignore[no-untyped-call]
+
+
+@final
+class BayesParser(LightningArgumentParser):
+    """A LightningCLI parser with error messages of a few lines; in full with `is_debugging`."""
 
     def __init__(self, *arguments: Any, is_debugging: bool = False, **options: Any) -> None:
         super().__init__(*arguments, **{"allow_abbrev": False, **options})
@@ -54,25 +61,13 @@ class BayesParser(LightningArgumentParser):
 
 
 def brief(message: str, options: Iterable[str] = ()) -> str:
-    """Shorten an error message of jsonargparse to its first cause, and suggest a name for an unknown one.
-
-    Args:
-        message: The full message.
-        options: The options of the command line, as candidates for the suggestion.
-
-    Returns:
-        At most five lines.
-
-    Example:
-        >>> print(brief("Unrecognized arguments: --trainer.max_epoch=1", ["--trainer.max_epochs"]))
-        Unrecognized arguments: --trainer.max_epoch=1
-        Did you mean --trainer.max_epochs?
-    """
-    lines = [line for line in message.splitlines() if line.strip() and not _NOISE.match(line.strip())]
+    """The first cause in an error message of jsonargparse, in at most five lines, with a suggestion for an unknown name."""
+    lines = [_WRAPPERS.sub("", line.strip()) for line in message.splitlines() if not _NOISE.match(line.strip())]
+    lines = [line for line in lines if line]
     problems = [number for number, line in enumerate(lines) if _CLASS_PROBLEM.search(line)]
     if len(problems) > 1:  # the user meant the first class; jsonargparse tried the others too
         second, end = problems[1], len(lines)
-        given_value = next((i for i in range(second, end) if lines[i].strip().startswith("Given")), end)
+        given_value = next((i for i in range(second, end) if lines[i].startswith("Given")), end)
         lines = lines[:second] + lines[given_value:]
     return "\n".join([*lines[:_MAX_LINES], *_nearest(lines, options)])
 
@@ -83,12 +78,12 @@ def _nearest(lines: list[str], options: Iterable[str]) -> list[str]:
     if unknown is None:
         return []
     class_problem = _CLASS_PROBLEM.search(text)
-    candidates = arguments_of(class_problem[1]) if class_problem else list(options)
+    candidates = _arguments_of(class_problem[1]) if class_problem else list(options)
     close = difflib.get_close_matches(unknown[1] or unknown[2], candidates, 1)
     return [f"Did you mean {close[0]}?"] if close else []
 
 
-def arguments_of(class_path: str) -> list[str]:
+def _arguments_of(class_path: str) -> list[str]:
     """The argument names of a class such as ``lightning_bayes.VOGNCallback``; empty if it cannot be imported."""
     module, _, name = class_path.rpartition(".")
     try:

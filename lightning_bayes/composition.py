@@ -1,15 +1,14 @@
-"""Configs by name: recipes, and compositions of a data set, a model and a method.
+"""The values of ``--config``: files, recipes by name, and compositions ``DATA+MODEL+METHOD`` of packaged parts.
 
-``cifar10+lenet+vogn`` merges ``base.yaml``, ``data/cifar10.yaml``, ``models/lenet.yaml`` and ``methods/vogn.yaml``, in this
-order; later files win. The result is an ordinary config of LightningCLI. Three keys have a special meaning in a part:
+``cifar10+lenet5+vogn`` stands for the configs ``base.yaml``, ``data/cifar10.yaml``, the model ``lenet5`` and
+``methods/vogn.yaml``, which LightningCLI merges in this order. Two keys of a part have a special meaning:
 
     values:  {image_size: 32}      replaces ${image_size} in every part
-    with:    {lenet: {...}}        is merged last if the composition contains `lenet`
-    callbacks+: [...]              is appended to the list, as on the command line of LightningCLI
+    with:    {lenet5: {...}}       is a further config after this part if the composition contains `lenet5`
 
-Parts of ``evaluation/`` can be added to any composition: ``digits+lenet+vogn+posterior_scale``.
-
-Registered models and data sets (`lightning_bayes.zoo.register_model`) and the models of timm and torchvision need no file.
+Data sets and models are those of `lightning_bayes.zoo.register_data` and `create_model`: a file in ``data/`` or ``models/``
+adds settings to one of them. Parts of ``evaluation/`` can be added to any composition. Nothing here imports torch, except
+for a composition itself.
 """
 
 from __future__ import annotations
@@ -19,187 +18,178 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from importlib import import_module, resources
-from itertools import product
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
 from lightning_bayes.errors import ConfigError
-from lightning_bayes.zoo.registry import DATA, MODELS, import_path
 
-KINDS: Final = ("data", "models", "methods")
-EVALUATION: Final = "evaluation"  # a composition can have any number of these parts
-# The method comes after data and evaluation: options on the command line address the last callback in the list.
-_ORDER: Final = ("data", "models", EVALUATION, "methods", "file")
+KINDS: Final = ("data", "models", "evaluation", "methods")  # options address the last callback, which is the method's
 _SOURCES: Final = ("timm/", "torchvision/")
 _PLACEHOLDER: Final = re.compile(r"\$\{(\w+)\}")
 _SHAPE: Final = ("num_classes", "in_channels", "image_size")
+_REGISTERED: Final = re.compile(r'^@register_(?:data|model)\("(\w+)"', re.MULTILINE)
 
 
 def recipes() -> dict[str, Path]:
-    """The files of the packaged recipes, which are complete configs, by name in alphabetical order."""
+    """The packaged recipes, which are complete configs: file by name."""
     return parts("recipes")
 
 
 def parts(kind: str) -> dict[str, Path]:
-    """The files of the packaged parts of a kind, by name in alphabetical order.
+    """The packaged parts of one of `KINDS`: file by name."""
+    folder = Path(str(resources.files("lightning_bayes.configs"))) / kind
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def known(kind: str) -> dict[str, str]:
+    """A description by the name of every part of one of `KINDS`, from the first line of its file, in alphabetical order."""
+    found = {name: path.read_text("utf-8").partition("\n")[0].lstrip("# ") for name, path in parts(kind).items()}
+    if kind in {"data", "models"}:
+        # The registry's names are in the source; asking the registry would import torch, which takes seconds.
+        spec = find_spec("lightning_bayes.zoo")
+        folders = (spec.submodule_search_locations or []) if spec is not None else []
+        for path in (path for folder in folders for path in sorted(Path(folder, kind).glob("*.py"))):
+            source = path.read_text("utf-8")
+            for name in _REGISTERED.findall(source):
+                found.setdefault(name, source.partition("\n")[0].strip('"'))
+    return dict(sorted(found.items()))
+
+
+def configs_of(name: str) -> list[str]:
+    """Resolve one value of ``--config``.
 
     Args:
-        kind: One of `KINDS`, or `EVALUATION`.
+        name: A file, URL or YAML text, the name of a recipe, or parts joined by ``+``: packaged parts, registered models and
+            data sets, ``MODULE:NAME`` for one that MODULE registers, ``timm/NAME``, ``torchvision/NAME``, and files.
 
     Returns:
-        Path by name.
+        Files and YAML texts for LightningCLI to merge in order.
 
     Example:
-        >>> list(parts("models"))
-        ['alexnet', 'lenet', 'mlp', 'resnet18', 'vgg16']
+        >>> base, data, *_ = configs_of("digits+lenet5+vogn")
+        >>> json.loads(data)["trainer"]
+        {'max_epochs': 80, 'log_every_n_steps': 10}
     """
-    return {path.stem: path for path in sorted((_root() / kind).glob("*.yaml"))}
+    require_known(name)
+    if _is_config(name):
+        return [name]
+    return [str(recipes()[name])] if name in recipes() else _composition(name.split("+"))
 
 
-def _root() -> Path:
-    return Path(str(resources.files("lightning_bayes.configs")))
+def require_known(name: str) -> None:
+    """Raise ConfigError, with the nearest names, unless `configs_of` can resolve a name."""
+    if _is_config(name) or name in recipes():
+        return
+    names = {part for kind in KINDS for part in known(kind)}
+    for part in name.split("+"):
+        module, _, short = part.rpartition(":")
+        if not (module or part in names or part in _registry_names() or part.startswith(_SOURCES) or _is_file(part)):
+            known_names = sorted({*recipes(), *names})
+            close = _split(name, names) or difflib.get_close_matches(short, known_names, 3, 0.5)
+            question = f" Did you mean {' or '.join(close)}?" if close else ""
+            whole = "" if part == name else f" of {name}"
+            raise ConfigError(
+                f"There is no part {part!r}{whole}, and no such file in {Path.cwd()}.{question} A config is "
+                "DATA+MODEL+METHOD, a recipe or a file; `lightning-bayes list configs|data|models|methods` prints all names."
+            )
 
 
-def split_name(name: str) -> tuple[str, ...]:
-    """Split the name of a composition into its parts.
+def _registry_names() -> set[str]:
+    """Names that other packages have registered, if anything has imported the registry."""
+    import sys
 
-    Args:
-        name: Parts joined by ``+``; packaged parts can also be joined by ``_``.
-
-    Returns:
-        The parts; empty if no composition has this name.
-
-    Example:
-        >>> split_name("fashion_mnist_lenet_noisy_kfac"), split_name("digits+timm/resnet18"), split_name("diggits")
-        (('fashion_mnist', 'lenet', 'noisy_kfac'), ('digits', 'timm/resnet18'), ())
-    """
-    if "+" in name:
-        return tuple(name.split("+"))
-    return (name,) if name.startswith(_SOURCES) else _known_names().get(name, ())
+    registry = sys.modules.get("lightning_bayes.zoo.registry")
+    return {*registry.DATA, *registry.MODELS} if registry is not None else set()
 
 
-def _known_names() -> dict[str, tuple[str, ...]]:
-    """Every part by its name, and the parts of every packaged DATA × MODEL × METHOD by their names joined with ``_``."""
-    compositions = {"_".join(names): names for names in product(*map(parts, KINDS))}
-    singles = [*DATA, *MODELS, *(name for kind in (*KINDS, EVALUATION) for name in parts(kind))]
-    return compositions | {name: (name,) for name in singles}
+def _split(name: str, names: set[str]) -> list[str]:
+    """The composition that a name with underscores may mean, such as digits_lenet5_vogn."""
+    words = name.removesuffix(".yaml").split("_")
+    for first in range(1, len(words)):
+        for second in range(first + 1, len(words)):
+            found = ["_".join(words[:first]), "_".join(words[first:second]), "_".join(words[second:])]
+            if all(part in names for part in found):
+                return ["+".join(found)]
+    return []
 
 
-def compose(names: Sequence[str]) -> dict[str, Any]:
-    """Merge parts into one config.
+def _is_config(name: str) -> bool:
+    return "://" in name or "{" in name or "\n" in name or (_is_file(name) and "+" not in name)
 
-    Args:
-        names: Parts: a packaged part, a registered model or data set, ``MODULE:NAME`` for one that MODULE registers,
-            ``timm/NAME``, ``torchvision/NAME``, or the path of a YAML file.
 
-    Returns:
-        A config of LightningCLI.
+def _is_file(name: str) -> bool:
+    return name.endswith((".yaml", ".yml", ".json")) and Path(name).is_file()
 
-    Raises:
-        ConfigError: If a part does not exist, two parts are of the same kind, or no part sets a value that another needs.
 
-    Example:
-        >>> compose(["digits", "lenet", "vogn"])["model"]["init_args"]["model"]["init_args"]
-        {'num_classes': 10, 'in_channels': 1, 'image_size': 8}
-    """
-    read_parts = [_part(name) for name in names]
-    kinds = [kind for kind, _ in read_parts if kind in KINDS]
+def _composition(names: Sequence[str]) -> list[str]:
+    read_parts = sorted((_part(name) for name in names), key=lambda part: [*KINDS, "file"].index(part[0]))
+    kinds = [kind for kind, _ in read_parts if kind not in {"evaluation", "file"}]
     if len(set(kinds)) < len(kinds):
         raise ConfigError(f"{'+'.join(names)} has two parts of the same kind ({', '.join(kinds)}). Remove one.")
-    layers = [content for _, content in sorted(read_parts, key=lambda part: _ORDER.index(part[0]))]
-    config: dict[str, Any] = {}
-    for layer in (_read(_root() / "base.yaml"), *layers, *_overlays(layers, set(names))):
-        _merge(config, {key: value for key, value in layer.items() if key != "with"})
-    values = {"name": "_".join(re.sub(r"\W+", "_", Path(name).stem) for name in names), **config.pop("values")}
-    if "in_channels" in values and "image_size" in values:
-        values.setdefault("in_features", values["in_channels"] * values["image_size"] ** 2)
-    text = json.dumps(config)
-    missing = sorted(set(_PLACEHOLDER.findall(text)) - values.keys())
+    base = _read(Path(str(resources.files("lightning_bayes.configs"))) / "base.yaml")
+    layers = [
+        layer for part in (base, *(content for _, content in read_parts)) for layer in _with_overlays(part, names)
+    ]
+    values = {"name": "_".join(re.sub(r"\W+", "_", Path(name).stem) for name in names)}
+    for layer in layers:
+        values |= layer.pop("values", {})
+    texts = [json.dumps(layer) for layer in layers if layer]
+    missing = sorted(set(_PLACEHOLDER.findall("".join(texts))) - values.keys())
     if missing:
         raise ConfigError(
             f"{'+'.join(names)} needs a value for {', '.join(missing)}. Choose a data set that sets it, or add your own "
             f"part, +FILE.yaml with `values: {{{missing[0]}: ...}}`."
         )
-    # A string that is only a placeholder gets the type of the value.
+    return [_filled(text, values) for text in texts]
+
+
+def _with_overlays(part: dict[str, Any], names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    yield {key: value for key, value in part.items() if key != "with"}
+    yield from (dict(overlay) for name, overlay in part.get("with", {}).items() if name in names)
+
+
+def _filled(text: str, values: dict[str, Any]) -> str:
+    """Replace placeholders. A string that is only a placeholder gets the type of the value."""
     typed = re.sub(f'"{_PLACEHOLDER.pattern}"', lambda match: json.dumps(values[match[1]]), text)
-    filled: dict[str, Any] = json.loads(_PLACEHOLDER.sub(lambda match: json.dumps(str(values[match[1]]))[1:-1], typed))
-    return filled
+    return _PLACEHOLDER.sub(lambda match: json.dumps(str(values[match[1]]))[1:-1], typed)
 
 
 def _part(name: str) -> tuple[str, dict[str, Any]]:
     """The kind and the content of a part."""
-    if name.endswith((".yaml", ".yml")) and Path(name).is_file():
+    if _is_file(name):
         return "file", _read(Path(name))
-    for kind in (*KINDS, EVALUATION):
+    for kind in ("evaluation", "methods"):
         if name in parts(kind):
             return kind, _read(parts(kind)[name])
     module, _, short = name.rpartition(":")
     if module:
         import_module(module)  # importing the module registers its models and data sets
-    if short in DATA:
-        return "data", _registered_data(short)
-    if short in MODELS or short.startswith(_SOURCES):
-        return "models", _registered_model(short)
-    raise ConfigError(f"There is no part {name!r}. {nearest_names(name)}")
+    from lightning_bayes.zoo.create import create_model  # imports torch, and registers this package's models
+    from lightning_bayes.zoo.data import DigitsDataModule  # noqa: F401  (registers this package's data sets)
+    from lightning_bayes.zoo.registry import DATA, MODELS, import_path
 
-
-def nearest_names(name: str) -> str:
-    """Suggest names similar to an unknown one, for an error message.
-
-    Args:
-        name: The unknown name.
-
-    Returns:
-        One or two sentences.
-
-    Example:
-        >>> nearest_names("digits_lenet_vgn").partition(" or ")[0]
-        'Did you mean digits+lenet+vogn'
-    """
-    known = _known_names()
-    matches = difflib.get_close_matches(name, sorted({*recipes(), *known}), 3)
-    close = ["+".join(known.get(match, [match])) for match in matches]
-    question = f"Did you mean {' or '.join(close)}? " if close else ""
-    return f"{question}`lightning-bayes list configs|data|models|methods` prints all names."
-
-
-def _registered_data(name: str) -> dict[str, Any]:
-    module = DATA[name]
-    shape = {key: getattr(module, key, None) for key in _SHAPE}
-    values = {key: value for key, value in shape.items() if isinstance(value, int)}
-    values |= getattr(module, "composed_values", {})
-    return {"values": values, "data": {"class_path": import_path(module)}}
-
-
-def _registered_model(name: str) -> dict[str, Any]:
-    if name in MODELS:
-        entry = MODELS[name]
-        shape = [key for key in _SHAPE if key != "image_size" or key in entry.options]
-        arguments = {**{key: f"${{{key}}}" for key in shape}, **entry.arguments}
-        network = {"class_path": entry.class_path, "init_args": arguments}
-    else:
+    settings = _read(path) if (path := {**parts("data"), **parts("models")}.get(short)) else {}
+    if short in DATA or short in parts("data"):
+        registered = {} if short not in DATA else {"data": {"class_path": import_path(DATA[short])}}
+        shape = {key: getattr(DATA.get(short), key, None) for key in _SHAPE}
+        values = {key: value for key, value in shape.items() if isinstance(value, int)}
+        values |= getattr(DATA.get(short), "composed_values", {}) | settings.get("values", {})
+        return "data", {**registered, **settings, "values": values}
+    if short in MODELS:
+        entry = MODELS[short]
+        arguments = {key: f"${{{key}}}" for key in _SHAPE if key != "image_size" or key in entry.options}
+        network = {"class_path": entry.class_path, "init_args": {**arguments, **entry.arguments}}
+    elif name.startswith(_SOURCES):
         arguments = {"name": name, "num_classes": "${num_classes}", "in_channels": "${in_channels}"}
-        network = {"class_path": "lightning_bayes.zoo.create_model", "init_args": arguments}
-    return {"model": {"init_args": {"model": network}}}
+        network = {"class_path": import_path(create_model), "init_args": arguments}
+    else:
+        raise ConfigError(f"{module} registers no model or data set {short!r}. Decorate it with zoo.register_model.")
+    return "models", {**settings, "model": {"init_args": {"model": network}}}
 
 
 def _read(path: Path) -> dict[str, Any]:
     content: dict[str, Any] = yaml.safe_load(path.read_text("utf-8")) or {}
     return content
-
-
-def _overlays(layers: Sequence[dict[str, Any]], names: set[str]) -> Iterator[dict[str, Any]]:
-    for layer in layers:
-        yield from (overlay for name, overlay in layer.get("with", {}).items() if name in names)
-
-
-def _merge(config: dict[str, Any], layer: dict[str, Any]) -> None:
-    for key, value in layer.items():
-        if key.endswith("+"):
-            config[key[:-1]] = [*config.get(key[:-1], []), *value]
-        elif isinstance(value, dict) and isinstance(config.get(key), dict):
-            _merge(config[key], value)
-        else:
-            config[key] = value

@@ -1,7 +1,7 @@
 """The demo: LeNet-5 on scikit-learn's digits, trained with Adam and with VOGN, and compared.
 
-``make demo`` runs it. It trains with the packaged configs ``digits+lenet+adam`` and ``digits+lenet+vogn``, and evaluates the
-results with the public API.
+``make demo`` runs it. It trains with the packaged configs ``digits+lenet5+adam`` and ``digits+lenet5+vogn``, and evaluates
+the results with the public API.
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ def compare(
     Returns:
         Evaluations by name, the run of Adam, and the run of VOGN.
     """
-    adam = fit("digits+lenet+adam", folder / "adam", seed, progress, overrides)
-    vogn = fit("digits+lenet+vogn", folder / "vogn", seed, progress, overrides)
+    adam = fit("digits+lenet5+adam", folder / "adam", seed, progress, overrides)
+    vogn = fit("digits+lenet5+vogn", folder / "vogn", seed, progress, overrides)
     posterior = load_posterior(vogn.checkpoint)
     results = {
         "Adam": evaluate(adam),

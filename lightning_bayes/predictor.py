@@ -113,10 +113,11 @@ class Predictor:
         allow: str | Sequence[str] = (),
         **options: Any,
     ) -> Predictor:
-        """Read a posterior file.
+        """Read a posterior file, or the run that would write it.
 
         Args:
-            path: A file written by `lightning_bayes.zoo.save_posterior`, or its name; see `lightning_bayes.zoo.load`.
+            path: A file written by `lightning_bayes.zoo.save_posterior`, or its name; see `lightning_bayes.zoo.load`. Or the
+                folder of a fit of the command line, such as ``runs/digits_lenet5_vogn/version_0``.
             model: The network; required if the file does not describe how to build it.
             allow: Packages whose code may build the network.
             **options: Arguments of `Predictor`.
@@ -124,6 +125,10 @@ class Predictor:
         Returns:
             The predictor.
         """
+        if Path(path).is_dir():
+            from lightning_bayes.finished_run import saved_run
+
+            return cls(saved_run(Path(path)), **options)
         from lightning_bayes.zoo import load
 
         return cls(load(path, model=model, allow=allow), **options)

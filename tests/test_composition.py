@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import textwrap
 
 import pytest
 import torch
+from composed import compose
 
 from lightning_bayes.cli import instantiate
-from lightning_bayes.composition import KINDS, compose, parts, recipes, split_name
-from lightning_bayes.config_lookup import find_configs, with_configs
+from lightning_bayes.composition import KINDS, configs_of, parts, recipes
 from lightning_bayes.errors import ConfigError, HyperparameterError
 from lightning_bayes.zoo import create_model, list_models, register_data, register_model
 from lightning_bayes.zoo.registry import DATA, MODELS
@@ -20,20 +19,20 @@ QUIET = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--
 
 # Epochs, batch size, augmentation, milestones; Adam's decay alone; learning rate and decay of SGD.
 SETTINGS = {
-    ("cifar10", "lenet"): (210, 128, False, None, 0.01, 0.001, 0.01),
+    ("cifar10", "lenet5"): (210, 128, False, None, 0.01, 0.001, 0.01),
     ("cifar10", "alexnet"): (160, 256, True, [80, 120], 1e-4, 0.1, 1e-4),
-    ("cifar10", "vgg16"): (160, 128, True, [80, 120], 1e-4, 0.1, 1e-4),
+    ("cifar10", "vgg16_half"): (160, 128, True, [80, 120], 1e-4, 0.1, 1e-4),
     ("cifar10", "resnet18"): (160, 256, True, [80, 120], 5e-4, 0.1, 1e-4),
-    ("imagenet", "resnet18"): (91, 256, True, [35, 65, 85], 1e-4, 0.16, 1e-4),
+    ("imagenet", "resnet18_imagenet"): (91, 256, True, [35, 65, 85], 1e-4, 0.16, 1e-4),
 }
 RATES = {  # Adam's learning rate: under a posterior, alone
-    ("cifar10", "lenet"): (1e-3, 1e-3),
+    ("cifar10", "lenet5"): (1e-3, 1e-3),
     ("cifar10", "resnet18"): (1e-3, 1e-3),
-    ("digits", "lenet"): (2e-3, 2e-3),
+    ("digits", "lenet5"): (2e-3, 2e-3),
     ("digits", "mlp"): (1e-3, 1e-3),
-    ("mnist", "lenet"): (1e-3, 1e-3),
-    ("fashion_mnist", "lenet"): (1e-3, 1e-3),
-    ("imagenet", "resnet18"): (1e-3, 1.6e-3),
+    ("mnist", "lenet5"): (1e-3, 1e-3),
+    ("fashion_mnist", "lenet5"): (1e-3, 1e-3),
+    ("imagenet", "resnet18_imagenet"): (1e-3, 1.6e-3),
 }
 
 
@@ -54,7 +53,7 @@ def arguments(config, *path):
 
 @pytest.mark.parametrize(("pair", "expected"), SETTINGS.items(), ids=str)
 def test_image_experiments_have_the_settings_of_their_papers(pair, expected):
-    adam, sgd = compose([*pair, "adam"]), compose([*pair, "sgd"])
+    adam, sgd = compose("+".join([*pair, "adam"])), compose("+".join([*pair, "sgd"]))
     data = arguments(adam, "data")
     schedule = arguments(adam, "model")["lr_scheduler"] or {"init_args": {"milestones": None}}
     optimizer = arguments(sgd, "model", "optimizer")
@@ -65,17 +64,17 @@ def test_image_experiments_have_the_settings_of_their_papers(pair, expected):
 
 @pytest.mark.parametrize(("pair", "expected"), RATES.items(), ids=str)
 def test_learning_rates_of_adam(pair, expected):
-    found = [arguments(compose([*pair, method]), "model", "optimizer")["lr"] for method in ("ogn", "adam")]
+    found = [arguments(compose("+".join([*pair, method])), "model", "optimizer")["lr"] for method in ("ogn", "adam")]
     assert tuple(found) == expected
 
 
-@pytest.mark.parametrize(("pair", "epochs"), [("digits+lenet", 80), ("digits+mlp", 40), ("mnist+lenet", 20)])
+@pytest.mark.parametrize(("pair", "epochs"), [("digits+lenet5", 80), ("digits+mlp", 40), ("mnist+lenet5", 20)])
 def test_small_sets_train_for_their_epochs(pair, epochs):
-    config = compose([*pair.split("+"), "vogn"])
+    config = compose("+".join([*pair.split("+"), "vogn"]))
     schedule = arguments(config, "model").get("lr_scheduler")
     assert config["trainer"]["max_epochs"] == epochs
-    assert (schedule is not None) == (pair == "digits+lenet")
-    assert schedule is None or schedule["init_args"] == {"T_max": 80}
+    assert (schedule is not None) == (pair == "digits+lenet5")
+    assert schedule is None or schedule["class_path"] == "lightning_bayes.zoo.CosineToEnd"
     assert config["trainer"]["callbacks"][-1]["init_args"] == {"mc_samples": 1, "eval_samples": 32}
 
 
@@ -84,15 +83,15 @@ def test_the_data_module_passes_its_augmentation_factor_to_callbacks():
     for pair in SETTINGS:
         run = instantiate("+".join([*pair, "ogn"]), *QUIET)
         factors[pair] = run.datamodule.data_augmentation_factor
-        given = compose([*pair, "ogn"])["trainer"]["callbacks"][-1].get("init_args", {})
+        given = compose("+".join([*pair, "ogn"]))["trainer"]["callbacks"][-1].get("init_args", {})
         assert "data_augmentation_factor" not in given  # so the callback asks the data module
     expected = {"imagenet": 5.0, "cifar10": 10.0}
-    assert factors == {pair: 1.0 if pair[1] == "lenet" else expected[pair[0]] for pair in SETTINGS}
+    assert factors == {pair: 1.0 if pair[1] == "lenet5" else expected[pair[0]] for pair in SETTINGS}
 
 
-@pytest.mark.parametrize(("data", "batches"), [("digits+lenet", 35), ("mnist+lenet", 430), ("cifar10+resnet18", 176)])
+@pytest.mark.parametrize(("data", "batches"), [("digits+lenet5", 35), ("mnist+lenet5", 430), ("cifar10+resnet18", 176)])
 def test_vadagrads_temperature_falls_over_the_whole_run(data, batches):
-    config = compose([*data.split("+"), "vadagrad"])
+    config = compose("+".join([*data.split("+"), "vadagrad"]))
     schedule = config["trainer"]["callbacks"][-1]["init_args"]["temperature"]["init_args"]
     assert schedule["steps"] == batches * config["trainer"]["max_epochs"]
 
@@ -100,11 +99,21 @@ def test_vadagrads_temperature_falls_over_the_whole_run(data, batches):
 # -- names ------------------------------------------------------------------------------------------------------------
 
 
-def test_names_of_three_parts_joined_by_underscores_are_compositions():
-    for data, model, method in [("digits", "lenet", "noisy_adam_fisher"), ("fashion_mnist", "mlp", "adam")]:
-        assert split_name(f"{data}_{model}_{method}") == (data, model, method)
-        assert find_configs([f"{data}_{model}_{method}.yaml"])[0] == find_configs([f"{data}+{model}+{method}"])[0]
-    assert split_name("digits_lenet") == ()
+RECIPE = "osawa2019_cifar10_lenet_vogn"
+
+
+def test_a_recipe_is_found_by_its_name_alone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert configs_of(RECIPE) == [str(recipes()[RECIPE])]
+    for name in (RECIPE, f"{RECIPE}.yaml"):  # neither a folder nor a file hides a recipe, unless it is named
+        (tmp_path / name).mkdir() if name == RECIPE else (tmp_path / name).write_text("{}")
+    assert configs_of(RECIPE) == [str(recipes()[RECIPE])]
+    assert configs_of(f"{RECIPE}.yaml") == [f"{RECIPE}.yaml"]
+
+
+@pytest.mark.parametrize("text", ["{trainer: {max_epochs: 1}}", "trainer:\n  max_epochs: 1", "s3://bucket/config.yaml"])
+def test_yaml_text_and_urls_stay(text):
+    assert configs_of(text) == [text]
 
 
 def test_no_name_is_both_a_recipe_and_a_part_or_of_two_kinds():
@@ -113,39 +122,37 @@ def test_no_name_is_both_a_recipe_and_a_part_or_of_two_kinds():
     assert not any("+" in name for name in names)
 
 
-def test_a_recipe_goes_before_the_composition_of_its_name():
-    path = str(recipes()["imagenet_resnet18_vogn"])
-    assert find_configs(["imagenet+resnet18+vogn"])[0] == find_configs(["imagenet_resnet18_vogn.yaml"])[0] == path
-    assert with_configs(["-c", "imagenet", "-c", "resnet18", "-c", "vogn"]) == ["-c", path]
+def test_the_command_line_merges_the_configs_of_a_composition():
+    """As its own merge does, and a part's settings for another part come before those of later parts."""
+    config = instantiate("digits+mlp+sgd+posterior_scale", *QUIET).config
+    expected = compose("digits+mlp+sgd+posterior_scale")
+    assert config.trainer.max_epochs == expected["trainer"]["max_epochs"] == 40
+    assert config.model.init_args.optimizer.init_args.lr == arguments(expected, "model", "optimizer")["lr"] == 0.05
+    assert config.trainer.callbacks[-1].class_path == "lightning_bayes.PosteriorScale"
 
 
-def test_what_is_composed_stays_as_it_is():
-    """DDP starts its processes with the arguments of the first, whose configs are text that no file name can hold."""
-    words = with_configs(["fit", "--config", "digits+lenet+vogn"])
-    assert len(words[-1]) > 255
-    assert with_configs(words) == words
-
-
-def test_parts_that_are_given_one_by_one_make_one_composition():
-    text = "{}"  # a config of its own, which stays
-    one = with_configs(["fit", "--config", "digits+lenet+vogn", "--config", text])
-    assert with_configs(["fit", "--config", "digits", "--config", "lenet", "-c=vogn", "--config", text]) == one
-    assert json.loads(one[2]) == compose(["digits", "lenet", "vogn"])
+@pytest.mark.parametrize("name", ["lenet5", "mlp", "alexnet", "resnet18", "resnet18_imagenet", "vgg16_half"])
+def test_a_name_is_the_same_network_in_a_config_and_in_create_model(name):
+    size = {"alexnet": "cifar10", "vgg16_half": "cifar10"}.get(name, "digits")
+    shape = {"cifar10": {"in_channels": 3, "image_size": 32}, "digits": {"in_channels": 1, "image_size": 8}}[size]
+    shape = {key: value for key, value in shape.items() if key in ("in_channels", *MODELS[name].options)}
+    built = create_model(name, num_classes=10, **shape)
+    assert str(instantiate(f"{size}+{name}+adam", *QUIET).model.model) == str(built)
 
 
 def test_the_order_of_parts_does_not_matter():
-    parted = compose(["vogn", "lenet", "digits"])
-    parted["trainer"]["logger"]["init_args"]["name"] = "digits_lenet_vogn"
-    assert parted == compose(["digits", "lenet", "vogn"])
+    parted = compose("vogn+lenet5+digits")
+    parted["trainer"]["logger"]["init_args"]["name"] = "digits_lenet5_vogn"
+    assert parted == compose("digits+lenet5+vogn")
 
 
 def test_a_part_may_be_a_file(tmp_path):
     path = tmp_path / "short.yaml"
     path.write_text("trainer: {max_epochs: 3}\nvalues: {eval_samples: 5}\nwith: {vogn: {seed_everything: 7}}")
-    config = compose(["digits", "lenet", "vogn", str(path)])
+    config = compose("+".join(["digits", "lenet5", "vogn", str(path)]))
     assert (config["trainer"]["max_epochs"], config["seed_everything"]) == (3, 7)
     assert config["trainer"]["callbacks"][-1]["init_args"]["eval_samples"] == 5
-    assert config["trainer"]["logger"]["init_args"]["name"] == "digits_lenet_vogn_short"
+    assert config["trainer"]["logger"]["init_args"]["name"] == "digits_lenet5_vogn_short"
 
 
 # -- models and data without a file -----------------------------------------------------------------------------------
@@ -204,7 +211,7 @@ def stranger(tmp_path, monkeypatch):
         ("digits+stranger:strange+vogn", 8),
         ("digits+stranger:strange_wide+noisy_kfac", 32),
         ("stranger:strange_digits+strange+vogn", 8),
-        ("strange_digits+lenet+vogn", None),
+        ("strange_digits+lenet5+vogn", None),
     ],
 )
 def test_a_strangers_file_is_named_and_trained(stranger, name, width):
@@ -225,7 +232,7 @@ def test_a_strangers_model_is_created_by_name(stranger):
 
 @pytest.mark.parametrize("name", ["lenet5", "alexnet_imagenet", "timm/resnet18", "torchvision/mobilenet_v2"])
 def test_models_by_name_need_no_file(name):
-    network = arguments(compose(["cifar10", name, "vogn"]), "model")["model"]
+    network = arguments(compose("+".join(["cifar10", name, "vogn"])), "model")["model"]
     assert network["init_args"]["num_classes"] == 10
     assert network["init_args"].get("image_size", 224) == (32 if name == "lenet5" else 224)
 
@@ -246,13 +253,14 @@ def test_a_name_is_given_to_one_object(stranger):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("digits+lennet+vogn", r"There is no part 'lennet'\. Did you mean lenet or .*lightning-bayes list configs"),
+        ("digits+lennet+vogn", r"There is no part 'lennet' of digits.* Did you mean lenet5 or .*lightning-bayes list"),
         ("digits+mnist+vogn", r"digits\+mnist\+vogn has two parts of the same kind \(data, data, methods\)"),
-        ("lenet+vogn", r"lenet\+vogn needs a value for image_size, in_channels, num_classes\. Choose a data set"),
-        ("svhn+lenet+vadagrad", r"needs a value for steps\. .*\+FILE\.yaml with `values: \{steps: \.\.\.\}`"),
-        ("digits_lenet_vgn", r"There is no config digits_lenet_vgn: no file in .* and no packaged config"),
+        ("lenet5+vogn", r"lenet5\+vogn needs a value for image_size, in_channels, num_classes\. Choose a data set"),
+        ("svhn+lenet5+vadagrad", r"needs a value for steps\. .*\+FILE\.yaml with `values: \{steps: \.\.\.\}`"),
+        ("digits_lenet5_vogn", r"There is no part 'digits_lenet5_vogn', and .* Did you mean digits\+lenet5\+vogn\?"),
+        ("json:strange", r"json registers no model or data set 'strange'"),
     ],
 )
 def test_a_composition_that_cannot_be_is_refused(name, message):
     with pytest.raises(ConfigError, match=message):
-        find_configs([name])[0]
+        configs_of(name)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import gc
-import json
 import re
 from itertools import cycle, product
 from pathlib import Path
 
 import pytest
 import torch
-import yaml
+from composed import compose
 from fake_images import write_cifar10, write_idx_sets, write_image_folder
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import LightningCLI
@@ -20,8 +19,7 @@ from torchvision.datasets import CIFAR10
 import lightning_bayes
 from lightning_bayes import BBBCallback, KFACCallback, NoisyAdamCallback, NoisyKFACCallback
 from lightning_bayes.cli import instantiate
-from lightning_bayes.composition import parts, recipes
-from lightning_bayes.config_lookup import find_configs
+from lightning_bayes.composition import configs_of, parts, recipes
 
 ROOT = Path(__file__).parents[1]
 METHODS = {name.removesuffix("Callback").lower(): name for name in lightning_bayes.__all__ if name.endswith("Callback")}
@@ -30,12 +28,12 @@ METHODS |= {"adam": None, "sgd": None, "imagefolder": "VOGNCallback", "reparamet
 QUIET = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
 
 PAIRS = [  # data and models whose shapes fit
-    *product(("digits", "mnist", "fashion_mnist"), ("lenet", "mlp", "resnet18")),
-    *product(("cifar10",), ("lenet", "mlp", "alexnet", "vgg16", "resnet18")),
-    *product(("imagenet",), ("alexnet", "resnet18")),
+    *product(("digits", "mnist", "fashion_mnist"), ("lenet5", "mlp", "resnet18")),
+    *product(("cifar10",), ("lenet5", "mlp", "alexnet", "vgg16_half", "resnet18")),
+    *product(("imagenet",), ("alexnet_imagenet", "resnet18_imagenet")),
 ]
 BY_BACKPACK = {"von", "cvi", "momentum_von", "noisy_adam_fisher", "kfac_backpack", "noisy_kfac_backpack"}
-PLAIN = {"lenet", "mlp", "alexnet"}  # without BatchNorm, which BackPACK does not support in training mode
+PLAIN = {"lenet5", "mlp", "alexnet"}  # without BatchNorm, which BackPACK does not support in training mode
 EVERY = [
     f"{data}+{model}+{method}"
     for (data, model), method in product(PAIRS, parts("methods"))
@@ -45,10 +43,10 @@ EVERY = [
 
 def covering():
     """Every recipe, every method on the digits, and every other pair of data and model with one method."""
-    others = [pair for pair in PAIRS if pair not in {("digits", "lenet"), ("imagenet", "alexnet")}]
+    others = [pair for pair in PAIRS if pair not in {("digits", "lenet5"), ("imagenet", "alexnet_imagenet")}]
     methods = cycle(("vogn", "noisy_kfac", "mc_dropout", "sgd", "bbb", "adam"))
     pairs = [f"{data}+{model}+{method}" for (data, model), method in zip(others, methods, strict=False)]
-    return [*recipes(), *(f"digits+lenet+{method}" for method in parts("methods")), *pairs]
+    return [*recipes(), *(f"digits+lenet5+{method}" for method in parts("methods")), *pairs]
 
 
 def variants():
@@ -57,17 +55,17 @@ def variants():
     clip = "--trainer.callbacks.kl_clip.start=0.001"
     table = "zhang2018_cifar10_vgg16_"
     published = "--trainer.callbacks.name=zhang2018-cifar10-vgg16"
-    yield from ((f"{table}sgd.yaml", options) for options in ((plain,), (no_norm,), (plain, no_norm)))
-    yield from ((f"{table}kfac.yaml", options) for options in ((plain,), (no_norm, clip), (plain, no_norm, clip)))
+    yield from ((f"{table}sgd", options) for options in ((plain,), (no_norm,), (plain, no_norm)))
+    yield from ((f"{table}kfac", options) for options in ((plain,), (no_norm, clip), (plain, no_norm, clip)))
     for options in (
         (plain, f"{published}-batchnorm"),
         (no_norm, f"{published}-augmented"),
         (plain, no_norm, published),
     ):
-        yield f"{table}noisy_kfac.yaml", options
-    yield f"{table}noisy_adam.yaml", ("--data.augment=true", "--trainer.callbacks.dict_kwargs.kl_weight=0.1")
-    yield f"{table}bbb.yaml", ("--data.augment=true", "--trainer.callbacks.kl_weight=0.1")
-    for name in ("cifar10_alexnet_adam.yaml", "cifar10_alexnet_mc_dropout.yaml", "osawa2019_cifar10_alexnet_vogn.yaml"):
+        yield f"{table}noisy_kfac", options
+    yield f"{table}noisy_adam", ("--data.augment=true", "--trainer.callbacks.dict_kwargs.kl_weight=0.1")
+    yield f"{table}bbb", ("--data.augment=true", "--trainer.callbacks.kl_weight=0.1")
+    for name in ("cifar10+alexnet+adam", "cifar10+alexnet+mc_dropout", "osawa2019_cifar10_alexnet_vogn"):
         yield name, (plain,)
 
 
@@ -75,11 +73,6 @@ def callback_of(name):
     """The callback by the longest matching suffix of a config's name, such as ``vogn`` rather than ``ogn``."""
     words = re.sub(r"[_+]|\.yaml$", "", name)
     return METHODS[max((method for method in METHODS if words.endswith(method)), key=len)]
-
-
-def read(name):
-    found = find_configs([name])[0]
-    return json.loads(found) if found.startswith("{") else yaml.safe_load(Path(found).read_text("utf-8"))
 
 
 def class_paths(node):
@@ -93,8 +86,8 @@ def enough():
     """Configs that together cover all class paths."""
     seen, names = set(), []
     for name in covering():
-        names += [] if class_paths(read(name)) <= seen else [name]
-        seen |= class_paths(read(name))
+        names += [] if class_paths(compose(name)) <= seen else [name]
+        seen |= class_paths(compose(name))
     return names
 
 
@@ -144,7 +137,7 @@ def data_options(name, tmp_path, monkeypatch):
 
 def small_options(name):
     """Few samples, small factors, and one process without noise groups; other tests cover these settings."""
-    callback = read(name)["trainer"]["callbacks"][-1]
+    callback = compose(name)["trainer"]["callbacks"][-1]
     preset = callback["class_path"].endswith("from_preset")
     where = "--trainer.callbacks.dict_kwargs" if preset else "--trainer.callbacks"
     options = []
@@ -159,7 +152,7 @@ def small_options(name):
 
 def checkpoints_that_it_reads(name):
     """Checkpoint paths of a `WarmStart` or `DeepEnsembleCallback`."""
-    arguments = [entry.get("init_args", {}) for entry in read(name)["trainer"]["callbacks"]]
+    arguments = [entry.get("init_args", {}) for entry in compose(name)["trainer"]["callbacks"]]
     return [path for given in arguments for path in (given.get("path"), *given.get("members", ())) if path]
 
 
@@ -168,7 +161,7 @@ def train_what_it_reads(name, data_options):
     for path in checkpoints_that_it_reads(name):
         other = Path(path).parts[1]  # runs/{name of the config}/…
         one = [f"--trainer.{option}=1" for option in ("max_epochs", "limit_train_batches", "log_every_n_steps")]
-        run = instantiate(other, *QUIET, *one, *data_options)
+        run = instantiate(other.replace("_", "+", 2), *QUIET, *one, *data_options)
         run.trainer.fit(run.model, datamodule=run.datamodule)
         del run
         gc.collect()
@@ -213,7 +206,7 @@ def test_every_composition_runs_for_one_batch(name, data_options, tmp_path, monk
 def test_trains_digits_in_a_few_epochs(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     train_what_it_reads(name, [])
-    epochs = 3 if name == "digits+lenet+cvi" else 5  # ten passes a batch
+    epochs = 3 if name == "digits+lenet5+cvi" else 5  # ten passes a batch
     run = instantiate(name, *QUIET, f"--trainer.max_epochs={epochs}")
     run.trainer.fit(run.model, datamodule=run.datamodule)
     assert run.trainer.callback_metrics["val/cls/Acc"] > 0.8
@@ -259,15 +252,15 @@ def test_a_plain_lightning_cli_reads_it(name, monkeypatch):
         subclass_mode_data=True,
         save_config_callback=None,
         auto_configure_optimizers=False,
-        args=["--config", find_configs([name])[0], "--trainer.accelerator=cpu", *counted],
+        args=[*(f"--config={config}" for config in configs_of(name)), "--trainer.accelerator=cpu", *counted],
         run=False,
     )
-    assert cli.trainer.max_epochs == read(name)["trainer"]["max_epochs"]
+    assert cli.trainer.max_epochs == compose(name)["trainer"]["max_epochs"]
 
 
 def test_each_config_matches_its_name():
     for name in (*recipes(), *EVERY):
-        config, callback = read(name), callback_of(name)
+        config, callback = compose(name), callback_of(name)
         callbacks = [entry["class_path"] for entry in config["trainer"]["callbacks"]]
         ours = [path for path in callbacks if path.startswith("lightning_bayes.")]
         expected = [] if callback is None else [f"lightning_bayes.{callback}"]

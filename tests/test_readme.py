@@ -14,7 +14,7 @@ import torch
 from packaging.version import Version
 
 from lightning_bayes.cli import main
-from lightning_bayes.config_lookup import find_configs
+from lightning_bayes.composition import configs_of
 from lightning_bayes.report import command as report
 
 ROOT = Path(__file__).parents[1]
@@ -102,7 +102,7 @@ def test_commands_name_packaged_configs(page):
     named = {config for arguments in shown if (config := config_of(arguments)) is not None}
     assert named
     for name in sorted(name for name in named if not is_own_run(name)):
-        assert find_configs([name])  # raises for an unknown name
+        assert configs_of(name)  # raises for an unknown name
 
 
 @pytest.mark.parametrize("page", WITH_COMMANDS)

@@ -29,7 +29,7 @@ from lightning_bayes.zoo.models import MLP, VGG16, AlexNet, CharRNN, CharTransfo
 from lightning_bayes.zoo.posterior_file import SavedPosterior, load, save_posterior
 from lightning_bayes.zoo.posterior_folder import posterior_folder
 from lightning_bayes.zoo.registry import register_data, register_model
-from lightning_bayes.zoo.tasks import BayesClassifier, BayesLanguageModel, BayesRegressor
+from lightning_bayes.zoo.tasks import BayesClassifier, BayesLanguageModel, BayesRegressor, CosineToEnd
 from lightning_bayes.zoo.transforms import ImageTransform
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "CharRNN",
     "CharTransformer",
     "Corruption",
+    "CosineToEnd",
     "DigitsDataModule",
     "FashionMNISTDataModule",
     "Generated",

@@ -48,7 +48,7 @@ def read_runs(folders: Iterable[str | Path]) -> list[Run]:
     """Read all runs in the given folders.
 
     Args:
-        folders: Folders of runs, or folders that contain runs, such as ``runs`` or ``runs/digits_lenet_vogn``.
+        folders: Folders of runs, or folders that contain runs, such as ``runs`` or ``runs/digits_lenet5_vogn``.
 
     Returns:
         The runs without duplicates. Their names are the parts in which their paths differ.

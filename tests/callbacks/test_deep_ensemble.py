@@ -154,17 +154,17 @@ def _seed_variables(monkeypatch):
 def test_the_documented_commands_train_and_evaluate_an_ensemble(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     quiet = [f"--trainer.{option}=false" for option in ("enable_progress_bar", "enable_model_summary")]
-    command = ["--config", "digits_lenet_adam", "--trainer.accelerator=cpu", *quiet]
+    command = ["--config", "digits+lenet5+adam", "--trainer.accelerator=cpu", *quiet]
     for seed in ("0", "1"):
         argv = ["lightning-bayes", "fit", *command, "--seed_everything", seed, "--trainer.max_epochs=2"]
         monkeypatch.setattr("sys.argv", argv)
         main()
-    paths = sorted(Path("runs/digits_lenet_adam").glob("version_*/checkpoints/last.ckpt"))
+    paths = sorted(Path("runs/digits_lenet5_adam").glob("version_*/checkpoints/last.ckpt"))
     ensemble = ["--trainer.callbacks+=lightning_bayes.DeepEnsembleCallback"]
     ensemble += [f"--trainer.callbacks.members=[{','.join(map(str, paths))}]"]
     monkeypatch.setattr("sys.argv", ["lightning-bayes", "test", *command, *ensemble])
     main()  # without a warning about the missing ckpt_path: warnings are errors
-    with Path("runs/digits_lenet_adam/version_2/metrics.csv").open(newline="") as file:
+    with Path("runs/digits_lenet5_adam/version_2/metrics.csv").open(newline="") as file:
         (found,) = csv.DictReader(file)
 
     module, data = BayesClassifier(LeNet5(image_size=8), num_classes=10), DigitsDataModule()

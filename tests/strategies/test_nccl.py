@@ -17,7 +17,7 @@ def fitted(folder, accelerator, devices):
     options = {"strategy": "bayes_ddp", "accelerator": accelerator, "devices": devices, "max_steps": 4}
     options |= {"max_epochs": -1, "default_root_dir": str(folder), "limit_val_batches": 0}
     trainer = [f"--trainer.{name}={value}" for name, value in options.items()]
-    command = [sys.executable, "-m", "lightning_bayes", "fit", "--config", "digits_lenet_vogn.yaml", *trainer]
+    command = [sys.executable, "-m", "lightning_bayes", "fit", "--config", "digits+lenet5+vogn", *trainer]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=folder)
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr

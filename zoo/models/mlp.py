@@ -71,7 +71,7 @@ def mlp_for_images(
     num_classes: int,
     in_channels: int,
     image_size: int = 28,
-    hidden: tuple[int, ...] = (50,),
+    hidden: tuple[int, ...] = (100, 100),
     activation: Literal["relu", "tanh", "sigmoid", "gelu"] = "relu",
 ) -> MLP:
     """An `MLP` for square images of ``image_size`` pixels; see `MLP` for the other arguments."""

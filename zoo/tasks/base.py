@@ -4,15 +4,32 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
-from typing import Any
+from typing import Any, final
 
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LightningCLI, LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR
 from torchmetrics import MetricCollection
 
 from lightning_bayes.errors import ShapeError
+
+
+@final
+class CosineToEnd(CosineAnnealingLR):
+    """Cosine annealing of the learning rate from its start to `eta_min` over ``max_epochs`` of the fit.
+
+    A task of this package sets the number of epochs; elsewhere it is 1.
+
+    Args:
+        optimizer: The optimizer.
+        eta_min: The learning rate at the end.
+    """
+
+    def __init__(self, optimizer: Optimizer, eta_min: float = 0.0) -> None:
+        super().__init__(optimizer, T_max=1, eta_min=eta_min)
 
 
 class SupervisedTask(LightningModule, abc.ABC):
@@ -69,6 +86,8 @@ class SupervisedTask(LightningModule, abc.ABC):
         """The user's optimizer and scheduler, including the ``monitor`` of LightningCLI's ``ReduceLROnPlateau``."""
         optimizer = self.optimizer(self.model.parameters())
         scheduler = self.lr_scheduler(optimizer) if self.lr_scheduler is not None else None
+        if isinstance(scheduler, CosineToEnd):
+            scheduler.T_max = max(self.trainer.max_epochs or 1, 1)
         configured: OptimizerLRScheduler = LightningCLI.configure_optimizers(self, optimizer, scheduler)
         return configured
 

@@ -1,0 +1,123 @@
+"""What the command line reads from runs and configs: the last run, the number of classes, the table of a test's metrics."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+from jsonargparse import Namespace
+from lightning_utilities.core.rank_zero import rank_zero_info
+from rich.table import Table
+
+from lightning_bayes.errors import ConfigError
+
+CONFIG_OPTIONS: Final = ("-c", "--config")
+_KEY: Final = "num_classes"
+_SINGLE_SHIFT: Final = re.compile(r"shift(_mean)?/(?!all/)[^/]+/\d+/")
+_EVALUATIONS: Final = ("Value", "Mean", "Scaled")  # under the posterior; at its mean; with the fitted temperature
+
+
+def split_options(words: Sequence[str], options: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Each of some options with its value, empty if it is missing; or the empty string and another word."""
+    remaining = iter(words)
+    for word in remaining:
+        option, equals, value = word.partition("=")
+        yield (option, value if equals else next(remaining, "")) if option in options else ("", word)
+
+
+def words_of_last_run(words: Sequence[str], arguments: Namespace) -> list[str] | None:
+    """The command line with the newest run's checkpoint and config for ``--ckpt_path=last``; None if there is no run."""
+    # Lightning would search the new run, and a fit would start anew.
+    if arguments.ckpt_path == "best":
+        raise ConfigError(
+            "--ckpt_path=best is known only while the fit runs. Pass --ckpt_path=last, or the path of a checkpoint."
+        )
+    runs = _folder_of_runs(arguments.trainer)
+    checkpoints = sorted(runs.glob("*/checkpoints/last.ckpt"), key=lambda path: path.stat().st_mtime)
+    if not checkpoints:
+        return None
+    config = checkpoints[-1].parents[1] / "config.yaml"
+    settings = f" with the settings in {config}" if config.is_file() else ""
+    rank_zero_info(f"--ckpt_path=last is {checkpoints[-1]}{settings}.")
+    pairs = list(split_options(words, [*CONFIG_OPTIONS, "--ckpt_path"]))
+    if config.is_file():  # it takes the place of named configs; files that follow them still override it
+        pairs = [(option, value) for option, value in pairs if option not in CONFIG_OPTIONS or Path(value).is_file()]
+        pairs.insert(1, ("--config", str(config)))
+    values = {"--ckpt_path": str(checkpoints[-1])}
+    return [f"{option}={values.get(option, value)}" if option else value for option, value in pairs]
+
+
+def _folder_of_runs(trainer: Namespace) -> Path:
+    """The folder in which the trainer's logger numbers its runs."""
+    logger = trainer.logger[0] if isinstance(trainer.logger, list) else trainer.logger
+    given = logger.get("init_args") or {} if isinstance(logger, Namespace) else {}
+    root = given.get("save_dir") or trainer.get("default_root_dir") or "."
+    return Path(root, given.get("name") or "lightning_logs")
+
+
+def has_checkpoint_folder(arguments: Namespace) -> bool:
+    """Whether a `ModelCheckpoint` has a folder of its own, in which Lightning finds the last checkpoint."""
+    callbacks = arguments.get("trainer.callbacks") or []
+    return any(isinstance(callback, Namespace) and callback.get("init_args.dirpath") for callback in callbacks)
+
+
+def fill_class_count(config: Namespace) -> None:
+    """Fill in ``num_classes: null`` of the task and its network: from the other of the two, or else from the data module."""
+    owners = list(_owners_of_class_count(config.get("model")))
+    missing = [arguments for arguments in owners if arguments[_KEY] is None]
+    if not missing:
+        return
+    counts = [arguments[_KEY] for arguments in owners if arguments[_KEY] is not None]
+    count = counts[0] if counts else _class_count_of_data(config.get("data"))
+    if count is None:
+        raise ConfigError(
+            "The number of classes is unknown. Pass --model.num_classes=3, or choose a data module that defines num_classes."
+        )
+    for arguments in missing:
+        arguments[_KEY] = count
+
+
+def _owners_of_class_count(node: Any) -> Iterator[Namespace]:
+    """The arguments of the task, then of its network, if they include ``num_classes``."""
+    arguments = node.get("init_args") if isinstance(node, Namespace) else None
+    if isinstance(arguments, Namespace):
+        if _KEY in arguments:
+            yield arguments
+        yield from _owners_of_class_count(arguments.get("model"))
+
+
+def _class_count_of_data(data: Any) -> int | None:
+    if not isinstance(data, Namespace):
+        return None
+    module_name, _, class_name = data.class_path.rpartition(".")
+    data_class = getattr(import_module(module_name), class_name)
+    if hasattr(data_class, "count_classes"):
+        return int(data_class.count_classes(data.init_args.root))
+    count = getattr(data_class, _KEY, None)
+    return count if isinstance(count, int) else None
+
+
+def drop_pretrained(network: Any) -> None:
+    """Skip pretrained weights that a checkpoint replaces: their file may be gone, and a download takes minutes."""
+    is_ours = isinstance(network, Namespace) and str(network.get("class_path")).startswith("lightning_bayes.")
+    if is_ours and network.get("init_args.pretrained") is not None:
+        network["init_args"]["pretrained"] = None
+
+
+def metric_table(metrics: Mapping[str, float]) -> Table:
+    """One row per metric and one column per evaluation that has a value, without the metrics of single corruptions."""
+    rows: dict[str, dict[str, float]] = {}
+    for name, value in metrics.items():
+        if not _SINGLE_SHIFT.match(name):
+            mean = name.replace("_mean/", "/", 1)
+            scaled = name.replace("/post/", "/", 1)
+            evaluation = "Mean" if mean != name else "Scaled" if scaled != name else "Value"
+            rows.setdefault(mean if mean != name else scaled, {})[evaluation] = value
+    columns = [evaluation for evaluation in _EVALUATIONS if any(evaluation in values for values in rows.values())]
+    table = Table("Metric", *columns)
+    for name, values in sorted(rows.items()):
+        table.add_row(name, *(f"{values[evaluation]:.4f}" if evaluation in values else "" for evaluation in columns))
+    return table

@@ -1,0 +1,82 @@
+"""A finished run as a servable posterior: ``lightning-bayes export RUN net.safetensors``, and ``Predictor.load(RUN)``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import nn
+
+from lightning_bayes.errors import BayesError, RunError
+from lightning_bayes.report import read_run
+
+
+def export(words: Sequence[str]) -> None:
+    """Run the command with the arguments that follow ``lightning-bayes export``."""
+    parser = argparse.ArgumentParser("lightning-bayes export", description="Write a run's posterior file and its card.")
+    parser.add_argument("run", help="folder of a fit of the command line, with config.yaml and checkpoints")
+    parser.add_argument("file", help="file to write, such as net.safetensors; its model card is net.md")
+    options = parser.parse_args(words)
+    try:
+        saved = saved_run(options.run)
+        from lightning_bayes.zoo import save_posterior
+
+        contents = {name: value for name, value in vars(saved).items() if name not in {"model", "posterior"}}
+        card = save_posterior(options.file, saved.model, saved.posterior, **contents)
+    except BayesError as error:
+        raise SystemExit(f"lightning-bayes: {type(error).__name__}: {error}") from error
+    print(f'wrote {options.file} and {card}; serve it with Predictor.load("{options.file}")')
+
+
+def saved_run(folder: str | Path) -> Any:
+    """The `lightning_bayes.zoo.SavedPosterior` of a run of the command line, from its config and its last checkpoint."""
+    from lightning_bayes.cli import instantiate
+    from lightning_bayes.optim.readout import load_posterior
+    from lightning_bayes.zoo import SavedPosterior
+
+    config, checkpoints = Path(folder) / "config.yaml", sorted((Path(folder) / "checkpoints").glob("*.ckpt"))
+    if not (config.is_file() and checkpoints):
+        raise RunError(
+            f"{folder} is not the folder of a fit: it needs config.yaml and a file in checkpoints. Pass a folder such as "
+            "runs/digits_lenet5_vogn/version_0."
+        )
+    checkpoint = next((path for path in checkpoints if path.stem == "last"), checkpoints[-1])
+    posterior = load_posterior(checkpoint).select("model.")
+    settings = yaml.safe_load(config.read_text("utf-8"))
+    parts = json.dumps({part: settings[part] for part in ("model", "data")})
+    run = instantiate(parts, "--seed_everything=false", "--trainer.logger=false", "--trainer.accelerator=cpu")
+    content = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    states = [state for name, state in content.get("callbacks", {}).items() if name.startswith("TemperatureScaling")]
+    model = _network(run.model.model, settings["model"]["init_args"]["model"]).eval()
+    model.load_state_dict({**posterior.constants, **posterior.mean})
+    return SavedPosterior(
+        model=model,
+        posterior=posterior,
+        transform=getattr(run.datamodule, "transform", None),
+        class_names=tuple(content.get("class_names", ())),
+        metrics={
+            key: value for key, value in read_run(Path(folder), "").last.items() if key.startswith(("val", "test"))
+        },
+        config=settings,
+        temperature=next((state["temperature"] or 1.0 for state in states), 1.0),
+        link=run.model.link,
+    )
+
+
+def _network(network: nn.Module, built: dict[str, Any]) -> nn.Module:
+    """The network of a run; by `create_model` if it has a name there, so that anybody can build it again."""
+    from lightning_bayes.zoo import create_model
+    from lightning_bayes.zoo.registry import MODELS
+
+    path, arguments = built["class_path"], built.get("init_args", {})
+    is_ours = type(network).__module__.startswith("lightning_bayes.") and "num_classes" in arguments
+    for name, entry in MODELS.items():
+        is_this_class = path.rpartition(".")[2] == entry.class_path.rpartition(".")[2]
+        if is_ours and is_this_class and entry.arguments.items() <= arguments.items():
+            return create_model(name, **{**arguments, **entry.arguments})
+    return network
