@@ -59,14 +59,14 @@ def test_a_long_run_keeps_no_tensors_and_stays_finite(method):
     optimizer = method(model, num_data=960, base=torch.optim.Adam(model.parameters(), lr=1e-3))
     x = torch.randn(16, 4)
     live = []
-    for update in range(1, 3001):
+    for update in range(1, 1501):
         optimizer.zero_grad()
         with optimizer.sampled_params():
             loss = F.cross_entropy(model(x), x[:, :3].argmax(1))
             loss.backward()
         optimizer.step()
-        if update % 1000 == 0:
+        if update % 500 == 0:
             assert loss.isfinite()
             gc.collect()
-            live.append(sum(isinstance(each, torch.Tensor) for each in gc.get_objects()))
+            live.append(sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects()))
     assert live[0] == live[-1]
