@@ -30,11 +30,6 @@ from lightning_bayes.callbacks.default_policy import choose_defaults
 from lightning_bayes.callbacks.evaluated_posterior import EvaluatedPosterior
 from lightning_bayes.callbacks.evaluation import EvaluationCallback
 from lightning_bayes.callbacks.fields import CallbackFields, complete_arguments
-from lightning_bayes.callbacks.model_parallel import (
-    check_model_parallel,
-    complete_checkpoint,
-    require_outside_of_pass,
-)
 from lightning_bayes.callbacks.num_data import example_count_check, set_num_data
 from lightning_bayes.callbacks.presets import Preset, find_preset, presets_of
 from lightning_bayes.callbacks.private_lightning import wrap_closures
@@ -158,7 +153,6 @@ class VariationalCallback(EvaluationCallback, ABC):
         """Replacement of the strategy's `setup_optimizers`: runs it and replaces the user's optimizer."""
         set_up(trainer)
         checks.check_training(trainer, pl_module)  # again: configure_model and other callbacks ran since
-        check_model_parallel(trainer, pl_module, self.linearized)
         self.optimizer = swap_optimizer(trainer, pl_module, self._chosen)
         self._posterior = EvaluatedPosterior()  # of the last fit no longer
         self._ranks_agree = self._is_announced = False
@@ -265,10 +259,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         """
         if self.optimizer is not None:
             self.optimizer.require_finite()
-            mean = self.optimizer.stashed_means()
-            if mean:
-                require_outside_of_pass(trainer)
-            store_mean(checkpoint, pl_module, mean)
+            store_mean(checkpoint, pl_module, self.optimizer.stashed_means())
         use_plain_numbers(checkpoint)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -276,7 +267,6 @@ class VariationalCallback(EvaluationCallback, ABC):
         if trainer.state.fn == "fit":
             self._resumed = resumable_state(checkpoint, self.name)
             return
-        checkpoint = complete_checkpoint(trainer, checkpoint)
         self.loss_link = callback_state(checkpoint).get("link")
         self._posterior.load(checkpoint)
 

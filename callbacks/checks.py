@@ -6,7 +6,7 @@ import inspect
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, ModelParallelStrategy, SingleDeviceStrategy
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
 from torch import nn
 from torch.optim import Optimizer
 
@@ -43,11 +43,11 @@ def check_training(trainer: Trainer, pl_module: LightningModule) -> None:
             "loss.backward()` and opt.step()."
         )
     is_sharding = isinstance(trainer.strategy, DeepSpeedStrategy)  # a subclass of DDPStrategy
-    if is_sharding or not isinstance(trainer.strategy, (SingleDeviceStrategy, DDPStrategy, ModelParallelStrategy)):
+    if is_sharding or not isinstance(trainer.strategy, (SingleDeviceStrategy, DDPStrategy)):
         raise UnsupportedTrainingError(
             f"The strategy {type(trainer.strategy).__name__} splits or moves parameters in ways that the callbacks' passes, "
             "evaluation and checkpoints do not support. Use one device, strategy='ddp' or 'bayes_ddp', with adapters (LoRA) "
-            "if memory is short; or IVONCallback or VadamCallback under ModelParallelStrategy (docs/distributed.md, FSDP2)."
+            "if memory is short."
         )
     if "dataloader_iter" in inspect.signature(pl_module.training_step).parameters:
         raise UnsupportedTrainingError(

@@ -16,7 +16,6 @@ import torch.distributed as dist
 from lightning.pytorch import Trainer
 from lightning.pytorch.loops.optimization.automatic import Closure, ClosureResult
 
-from lightning_bayes.callbacks.model_parallel import is_model_parallel
 from lightning_bayes.callbacks.private_lightning import closure_parts, step_follows
 from lightning_bayes.curvature import Capture, with_per_example_loss
 from lightning_bayes.curvature.per_example_loss import KEY as PER_EXAMPLE_LOSSES
@@ -98,10 +97,7 @@ class MonteCarloClosure(Closure):
         if isinstance(strategy, BayesDDPStrategy):
             reduce = strategy.all_reduce_mean_
             add_noise_group = strategy.add_noise_group_ if strategy.shares_noise else None
-        tensors: list[torch.Tensor] = []
-        examples = optimizer.num_examples
-        if not is_model_parallel(self._trainer):  # FSDP2 averages the gradients itself
-            tensors, examples = optimizer.measured(add_noise_group)
+        tensors, examples = optimizer.measured(add_noise_group)
         if examples:
             reduce([*tensors, *(b for b in optimizer.model.buffers() if b.is_floating_point())], examples)
 

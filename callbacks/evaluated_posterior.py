@@ -8,7 +8,6 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from lightning_bayes.callbacks.model_parallel import gathered_weights
 from lightning_bayes.errors import PosteriorError
 from lightning_bayes.optim import VariationalOptimizer
 from lightning_bayes.optim.readout import posterior_from_checkpoint
@@ -40,7 +39,7 @@ class EvaluatedPosterior:
         """The posterior whose mean equals the module's weights; None without one, with a warning outside of a fit."""
         if trainer.state.fn == "fit":
             return optimizer.posterior() if optimizer is not None and optimizer.num_updates > 0 else None
-        if self._posterior is not None and is_mean_of(self._posterior, gathered_weights(module)):
+        if self._posterior is not None and is_mean_of(self._posterior, module.state_dict()):
             return self._posterior
         reason = (
             self._reason if self._posterior is None else "they are not the mean of its posterior. Pass ckpt_path=..."

@@ -7,7 +7,6 @@ from typing import Any
 from lightning.pytorch import Trainer
 from lightning_utilities.core.rank_zero import rank_zero_info
 
-from lightning_bayes.callbacks.model_parallel import is_model_parallel
 from lightning_bayes.optim import VariationalOptimizer
 from lightning_bayes.optim.kronecker.distributed_inversion import WorkerGroup
 from lightning_bayes.optim.kronecker.family import KroneckerFamily
@@ -23,10 +22,8 @@ def noise_samples(trainer: Trainer, mc_samples: int) -> list[int]:
 
     Returns:
         K sample indices. Without `BayesDDPStrategy`, each rank has different indices, and the micro-batches of an update
-        share them. If the ranks hold shards of one model, they share the indices and draw their shards of the same noise.
+        share them.
     """
-    if is_model_parallel(trainer):
-        return list(range(mc_samples))
     if isinstance(trainer.strategy, BayesDDPStrategy):
         micro_batches = trainer.accumulate_grad_batches
         micro_batch = trainer.fit_loop.epoch_loop.batch_idx % micro_batches

@@ -15,7 +15,6 @@ from torch import Tensor
 from lightning_bayes.callbacks.default_policy import ChosenDefaults
 from lightning_bayes.callbacks.num_data import infer_num_data, with_augmentation_factor
 from lightning_bayes.callbacks.schedulers import cycles_momentum
-from lightning_bayes.curvature.sharding import local
 from lightning_bayes.errors import BayesError, PosteriorError
 from lightning_bayes.optim import VariationalOptimizer, value_at
 from lightning_bayes.optim.readout import callback_state
@@ -135,4 +134,4 @@ class RollbackOnFailedResume:
         self._old_weights = {}
 
     def _tensors(self) -> dict[str, Tensor]:
-        return {name: local(value) for name, value in self._module.state_dict().items() if isinstance(value, Tensor)}
+        return {name: value for name, value in self._module.state_dict().items() if isinstance(value, Tensor)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import ClassVar, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from torch import nn
 
@@ -31,10 +31,7 @@ class AbstractEngine(ABC):
         workspace_mib: Memory limit in MiB for per-example values.
 
     Class attributes:
-        supports_sharded: Whether parameters may be sharded over processes.
     """
-
-    supports_sharded: ClassVar[bool] = False
 
     def __init__(
         self, model: nn.Module, loss_reduction: LossReduction = "auto", workspace_mib: float = DEFAULT_MIB
@@ -45,7 +42,7 @@ class AbstractEngine(ABC):
         self.left_out: set[nn.Parameter] = set()  # trainable parameters that are not measured
         self.probe = ExampleProbe()
         self.has_warned_of_loop = False
-        require_real_and_separate(model, allow_sharded=self.supports_sharded)
+        require_real_and_separate(model)
 
     @abstractmethod
     def capture(self) -> AbstractContextManager[Capture]:

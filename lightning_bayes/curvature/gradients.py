@@ -24,8 +24,6 @@ from lightning_bayes.private_torch import tree_leaves
 class GradientEngine(AbstractEngine):
     """Runs passes unchanged and counts their examples. Arguments as in `AbstractEngine`."""
 
-    supports_sharded = True
-
     @contextmanager
     def capture(self) -> Iterator[Capture]:
         """Count the examples of the passes inside the context; the capture has no curvature."""

@@ -13,21 +13,20 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from lightning_bayes.curvature.measured_modules import MeasuredModule
-from lightning_bayes.curvature.sharding import is_sharded
 from lightning_bayes.errors import UnsupportedLayerError, UnsupportedTrainingError, name_some
 from lightning_bayes.private_torch import gradient_hooks
 
 
-def require_real_and_separate(model: nn.Module, *, allow_sharded: bool = False) -> None:
-    """Refuse trainable parameters that are complex, overlap in memory, or are sharded (unless `allow_sharded`)."""
+def require_real_and_separate(model: nn.Module) -> None:
+    """Refuse trainable parameters that are complex, overlap in memory, or are sharded over processes."""
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad and not is_lazy(p)]
-    sharded = [name for name, p in trained if is_sharded(p)]
-    if sharded and not allow_sharded:
+    sharded = [name for name, p in trained if hasattr(p, "to_local")]  # a torch.distributed.tensor.DTensor
+    if sharded:
         raise UnsupportedTrainingError(
             f"These parameters are DTensors, sharded over processes by fully_shard (FSDP2) or a parallel plan: "
-            f"{name_some(sharded)}. Per-example and per-layer curvature needs whole weights, which FSDP2 frees in backward. "
-            "Use a method that needs only the mean gradient (IVON, Vadam), or keep whole parameters in each process with "
-            "strategy='ddp' or 'bayes_ddp'. If memory is short, freeze layers and train adapters (LoRA)."
+            f"{name_some(sharded)}. Noise and curvature need whole weights, which FSDP2 frees in backward. Keep whole "
+            "parameters in each process with strategy='ddp' or 'bayes_ddp'. If memory is short, freeze layers and train "
+            "adapters (LoRA)."
         )
     complex_params = [name for name, p in trained if p.is_complex()]
     if complex_params:
@@ -35,7 +34,7 @@ def require_real_and_separate(model: nn.Module, *, allow_sharded: bool = False) 
             f"These parameters are complex: {name_some(complex_params)}. The square of a complex gradient is not a "
             "curvature. Store real and imaginary parts as two real parameters (see torch.view_as_complex), or freeze them."
         )
-    shared = [] if sharded else _views_of_the_same_memory(trained)
+    shared = _views_of_the_same_memory(trained)
     if shared:
         raise UnsupportedLayerError(
             f"These parameters are views of the same memory: {name_some(shared)}. They would be measured and sampled "

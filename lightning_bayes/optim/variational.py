@@ -20,7 +20,6 @@ from typing_extensions import Unpack
 
 from lightning_bayes.curvature import Capture, make_engine
 from lightning_bayes.curvature.parameters import require_full_precision
-from lightning_bayes.curvature.sharding import local
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.optim.diagonal.estimators import BatchSizeCheck, CurvatureEstimator, SquaredGradients
 from lightning_bayes.optim.diagonal.family import DiagonalFamily
@@ -41,7 +40,6 @@ from lightning_bayes.optim.runtime.parameters import (
     trainable,
 )
 from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass, Measurement
-from lightning_bayes.optim.runtime.shards import local_state, require_elementwise
 from lightning_bayes.optim.schedules import apply_schedules, take_schedules
 from lightning_bayes.optim.settings import plain
 from lightning_bayes.optim.steps import BaseOptimizerStep, Step, make_steps, step_for
@@ -154,8 +152,6 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
         require_interval(type(self).__name__, group["curvature_interval"], amortises=self.amortises)
         step.add_group(group, len(self.param_groups))
         require_full_precision(group["params"])
-        if self._is_sharded:
-            require_elementwise(group)
         for param in group["params"]:
             self._start_state(param, group)
         self.family.check_groups()
@@ -254,7 +250,7 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
         if not self.estimator.is_linear:
             curvature = self.estimator.finalise(curvature, self.param_groups)
         return {
-            key: curvature[key] if key in curvature else torch.zeros_like(local(like))
+            key: curvature[key] if key in curvature else torch.zeros_like(like)
             for key, like in self._measured_shapes().items()
         }
 
@@ -283,7 +279,7 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
             apply_schedules(group, schedules, self.hyperparameters)
         after = effective(group)
         if self.signed_curvature and (after.prior < before.prior or after.scale > before.scale):
-            keep_all_positive_([local_state(self.state[param]) for param in group["params"]], group)
+            keep_all_positive_([self.state[param] for param in group["params"]], group)
 
     def store_initial_values(self, group: dict[str, Any]) -> None:
         """Store what an algorithm derives from a group's hyperparameters at its first update. Called before every update."""
@@ -312,7 +308,7 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
 
     @torch.no_grad()
     def posterior(self) -> WeightPosterior:
-        """Build the posterior, by the model's parameter names. Under FSDP2 all processes must call it together.
+        """Build the posterior, by the model's parameter names.
 
         Returns:
             Copies of mean and precision; deterministic parameters are among the constants.

@@ -27,7 +27,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.sharding import is_sharded
 from lightning_bayes.errors import HyperparameterError, PosteriorError, name_some
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.posteriors import AbstractPosterior, MeanField, ScaledPosterior
@@ -88,18 +87,12 @@ def weight_priors(model: nn.Module, posterior: AbstractPosterior | None) -> dict
         The prior of each parameter that the posterior names.
 
     Raises:
-        PosteriorError: If the posterior is not mean-field, its names or shapes do not match the model, or FSDP2 shards the
-            model.
+        PosteriorError: If the posterior is not mean-field, its names or shapes do not match the model.
     """
     if posterior is None:
         return {}
     prior = _mean_field(posterior)
     params = dict(model.named_parameters())
-    if any(map(is_sharded, params.values())):
-        raise PosteriorError(
-            f"prior= holds whole tensors, but FSDP2 shards the parameters of {type(model).__name__}. Pass "
-            "prior_precision=... and prior_mean='initial' instead."
-        )
     missing = [name for name in prior.mean if name not in params]
     if missing:
         raise PosteriorError(

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.sharding import local, put_rows_, rows_like
 from lightning_bayes.errors import HyperparameterError, PosteriorError, ShapeError
 from lightning_bayes.posteriors import AbstractPosterior, ScaledPosterior
 
@@ -188,8 +187,8 @@ def temporary_weights(model: nn.Module, weights: dict[str, Tensor]) -> Iterator[
     """Context in which `model` has the given weights. The originals are restored bit for bit, also after an exception.
 
     Args:
-        model: The model. Under FSDP2 each process loads its own rows.
-        weights: Full, unsharded values by parameter or buffer name. Other parameters and buffers keep their values.
+        model: The model.
+        weights: Values by parameter or buffer name. Other parameters and buffers keep their values.
 
     Yields:
         Nothing.
@@ -197,12 +196,18 @@ def temporary_weights(model: nn.Module, weights: dict[str, Tensor]) -> Iterator[
     # With duplicates: a posterior's constants name tied weights by each of their names.
     tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     targets = {name: tensors[name] for name in weights}
-    originals = {name: local(target).detach().clone() for name, target in targets.items()}
+    originals = {name: target.detach().clone() for name, target in targets.items()}
     try:
-        put_rows_(model, [(target, rows_like(weights[name], target)) for name, target in targets.items()])
+        _copy_all_(targets, weights)
         yield
     finally:
-        put_rows_(model, [(target, originals[name]) for name, target in targets.items()])
+        _copy_all_(targets, originals)
+
+
+@torch.no_grad()
+def _copy_all_(targets: dict[str, Tensor], values: dict[str, Tensor]) -> None:
+    for name, target in targets.items():
+        target.copy_(values[name])
 
 
 @contextmanager

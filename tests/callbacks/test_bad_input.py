@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from lightning.pytorch import LightningModule
-from lightning.pytorch.strategies import FSDPStrategy
+from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from tiny_training import Classifier, adamw, assert_same_bits, fit, loader, mlp, quiet_trainer, weights
 from torch import nn
 
@@ -134,10 +134,13 @@ def test_several_optimizers_are_refused_by_lightning():
 # -- the trainer ----------------------------------------------------------------------------------------------------------
 
 
-def test_strategy_that_shards_parameters_is_refused():
+@pytest.mark.parametrize("strategy", [FSDPStrategy, ModelParallelStrategy])
+def test_strategy_that_shards_parameters_is_refused(strategy):
     trainer, module = quiet_trainer(), Classifier()
-    trainer._accelerator_connector.strategy = FSDPStrategy()  # Lightning builds it only where there is a GPU
-    with pytest.raises(UnsupportedTrainingError, match=r"strategy FSDPStrategy .*Use one device, strategy='ddp'"):
+    trainer._accelerator_connector.strategy = strategy()  # Lightning builds it only where there is a GPU
+    with pytest.raises(
+        UnsupportedTrainingError, match=rf"strategy {strategy.__name__} .*Use one device, strategy='ddp'"
+    ):
         VOGNCallback().setup(trainer, module, "fit")
     assert "setup_optimizers" not in vars(trainer.strategy)
 

@@ -21,11 +21,9 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.sharding import local, rows_of
 from lightning_bayes.optim.readout.noise_terms import NoiseTerms, State
 from lightning_bayes.optim.runtime.blocks import blocks
 from lightning_bayes.optim.runtime.noise import CounterNoise, Pool
-from lightning_bayes.optim.runtime.shards import slices_of
 from lightning_bayes.posteriors import NoiseShape, precision, shaped_precision
 
 SMALL = 2**16  # elements; smaller tensors share the flat buffer
@@ -36,7 +34,7 @@ class CohortNoise:
     """Draws posterior samples of a cohort.
 
     Args:
-        params: The parameters. Under FSDP2 each process samples its own rows.
+        params: The parameters.
 
     Attributes:
         owners: The parameters.
@@ -46,11 +44,8 @@ class CohortNoise:
 
     def __init__(self, params: Sequence[nn.Parameter]) -> None:
         self.owners = list(params)
-        self._params: list[Tensor] = [local(param) for param in params]
-        is_sharded = any(owner is not param for owner, param in zip(self.owners, self._params, strict=True))
-        rows = [rows_of(param) for param in params]
-        self._rows = rows if is_sharded else None  # None: every parameter is whole
-        is_small = [r.size <= SMALL and param.is_contiguous() for r, param in zip(rows, self._params, strict=True)]
+        self._params: list[Tensor] = list(params)
+        is_small = [param.numel() <= SMALL and param.is_contiguous() for param in params]
         self._small = [i for i, small in enumerate(is_small) if small]
         self._large = [i for i, small in enumerate(is_small) if not small]
         self._sizes = [self._params[i].numel() for i in self._small]
@@ -143,8 +138,6 @@ class CohortNoise:
         Returns:
             ε of the small parameters, flat, followed by ε of each large one.
         """
-        if self._rows is not None:
-            return self._draws_of_rows(noise)
         pool = noise.next_pool() if pooled else None
         if pool is None:
             small = torch.empty_like(self.flat)
@@ -155,14 +148,6 @@ class CohortNoise:
             self.cached_pool = None  # free the old pool before the new one is allocated
             self.cached_pool = pool, pool.draw(sum(sizes), self.flat)
         return list(torch.split(pool.window(self.cached_pool[1], sum(sizes)), sizes))
-
-    def _draws_of_rows(self, noise: CounterNoise) -> list[Tensor]:
-        """This process's rows of the draws for whole parameters. A pool would have to be drawn whole, so none is used."""
-        assert self._rows is not None
-        joined = [slices_of([self._rows[i] for i in self._small]), *(slices_of([self._rows[i]]) for i in self._large)]
-        requests = [(size, list(slices)) for size, slices in (joined if self._small else joined[1:])]
-        drawn = noise.draw_slices([size for size, _ in requests], [slices for _, slices in requests], self.flat)
-        return drawn if self._small else [self.flat, *drawn]
 
     # -- the scale of the noise ---------------------------------------------------------------------------------------
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.sharding import local
 from lightning_bayes.optim.runtime.blocks import Block, blocks
 from lightning_bayes.optim.runtime.measuring import weight_of_old
 from lightning_bayes.optim.steps import CohortUpdate
@@ -32,7 +31,7 @@ class DiagonalUpdate(CohortUpdate):
     Args:
         optimizer: The optimizer, whose `natural_update` is applied.
         params: The cohort.
-        states: The states of its parameters, which count this update already; under FSDP2, those of this process's rows.
+        states: The states of its parameters, which count this update already.
         group: Their parameter group.
         measured: ĥ of each parameter; s if nothing was measured.
         buffer: Returns scratch memory for the change of a parameter.
@@ -49,7 +48,7 @@ class DiagonalUpdate(CohortUpdate):
         buffer: Callable[[nn.Parameter], Tensor],
         elapsed: int = 1,
     ) -> None:
-        self.params, self.states = [local(param) for param in params], states
+        self.params, self.states = params, states
         self.group, self.index = group, states[0]["step"]
         # δ of each weight; empty if the group's δ applies
         self._precisions = [state["prior_precision"] for state in self.states if "prior_precision" in state]
@@ -115,7 +114,7 @@ class DiagonalUpdate(CohortUpdate):
         """Run the update block by block with some arguments `replaced`; write `changes`, if given, instead of the means."""
         betas = self._arguments["betas"][0], self._weight_of_old
         centres = prior_means(self.states)
-        grads = [local(param.grad).contiguous() for param in self._owners if param.grad is not None]
+        grads = [param.grad.contiguous() for param in self._owners if param.grad is not None]
         update, state_type = self._optimizer.natural_update, self._optimizer.state_type
         fields = {name: [state[name] for state in self.states] for name in state_type._fields[1:]}
         for block in blocks(self.params):

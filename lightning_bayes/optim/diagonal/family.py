@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature import Capture
-from lightning_bayes.curvature.sharding import is_sharded, local
 from lightning_bayes.optim.diagonal.cohort_noise import CohortNoise
 from lightning_bayes.optim.diagonal.cohort_update import DiagonalUpdate
 from lightning_bayes.optim.effective import effective
@@ -18,7 +17,6 @@ from lightning_bayes.optim.runtime.family import PosteriorFamily
 from lightning_bayes.optim.runtime.measuring import FIRST_UPDATES, elapsed_updates
 from lightning_bayes.optim.runtime.noise import CounterNoise
 from lightning_bayes.optim.runtime.passes import Measurement
-from lightning_bayes.optim.runtime.shards import local_state
 from lightning_bayes.posteriors import initial_curvature
 
 if TYPE_CHECKING:
@@ -105,7 +103,9 @@ class DiagonalFamily(PosteriorFamily):
                 cohort_noise = self._noise_of(params)
                 self._sampled.append(cohort_noise)
                 pooled = self._uses_pool(group)
-                values = cohort_noise.sample(self._local_states(params), group, noise, self.scratch, pooled=pooled)
+                values = cohort_noise.sample(
+                    [self._optimizer.state[param] for param in params], group, noise, self.scratch, pooled=pooled
+                )
                 sample.update(zip(params, values, strict=True))
         if measures_curvature is False:
             self._optimizer.engine.workspace.release()  # to make room for the pool of draws
@@ -143,16 +143,10 @@ class DiagonalFamily(PosteriorFamily):
             cached.noise.cached_pool = None
 
     def _noise_of(self, params: Sequence[nn.Parameter]) -> CohortNoise:
-        values = [local(param) for param in params]
-        layout = [(id(value), value.device, value.dtype, value.shape, value.is_contiguous()) for value in values]
+        layout = [(id(p), p.device, p.dtype, p.shape, p.is_contiguous()) for p in params]
         if params[0] not in self._noises or self._noises[params[0]].layout != layout:
             self._noises[params[0]] = _CachedNoise(layout, CohortNoise(params))
         return self._noises[params[0]].noise
-
-    def _local_states(self, params: Sequence[nn.Parameter]) -> list[dict[str, Any]]:
-        """The states of parameters; under FSDP2, those of this process's rows."""
-        states = [self._optimizer.state[param] for param in params]
-        return [local_state(state) for state in states] if is_sharded(params[0]) else states
 
     def _uses_pool(self, group: Group) -> bool:
         """Whether passes share a pool of draws: not if other draws come in between, or the engine needs the memory."""
@@ -196,7 +190,7 @@ class DiagonalFamily(PosteriorFamily):
             for state in states:
                 state["curvature"].fill_(start)
         elif measured is not None:
-            torch._foreach_copy_([local(state["curvature"]) for state in states], list(measured))
+            torch._foreach_copy_([state["curvature"] for state in states], list(measured))
 
     def _elapsed(self, state: Mapping[str, Any], group: Group) -> int:
         """Number of updates since the previous measurement; 0 if this update does not measure the parameter."""
@@ -212,7 +206,7 @@ class DiagonalFamily(PosteriorFamily):
 
     def _cohort_update(self, params: list[nn.Parameter], group: Group, measurement: Measurement) -> DiagonalUpdate:
         states = [self._optimizer.state[param] for param in params]
-        curvatures = [local(state["curvature"]) for state in states if "curvature" in state]
+        curvatures = [state["curvature"] for state in states if "curvature" in state]
         elapsed = self._elapsed(states[0], group) if measurement.curvature and curvatures else 0
         measured = curvatures  # averaging s with itself does not change it
         if elapsed:
@@ -223,6 +217,4 @@ class DiagonalFamily(PosteriorFamily):
             state["step"] += 1
             if "measurements" in state:
                 state["measurements"] += elapsed
-        return DiagonalUpdate(
-            self._optimizer, params, self._local_states(params), group, measured, self.scratch, elapsed
-        )
+        return DiagonalUpdate(self._optimizer, params, states, group, measured, self.scratch, elapsed)

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.sharding import whole
 from lightning_bayes.posteriors import root_mean_squares
 
 
@@ -32,7 +31,7 @@ def start_state(param: nn.Parameter, fields: Sequence[str], reference: Tensor, *
     Returns:
         The state by name.
     """
-    size = root_mean_squares([whole(reference.detach())])[0]
+    size = root_mean_squares([reference.detach()])[0]
     state: dict[str, Any] = {
         "step": 0,
         "noisy": noisy,

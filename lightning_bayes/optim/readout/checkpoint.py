@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from lightning_bayes.errors import PosteriorError
-from lightning_bayes.optim.readout.distributed_checkpoint import is_distributed_checkpoint, read_distributed_checkpoint
 from lightning_bayes.optim.readout.state import Entry, constants_of, posterior_of, upgraded
-from lightning_bayes.posteriors import FAMILIES, AbstractPosterior, ScaledPosterior, named_if_unreadable, verified_load
+from lightning_bayes.posteriors import FAMILIES, AbstractPosterior, ScaledPosterior, verified_load
 
 # Keys of callback states in a checkpoint.
 CALLBACK_KEY = "lightning_bayes"  # shared by all variational callbacks, so that a resumed run may change its arguments
@@ -48,15 +46,12 @@ def read_checkpoint(path: str | os.PathLike[str], map_location: str | torch.devi
     Raises `PosteriorError` if the file is damaged or not a checkpoint.
 
     Args:
-        path: The file, or the directory that `ModelParallelStrategy` writes.
+        path: The file.
         map_location: Device of the tensors.
 
     Returns:
         Its contents, with at least a ``state_dict``.
     """
-    if is_distributed_checkpoint(Path(path)):
-        with named_if_unreadable(path):
-            return read_distributed_checkpoint(Path(path), map_location)
     return require_checkpoint(verified_load(path, map_location=map_location), path)
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_bayes.curvature.sharding import whole
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.readout.layer import layer_product, layer_shape, store_size
 from lightning_bayes.optim.readout.noise_terms import is_noisy, shape_of, store_statistics
@@ -57,7 +56,7 @@ def temperature_of(group: Mapping[str, Any], state: Mapping[str, Any], mean: Ten
 
 
 def effective_parameters(group: Mapping[str, Any], state: Mapping[str, Any], mean: Tensor) -> Tensor | None:
-    """Number of weights that the data determine, Σ_i s_i / (s_i + γ_t). Under FSDP2 all processes must call it together.
+    """Number of weights that the data determine, Σ_i s_i / (s_i + γ_t).
 
     Args:
         group: See `layer_shape`.
@@ -70,7 +69,7 @@ def effective_parameters(group: Mapping[str, Any], state: Mapping[str, Any], mea
     if not _has_curvature(group, state):
         return None
     is_matrix = "input_factor" in state
-    curvature = layer_product(state, "factor").diagonal() if is_matrix else whole(state["curvature"])
+    curvature = layer_product(state, "factor").diagonal() if is_matrix else state["curvature"]
     positive = curvature.clamp_min(0)
     return (positive / (positive + damping_of(group, state, mean))).sum()
 

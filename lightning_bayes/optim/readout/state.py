@@ -8,12 +8,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.sharding import free_gathered, whole
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.readout.layer import layer_precision
 from lightning_bayes.optim.readout.noise_terms import is_noisy, noise_curvature, noise_hyperparameters
 from lightning_bayes.optim.readout.parameter import parameter_shape
-from lightning_bayes.optim.runtime.shards import whole_state
 from lightning_bayes.optim.weight_prior import stated_prior_of
 from lightning_bayes.posteriors import MatrixGaussian, MeanField, NoiseShape, precision, prior_centre, shaped_precision
 
@@ -105,7 +103,7 @@ def posterior_of_model(
     trained: Iterable[tuple[Mapping[str, Any], nn.Parameter]],
     states: Mapping[Tensor, Mapping[str, Any]],
 ) -> WeightPosterior:
-    """Read the posterior of a model; under FSDP2 all processes must call it together.
+    """Read the posterior of a model.
 
     Args:
         model: The model, at its posterior mean.
@@ -115,12 +113,11 @@ def posterior_of_model(
     Returns:
         Copies of mean and precision by name; parameters without noise and buffers are among the constants.
     """
-    free_gathered(model)
     names = {param: name for name, param in model.named_parameters()}
-    entries = (Entry(names[param], whole(param), group, whole_state(states[param])) for group, param in trained)
+    entries = (Entry(names[param], param, group, states[param]) for group, param in trained)
     posterior = posterior_of(entries)
     constants = constants_of(model.state_dict(), posterior.mean)
-    copies = {name: whole(value).detach().clone() for name, value in constants.items()}
+    copies = {name: value.detach().clone() for name, value in constants.items()}
     return replace(posterior, constants=copies)
 
 

@@ -22,13 +22,11 @@ from torch import Tensor, nn
 
 from lightning_bayes.curvature import AbstractEngine, BareCapture, Capture, GradientCapture, GradientEngine
 from lightning_bayes.curvature.loss import BackwardWatch
-from lightning_bayes.curvature.sharding import local, put_rows_
 from lightning_bayes.errors import NoMeasurementError, NonFiniteError, UnsupportedTrainingError
 from lightning_bayes.optim.runtime.finiteness import nonfinite_params, overflow_message, skip_message
 from lightning_bayes.optim.runtime.measuring import FIRST_UPDATES
 from lightning_bayes.optim.runtime.noise import CounterNoise, counter_seed
 from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass, Measurement, OpenUpdate
-from lightning_bayes.optim.runtime.shards import are_all_finite, require_equally_many, require_rows
 from lightning_bayes.private_torch import mark_as_scheduled
 
 
@@ -66,7 +64,6 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         self.closure_opens_passes = False  # set by hosts whose closure samples the weights itself
         self._stashed_means: dict[nn.Parameter, Tensor] | None = None  # None outside a pass
         self._open_update = OpenUpdate()
-        self._is_sharded = require_rows(model)
         self._gradient_engine = GradientEngine(model, engine.loss_reduction)
         super().__init__(params, defaults)
         # Whether the last loss read was a mean. Part of the state, so that a resumed run opens the same kind of pass.
@@ -174,7 +171,6 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         """The capture of a pass that measures its gradient only; see `measured_pass`."""
         is_mean = bool(self.param_groups[0].get("loss_is_mean"))
         needs_no_count = self._open_update.is_only_batch and is_mean and self.num_updates >= FIRST_UPDATES
-        needs_no_count &= not self._is_sharded  # other processes hold other batches
         return self._gradient_engine.bare() if needs_no_count else self._gradient_engine.capture()
 
     def label_seed(self, sample: int) -> int:
@@ -194,7 +190,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
                 sample = self._sample(
                     CounterNoise.of_pass(int(group["noise_seed"]), self.num_updates, index, antithetic=is_paired)
                 )
-            means.update((p, local(p).detach().clone() if self._is_sharded else p.data) for p in sample)
+            means.update((p, p.data) for p in sample)
             self._set_weights_(sample)
             yield
         finally:
@@ -203,9 +199,6 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
 
     @torch.no_grad()
     def _set_weights_(self, values: Mapping[nn.Parameter, Tensor]) -> None:
-        if self._is_sharded:
-            put_rows_(self.model, list(values.items()))
-            return
         for param, value in values.items():
             param.data = value  # swapping the storage avoids copying every weight
 
@@ -222,11 +215,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         )
         if not isinstance(captured, BareCapture):
             self.param_groups[0]["loss_is_mean"] = captured.shows_mean
-        processes = 1
-        if self._is_sharded:
-            processes = dist.get_world_size()
-            require_equally_many(captured.num_examples, next(iter(before)).device)
-        finished = FinishedPass(captured, sample, loss_scale, self.stashed_means(), processes)
+        finished = FinishedPass(captured, sample, loss_scale, self.stashed_means())
         self._open_update.add(finished, before, self._read_pass(finished))
 
     def measured(self, add_ranks: Callable[[list[Tensor]], None] | None = None) -> tuple[list[Tensor], float]:
@@ -241,15 +230,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         Returns:
             The loss, ĝ and, if the update measures it, ĥ of every trained parameter, as tensors to be averaged in place; and
             the number of examples.
-
-        Raises:
-            UnsupportedTrainingError: If FSDP2 has averaged them already.
         """
-        if self._is_sharded:
-            raise UnsupportedTrainingError(
-                "FSDP2 averages the gradients over processes, so nothing is left to average. Call opt.step() after the "
-                "passes, without opt.measured()."
-            )
         self._open_update.is_averaged_by_host = True
         if add_ranks is not None:
             self._join_ranks(self._open_update.curvature, self._open_update.examples, add_ranks)
@@ -267,8 +248,6 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         return update.measurement((param for _, param in self.trained()), update.final_curvature)
 
     def _require_averaged(self) -> None:
-        if self._is_sharded:  # FSDP2 has averaged
-            return
         is_distributed = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         if is_distributed and not self._open_update.is_averaged_by_host:
             raise UnsupportedTrainingError(
@@ -278,7 +257,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
             )
 
     def stashed_means(self) -> dict[nn.Parameter, Tensor]:
-        """The means of the parameters that hold a sample now (under FSDP2 this process's rows); empty outside a pass."""
+        """The means of the parameters that hold a sample now; empty outside a pass."""
         return self._stashed_means or {}
 
     @property
@@ -333,8 +312,6 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         self._require_averaged()
         measurement = self._measurement()
         is_finite = measurement.is_finite()
-        if self._is_sharded:
-            is_finite = are_all_finite(is_finite, measurement.loss.device)
         if is_finite:
             self.skipped_in_a_row = 0
             self._update_all(measurement)
@@ -372,7 +349,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
             return [means.get(param, param), *state]
 
         params = (param for group in self.param_groups for param in group["params"])
-        if culprits := nonfinite_params(self.model, params, tensors_of, sharded=self._is_sharded):
+        if culprits := nonfinite_params(self.model, params, tensors_of):
             raise NonFiniteError(overflow_message(culprits, self.num_updates, self.param_groups[0]))
 
     def _skip_update(self) -> None:

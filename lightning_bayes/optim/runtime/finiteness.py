@@ -6,10 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.sharding import local
 from lightning_bayes.errors import name_some
 
 _NAMES_LENGTH = 60  # characters of names in a message
@@ -19,8 +17,6 @@ def nonfinite_params(
     model: nn.Module,
     params: Iterable[nn.Parameter],
     tensors_of: Callable[[nn.Parameter], Iterable[Tensor]],
-    *,
-    sharded: bool,
 ) -> list[str]:
     """Names of the parameters whose weights or state are not finite.
 
@@ -28,19 +24,15 @@ def nonfinite_params(
         model: The model.
         params: Its parameters, in the same order in all processes.
         tensors_of: Returns the weights and state of a parameter.
-        sharded: Whether FSDP2 shards them. All processes then get the result for all rows.
 
     Returns:
         The names.
     """
     names = {param: name for name, param in model.named_parameters()}
     finite = {
-        names[param]: torch.stack([local(value).isfinite().all() for value in tensors_of(param)]).all()
-        for param in params
+        names[param]: torch.stack([value.isfinite().all() for value in tensors_of(param)]).all() for param in params
     }
     are_finite = torch.stack(list(finite.values()))
-    if sharded:
-        dist.all_reduce(are_finite := are_finite.int(), dist.ReduceOp.MIN)
     return [name for name, is_finite in zip(finite, are_finite.tolist(), strict=True) if not is_finite]
 
 
@@ -74,7 +66,7 @@ def skip_message(model: nn.Module, number: int, in_a_row: int) -> str:
         The text.
     """
     gradients = ((name, param.grad) for name, param in model.named_parameters() if param.grad is not None)
-    culprits = [name for name, grad in gradients if not local(grad).isfinite().all()] or ["none"]
+    culprits = [name for name, grad in gradients if not grad.isfinite().all()] or ["none"]
     return (
         f"Update {number} has a non-finite gradient or curvature (gradients of {name_some(culprits, _NAMES_LENGTH)}). It is "
         f"skipped and the posterior is unchanged ({in_a_row} in a row). Look for NaN in the batch, or lower the "

@@ -14,9 +14,9 @@ between pools.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,8 +26,6 @@ MANY_PARTS = 16  # with fewer, one thread is faster: torch's threads spin for so
 
 PAIRS = 5  # pairs of updates that share a pool
 _MIN_STRIDE, _ALIGNMENT = 1024, 16  # elements
-
-Slice: TypeAlias = tuple[int, int]
 
 _MASK = (1 << 64) - 1
 
@@ -165,34 +163,6 @@ class CounterNoise:
                 list(pool.map(_draw_, jobs, generators))
         else:
             list(map(_draw_, jobs, generators))
-
-    def draw_slices(self, sizes: Sequence[int], slices: Sequence[Sequence[Slice]], like: Tensor) -> list[Tensor]:
-        """Slices of the numbers that `draw_` writes to contiguous tensors, without allocating all of them.
-
-        Args:
-            sizes: Number of elements of each tensor.
-            slices: For each tensor its slices as (start, stop), in order.
-            like: A tensor with the device and dtype.
-
-        Returns:
-            The concatenated slices of each tensor.
-        """
-        jobs, drawn = self._jobs(sizes, like), [[like.new_empty(0)] for _ in sizes]
-        for tensor, first, values in jobs:
-            for start, stop in slices[tensor]:
-                drawn[tensor].append(values[max(start - first, 0) : max(stop - first, 0)].clone())
-        self._num_draws += 1
-        return [torch.cat(parts) for parts in drawn]
-
-    def _jobs(self, sizes: Sequence[int], like: Tensor) -> Iterator[tuple[int, int, Tensor]]:
-        """The draws of `draw_` in pieces: index of the tensor, index of the first element, values."""
-        small, count = self._generator(like.device, 0), 0
-        for tensor, size in enumerate(sizes):
-            length = PART_ELEMENTS if like.is_cpu and size > PART_ELEMENTS else size
-            for first in range(0, size, max(1, length)):
-                count += size > PART_ELEMENTS
-                generator = self._generator(like.device, count) if size > PART_ELEMENTS else small
-                yield tensor, first, like.new_empty(min(length, size - first)).normal_(generator=generator)
 
     def _generator(self, device: torch.device, job: int) -> torch.Generator:
         return torch.Generator(device).manual_seed(counter_seed(*self._key, self._num_draws, job))

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature import BareCapture, Capture, Workspace
-from lightning_bayes.curvature.sharding import local
 
 Curvature: TypeAlias = dict[Any, Tensor]  # by parameter, or by another key of its estimator
 
@@ -36,24 +35,22 @@ class FinishedPass:
         sample: Index of the weight sample.
         loss_scale: Factor on the loss, such as a GradScaler's.
         means: μ of the sampled parameters.
-        processes: Number of processes over whose batches the gradient is already averaged.
     """
 
     captured: Capture
     sample: int
     loss_scale: float
     means: Mapping[nn.Parameter, Tensor]
-    processes: int = 1
 
     @property
     def num_examples(self) -> int:
         """Number of examples in the loss."""
-        return self.captured.num_examples * self.processes
+        return self.captured.num_examples
 
     def gradients(self, params: Iterable[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
         """Copies of ĝ, unscaled, for the parameters that backward reached."""
         factor = self.gradient_factor
-        return {param: local(param.grad) * factor for param in params if param.grad is not None}
+        return {param: param.grad * factor for param in params if param.grad is not None}
 
     @property
     def gradient_factor(self) -> float:
@@ -70,7 +67,7 @@ class FinishedPass:
         term.div_(self.gradient_factor)
         if param.grad is None:
             param.grad = torch.zeros_like(param)
-        local(param.grad).add_(term)
+        param.grad.add_(term)
 
     def add_prior_at_sample_(self, param: nn.Parameter, prior: float | Tensor) -> None:
         """Add δ̃ (θ - μ) to ĝ of a sampled parameter. Together with the step's δ̃ μ this is the prior's gradient at θ.
@@ -80,7 +77,7 @@ class FinishedPass:
             prior: δ̃, a number or a value for each weight.
         """
         if param in self.means:
-            self.add_to_gradient_(param, (local(param).detach() - self.means[param]).mul_(prior))
+            self.add_to_gradient_(param, (param.detach() - self.means[param]).mul_(prior))
 
     def squares(self) -> Curvature:
         """(1/n) Σ_i g_i², unscaled, for the parameters that the engine measured."""
@@ -118,7 +115,7 @@ class Measurement:
 
     def is_finite(self) -> bool:
         """Whether every number is finite."""
-        tensors = [local(tensor) for tensor in self.tensors()]
+        tensors = self.tensors()
         if all(tensor.is_cpu for tensor in tensors):  # reading a number is free here, copying is not
             return all(math.isfinite(tensor.sum().item()) for tensor in tensors)
         small = [t.reshape(-1) for t in tensors if t.numel() <= SMALL]

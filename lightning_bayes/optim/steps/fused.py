@@ -59,8 +59,7 @@ def _is_plain(param: nn.Parameter, state: Mapping[str, Any]) -> bool:
     """Whether parameter, gradient and state are contiguous tensors on the CPU."""
     grad, buffers = param.grad, [value for value in state.values() if isinstance(value, Tensor)]
     return (
-        type(param) is nn.Parameter  # excludes DTensor
-        and param.is_cpu
+        param.is_cpu
         and param.is_floating_point()
         and grad is not None
         and not grad.is_sparse

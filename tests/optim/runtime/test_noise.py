@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lightning_bayes.optim.runtime import noise
-from lightning_bayes.optim.runtime.noise import PART_ELEMENTS, CounterNoise
+from lightning_bayes.optim.runtime.noise import CounterNoise
 
 
 @pytest.fixture(autouse=True)
@@ -61,15 +61,3 @@ def test_other_memory_layouts_are_filled():
     transposed = torch.full((20, 10), torch.nan).t()
     CounterNoise(0).fill_([transposed])
     assert transposed.isfinite().all()
-
-
-def test_slices_are_those_of_the_whole_tensors_and_the_next_draws_stay():
-    sizes = [3 * PART_ELEMENTS // 2, 40, PART_ELEMENTS + 5, 7]
-    whole, parts = CounterNoise(4, 2), CounterNoise(4, 2)
-    tensors = [torch.empty(size) for size in sizes]
-    whole.draw_(tensors)
-    slices = [[(5, 9), (PART_ELEMENTS - 3, PART_ELEMENTS + 3)], [(0, 0), (11, 40)], [(0, sizes[2])], []]
-    found = parts.draw_slices(sizes, slices, torch.empty(0))
-    for tensor, asked, joined in zip(tensors, slices, found, strict=True):
-        assert torch.equal(joined, torch.cat([torch.empty(0), *(tensor[start:stop] for start, stop in asked)]))
-    assert parts.counter == whole.counter

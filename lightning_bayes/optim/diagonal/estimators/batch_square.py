@@ -25,7 +25,6 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.sharding import local
 from lightning_bayes.optim.diagonal.estimators.estimator import CurvatureEstimator, Scores
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass
@@ -45,7 +44,7 @@ class BatchSquare(CurvatureEstimator):
     def read(self, finished: FinishedPass, params: Sequence[nn.Parameter], scores: Scores) -> Curvature:
         """Read one pass; see `CurvatureEstimator`."""
         grads: Curvature = {_Key(finished.sample, param): grad for param, grad in finished.gradients(params).items()}
-        return {**grads, _Key(finished.sample, None): local(params[0]).new_ones(())}
+        return {**grads, _Key(finished.sample, None): params[0].new_ones(())}
 
     def join_ranks(
         self,

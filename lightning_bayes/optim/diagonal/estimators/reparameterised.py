@@ -8,7 +8,6 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.sharding import local
 from lightning_bayes.optim.diagonal.estimators.estimator import CurvatureEstimator, Scores
 from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass
 
@@ -41,7 +40,7 @@ class Reparameterised(CurvatureEstimator):
         reached = [param for param in params if param.grad is not None]
         curvature: Curvature = scores(reached)
         if curvature:
-            torch._foreach_mul_(list(curvature.values()), [local(param.grad) for param in curvature])
+            torch._foreach_mul_(list(curvature.values()), [param.grad for param in curvature])
             if (factor := finished.gradient_factor) != 1:
                 torch._foreach_mul_(list(curvature.values()), factor)
         for param, grad in finished.gradients(param for param in reached if param not in curvature).items():
