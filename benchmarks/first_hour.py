@@ -51,15 +51,7 @@ def commands(page: str) -> list[list[str]]:
 
 
 def steps(folder: Path, reuse: bool) -> Iterator[Step]:
-    """Yield the steps in order; each step needs the results of the previous ones.
-
-    Args:
-        folder: An empty folder, in which all steps run.
-        reuse: Whether to take dependencies from the environment of this process.
-
-    Yields:
-        The steps.
-    """
+    """Yield the steps in order; each step needs the results of the previous ones."""
     isolation = ["--no-isolation"] if reuse else []
     yield Step(
         "build the wheel",

@@ -15,16 +15,7 @@ from lightning_bayes.metrics.figure_style import DPI
 
 @contextmanager
 def line_figure(path: Path, size: tuple[float, float], **legend: Any) -> Iterator[Axes]:
-    """Draw inside the context; its end writes the file.
-
-    Args:
-        path: Output file; the suffix selects the format.
-        size: Width and height in inches.
-        **legend: Arguments of the legend.
-
-    Yields:
-        The panel.
-    """
+    """Draw inside the context; its end writes the file."""
     figure = Figure(figsize=size, dpi=DPI, layout="constrained")
     axes = figure.subplots()
     yield axes

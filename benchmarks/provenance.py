@@ -14,11 +14,7 @@ PACKAGES = ("torch", "lightning", "torchmetrics", "torchvision", "backpack-for-p
 
 
 def provenance() -> dict[str, str | int]:
-    """Describe this machine and this checkout.
-
-    Returns:
-        Processor, cores, Python, package versions, and the commit, with ``+changes`` if the checkout has changes.
-    """
+    """Describe this machine and this checkout."""
     versions = {name: version(name) for name in PACKAGES}
     return {
         "machine": platform.machine(),

@@ -40,17 +40,7 @@ def quiet() -> Iterator[None]:
 def quiet_trainer(
     callbacks: Iterable[Callback | None], epochs: int, accelerator: str = "cpu", **options: Any
 ) -> Trainer:
-    """Build a trainer on one device that writes nothing.
-
-    Args:
-        callbacks: The callbacks; None is dropped.
-        epochs: Number of epochs.
-        accelerator: Type of the device.
-        **options: Options of the trainer, such as ``gradient_clip_val``.
-
-    Returns:
-        The trainer, for use inside `quiet`.
-    """
+    """Build a trainer on one device that writes nothing."""
     return Trainer(
         accelerator=accelerator,
         devices=1,

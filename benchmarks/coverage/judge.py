@@ -24,13 +24,7 @@ TOLERANCE = 1e-5
 
 @dataclass(frozen=True)
 class Case:
-    """A model and a batch.
-
-    Attributes:
-        model: The model, in float64 and without dropout.
-        batch: Tensors with the examples in dimension 0.
-        loss: The mean loss of a batch.
-    """
+    """A model and a batch."""
 
     model: nn.Module
     batch: Sequence[Tensor]
@@ -39,31 +33,14 @@ class Case:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome for a model.
-
-    Attributes:
-        word: ``right``, ``refused``, ``wrong``, ``damaged``, ``crashed``; ``skipped`` if passes are not reproducible.
-        reason: The reason; empty for ``right``.
-    """
+    """The outcome for a model."""
 
     word: str
     reason: str = ""
 
 
 def judge(case: Case, engine: EngineName = "fused", *, training: bool = False) -> Verdict:
-    """Measure one batch and compare.
-
-    Args:
-        case: The model and its batch.
-        engine: The engine.
-        training: Whether to use training mode.
-
-    Returns:
-        The verdict.
-
-    Raises:
-        TimeoutError: If the caller's time limit expires.
-    """
+    """Measure one batch and compare."""
     model = case.model.train(training)
     before = {name: (id(p), p.detach().clone()) for name, p in model.named_parameters()}
     try:

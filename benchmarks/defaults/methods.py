@@ -74,19 +74,7 @@ def width_of(method: str) -> tuple[str, str | None]:
 
 
 def make_callback(method: str, seed: int, updates: int) -> VariationalCallback | PosthocCallback | None:
-    """The callback of a method.
-
-    Args:
-        method: A key of `CALLBACKS` with optional suffixes, see above, a key of `POSTHOC`, or `ENSEMBLE`.
-        seed: Seed of the noise.
-        updates: Number of updates of the fit.
-
-    Returns:
-        The callback; None for the user's optimizer alone and for the ensemble.
-
-    Raises:
-        ValueError: If the name is not a method.
-    """
+    """The callback of a method."""
     if method in POSTHOC:
         return POSTHOC[method](seed=seed)
     if method == ENSEMBLE:

@@ -32,16 +32,7 @@ def classification_scores(outputs: Tensor, targets: Tensor) -> dict[str, float]:
 
 
 def ood_scores(outputs: Tensor, ood: Tensor) -> dict[str, float]:
-    """AUROC of out-of-distribution detection; OOD is the positive class.
-
-    Args:
-        outputs: Logits of in-distribution inputs, ``[S, N, classes]``.
-        ood: Logits of out-of-distribution inputs, ``[S, M, classes]``.
-
-    Returns:
-        ``entropy_auroc`` and ``mi_auroc``, by the entropy of the mean prediction and by mutual information. The latter is .5
-        for a point estimate.
-    """
+    """AUROC of out-of-distribution detection; OOD is the positive class."""
     probs = [logits.double().softmax(-1) for logits in (outputs, ood)]
     is_ood = torch.cat([torch.zeros(outputs.shape[1]), torch.ones(ood.shape[1])]).bool()
     scores = {

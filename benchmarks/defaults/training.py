@@ -94,18 +94,7 @@ class Outputs(NamedTuple):
 
 
 def train_and_predict(problem: Problem, data: Data, optimizer: str, method: str, seed: int) -> tuple[Outputs, float]:
-    """Train once and predict the test set.
-
-    Args:
-        problem: The problem.
-        data: Its data.
-        optimizer: Key of `OPTIMIZERS`.
-        method: A method as in `make_callback`, or `PEER`.
-        seed: Seed of the initial weights, the batch order and the noise.
-
-    Returns:
-        Outputs for the test set and the out-of-distribution images, and the training time in seconds.
-    """
+    """Train once and predict the test set."""
     start = time.perf_counter()
     if method == ENSEMBLE:
         members = [_fit(problem, data, optimizer, "user", seed + 1000 * member) for member in range(MEMBERS)]
@@ -141,14 +130,7 @@ def fit(
     callbacks: Sequence[Callback | None],
     held_out: Dataset[Any] | None = None,
 ) -> None:
-    """Train a module for its problem's epochs, and put it into evaluation mode.
-
-    Args:
-        module: The module.
-        train_set: Pairs of inputs and targets.
-        callbacks: The callbacks; None is dropped.
-        held_out: Pairs for validation, if any.
-    """
+    """Train a module for its problem's epochs, and put it into evaluation mode."""
     loader = DataLoader(train_set, batch_size=module.problem.batch, shuffle=True)
     validation = None if held_out is None else DataLoader(held_out, batch_size=1000)
     with quiet():

@@ -27,18 +27,7 @@ NOISY_SCORES = ("nll", "calibration")  # compared in standard errors
 def failures(
     method: Sequence[Run], user: Sequence[Run], is_regression: bool, chance: float, is_paired: bool = True
 ) -> list[str]:
-    """The broken promises, one word each; undecided promises are not among them.
-
-    Args:
-        method: Scores of the callback, one mapping per seed.
-        user: Scores of the user's optimizer alone, seeds in the same order.
-        is_regression: Whether the error is an RMSE.
-        chance: Error of the best constant prediction.
-        is_paired: Whether to use the standard error of paired differences.
-
-    Returns:
-        Names of the broken promises.
-    """
+    """The broken promises, one word each; undecided promises are not among them."""
     broken = []
     if any(not math.isfinite(run["nll"]) or run["error"] >= 0.95 * chance for run in method):
         broken.append("chance")
@@ -53,15 +42,7 @@ def failures(
 
 
 def undecided(method: Sequence[Run], user: Sequence[Run]) -> list[str]:
-    """The promises that a single run cannot decide, because its score is higher but the standard error is unknown.
-
-    Args:
-        method: Scores of the callback, one mapping per seed.
-        user: Scores of the user's optimizer alone, seeds in the same order.
-
-    Returns:
-        Names of the undecided promises; none for several seeds.
-    """
+    """The promises that a single run cannot decide, because its score is higher but the standard error is unknown."""
     return [name for name in NOISY_SCORES if len(method) == 1 and paired(method, user, name)[0] > 0]
 
 

@@ -51,18 +51,7 @@ def digits(root: Path) -> Images:
 
 
 def target(name: str, root: Path, seed: int, validate: bool = False, shots: int = SHOTS) -> Target:
-    """Images to adapt to.
-
-    Args:
-        name: Key of `TARGETS`.
-        root: Folder of the sets.
-        seed: Seed of the selection of training images; the test images are fixed.
-        validate: Whether to evaluate on further images of the training pool instead of the test images.
-        shots: Training images per class.
-
-    Returns:
-        Disjoint training and test images.
-    """
+    """Images to adapt to."""
     pool, test = TARGETS[name](root)
     order = torch.randperm(len(pool.y), generator=torch.Generator().manual_seed(seed)).tolist()
     train = few_shots(order, pool.y, shots)

@@ -14,16 +14,7 @@ from lightning_bayes.predictive import entropy
 
 
 def scores(predict: Predict, test: Images, others: Mapping[str, Tensor]) -> dict[str, float]:
-    """Score a prediction function.
-
-    Args:
-        predict: Function from images to probabilities.
-        test: Test images of the target.
-        others: Out-of-distribution images by name of the score.
-
-    Returns:
-        ``accuracy``, ``nll`` in nats, ``ece`` with 15 bins, and an AUROC per out-of-distribution set.
-    """
+    """Score a prediction function."""
     probs = _probs(predict, test.x)
     values = {
         "accuracy": (probs.argmax(-1) == test.y).double().mean(),

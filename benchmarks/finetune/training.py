@@ -25,18 +25,7 @@ def pretrain(images: Images, seed: int, epochs: int) -> Weights:
 
 
 def finetune(weights: Weights, images: Images, seed: int, epochs: int, callback: Callback | None) -> BayesClassifier:
-    """Adapt pretrained weights to new classes, with a new head and Adam's default learning rate.
-
-    Args:
-        weights: Weights from `pretrain`.
-        images: The new images.
-        seed: Seed of the new head and of the batch order.
-        epochs: Number of epochs.
-        callback: A callback of this package; None for Adam alone.
-
-    Returns:
-        The trained task, in evaluation mode.
-    """
+    """Adapt pretrained weights to new classes, with a new head and Adam's default learning rate."""
     seed_everything(seed, verbose=False)
     task = _task(weights)
     _fit(task, images, batch_size=32, epochs=epochs, callback=callback)

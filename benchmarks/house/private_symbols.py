@@ -50,18 +50,7 @@ def private_uses(files: list[SourceFile]) -> list[PrivateUse]:
 
 
 def is_table(file_name: str) -> bool:
-    """Whether a file is a guarded table of private symbols.
-
-    Args:
-        file_name: The file's path from the root of the tree.
-
-    Returns:
-        True for ``private_*.py`` and ``*_private.py``.
-
-    Example:
-        >>> is_table("callbacks/private_lightning.py"), is_table("callbacks/swap.py")
-        (True, False)
-    """
+    """Whether a file is a guarded table of private symbols."""
     stem = file_name.rpartition("/")[2].removesuffix(".py")
     return stem.startswith("private_") or stem.endswith("_private") or stem == "private"
 

@@ -28,11 +28,7 @@ EXAMPLES: Final = 60
 
 
 def agreements(backends: list[type[Any]]) -> Iterator[dict[str, Any]]:
-    """Compare every structure and subset in double precision, with the given backends of laplace-torch.
-
-    Yields:
-        A line of the table: relative differences, or the reason why laplace-torch cannot run.
-    """
+    """Compare every structure and subset in double precision, with the given backends of laplace-torch."""
     for name, build in NETWORKS.items():
         torch.manual_seed(0)
         net = build().double().eval()

@@ -74,16 +74,7 @@ def _probit(module: UserModule, posterior: Any, x: Tensor) -> Tensor:
 
 
 def measure(problem: str, seed: int, root: Path) -> list[Row]:
-    """Train once and score every method.
-
-    Args:
-        problem: Key of `benchmarks.defaults.problems.PROBLEMS`: a classification with out-of-distribution images.
-        seed: Seed of split, weights and batch order.
-        root: Folder of the data.
-
-    Returns:
-        One row per method.
-    """
+    """Train once and score every method."""
     module, train, validation, data = trained(problem, seed, root)
     rows = []
     for method, logits in predictives(module, train, validation).items():

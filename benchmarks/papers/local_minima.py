@@ -34,18 +34,7 @@ FLAT = 0.05  # a minimum is flat if the mean of F under this noise is smaller
 
 
 def landscape(points: Tensor) -> Tensor:
-    """The landscape F.
-
-    Args:
-        points: Points (x, y), ``[..., 2]``.
-
-    Returns:
-        Values between 0 and 1, ``[...]``.
-
-    Example:
-        >>> landscape(torch.tensor([[0.0, 0.7], [0.0, -2.0]]))
-        tensor([0., 0.])
-    """
+    """The landscape F."""
     x, y = points.unbind(-1)
     first = x * torch.sin(20 * y) + y * torch.sin(20 * x)
     second = x * torch.cos(10 * y) - y * torch.sin(10 * x)
@@ -71,19 +60,7 @@ def adagrad(start: Tensor, updates: int, lr: float = 0.05) -> Iterator[Tensor]:
 def annealed(
     start: Tensor, updates: int, lr: float = 0.05, noise: float = 1.0, momentum: float = 0.9, hottest: float = 1.0
 ) -> Iterator[Tensor]:
-    """Means of Vadam annealed into VadaGrad. The landscape is the loss of a data set with one example.
-
-    Args:
-        start: Initial means, ``[starts, 2]``.
-        updates: Number of updates; the temperature is 0 in the second half.
-        lr: α.
-        noise: Factor of the noise.
-        momentum: β₁.
-        hottest: The initial temperature.
-
-    Yields:
-        ``[starts, 2]`` after each update.
-    """
+    """Means of Vadam annealed into VadaGrad. The landscape is the loss of a data set with one example."""
     generator = torch.Generator().manual_seed(0)
     prior, precision = 1e-2, 10.0  # δ, and the initial precision
     state = MeanFieldState(start, torch.full_like(start, precision - prior), torch.zeros_like(start))

@@ -126,19 +126,7 @@ def fit_vogn(model: nn.Module, train: Pair, settings: Settings, seed: int, prior
 
 
 def run(method: str, train: Pair, test: Pair, settings: Settings, seed: int) -> Row:
-    """Learn all tasks in sequence.
-
-    Args:
-        method: One of `METHODS`.
-        train: Training images and labels.
-        test: Test images and labels.
-        settings: Hyperparameters.
-        seed: Seed of the initial weights, the orders and the noise.
-
-    Returns:
-        ``accuracy`` on each task so far, after each task; ``sampled``, the final accuracy on each task under posterior
-        samples; and ``seconds``.
-    """
+    """Learn all tasks in sequence."""
     torch.manual_seed(seed)
     model, posterior, started = network(settings.hidden), None, time.process_time()
     orders, accuracy = [permutation(seed, task) for task in range(settings.tasks)], []

@@ -21,8 +21,8 @@ import torch
 from matplotlib.figure import Figure
 from torch import Generator, Tensor
 
-from benchmarks.papers.uci.data import Batch, Splits, epoch_of, load_splits
-from benchmarks.papers.uci.noise import GammaPrecision
+from benchmarks.papers.regression.data import Batch, Splits, epoch_of, load_splits
+from benchmarks.papers.regression.learner import GammaPrecision
 from benchmarks.provenance import save_json
 from lightning_bayes.linalg import KroneckerProduct, cholesky, pi_damped
 from lightning_bayes.optim.dense.block_tridiagonal import ChainCurvature, damped_inverse
@@ -35,13 +35,7 @@ Matrices = list[Tensor]
 
 
 class Pass(NamedTuple):
-    """A forward and backward pass through all layers.
-
-    Attributes:
-        outputs: f, ``[B]``.
-        inputs: Input of every layer, with a last column of ones, ``[B, K]``.
-        deltas: Gradients of f with respect to the pre-activations of every layer, ``[B, out]``.
-    """
+    """A forward and backward pass through all layers."""
 
     outputs: Tensor
     inputs: Matrices
@@ -65,13 +59,7 @@ def run(weights: Matrices, inputs: Tensor) -> Pass:
 
 
 class Curvature(NamedTuple):
-    """The Fisher of the mean negative log-likelihood, as needed for all four structures.
-
-    Attributes:
-        dense: ``[D, D]``.
-        blocks: S ⊗ A of every layer.
-        links: S ⊗ A between neighbours.
-    """
+    """The Fisher of the mean negative log-likelihood, as needed for all four structures."""
 
     dense: Tensor
     blocks: list[KroneckerProduct]
@@ -149,13 +137,7 @@ STRUCTURES: dict[str, Callable[[Curvature, float], Tensor]] = {
 
 
 class Trained(NamedTuple):
-    """One posterior after training.
-
-    Attributes:
-        precision: P, ``[D, D]``.
-        curvature_error: ‖P - P_full‖ / ‖P_full‖, with both curvatures averaged at samples of this posterior.
-        log_likelihood: Test log-likelihood per point, in the units of the data.
-    """
+    """One posterior after training."""
 
     precision: Tensor
     curvature_error: float
@@ -163,13 +145,7 @@ class Trained(NamedTuple):
 
 
 class Trainer:
-    """Noisy natural gradient with one structure of the precision.
-
-    Args:
-        splits: One split.
-        structure: Function from the curvature to the precision per example.
-        inverse_interval: T_inv.
-    """
+    """Noisy natural gradient with one structure of the precision."""
 
     def __init__(
         self, splits: Splits, structure: Callable[[Curvature, float], Tensor], inverse_interval: int = 10

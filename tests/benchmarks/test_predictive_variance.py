@@ -9,14 +9,24 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.papers.predictive_variance import __main__ as command
-from benchmarks.papers.predictive_variance.approximations import LEARNERS, PUBLISHED, variances
-from benchmarks.papers.predictive_variance.hmc import Chains, Reference, reference
-from benchmarks.papers.predictive_variance.report import correlations, promises, table
-from benchmarks.papers.predictive_variance.trials import NUM_QUERY, NUM_TRAIN, load_trials
-from benchmarks.papers.uci.data import Batch, Splits
+from benchmarks.papers import predictive_variance as command
+from benchmarks.papers.predictive_variance import (
+    LEARNERS,
+    NUM_QUERY,
+    NUM_TRAIN,
+    SETTING,
+    Chains,
+    Reference,
+    correlations,
+    load_trials,
+    promises,
+    reference,
+    table,
+    variances,
+)
+from benchmarks.papers.regression.data import Batch, Splits
 
-TINY = replace(PUBLISHED, epochs=3, eval_samples=20)
+TINY = replace(SETTING, epochs=3, eval_samples=20)
 
 
 def test_a_trial_asks_about_rows_that_it_did_not_train_on(root):
@@ -103,17 +113,3 @@ def test_a_run_keeps_its_results_and_does_not_repeat_them(root, tmp_path, monkey
     assert [found["method"] for found in rows] == ["nuts", *LEARNERS]
     assert rows[0]["correlations"] == pytest.approx([1, 1])
     assert "Noisy K-FAC" in capsys.readouterr().out
-
-
-def test_without_numpyro_the_command_says_what_to_install(root, monkeypatch, capsys):
-    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(SystemExit):
-        command.main(["--root", str(root)])
-    assert "the reference needs numpyro: pip install 'lightning-bayes[bench]'" in capsys.readouterr().err
-
-
-def test_a_single_chain_is_refused(root, capsys):
-    pytest.importorskip("numpyro", reason="the command asks for numpyro, of the extra bench")
-    with pytest.raises(SystemExit):
-        command.main(["--root", str(root), "--chains", "1"])
-    assert "--chains 1: at least 2 are needed, to compare one half with the other" in capsys.readouterr().err

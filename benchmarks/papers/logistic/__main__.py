@@ -59,27 +59,17 @@ def metrics(data: Runs, posterior: tuple[Any, Any], exact: tuple[Any, Any] | Non
     return values if exact is None else {**values, "symmetric_kl": symmetric_kl(*posterior, *exact).tolist()}
 
 
-def posteriors(name: str, options: argparse.Namespace) -> tuple[list[Row], Figure]:
-    """Khan et al. 2018, Fig. 2: final posteriors of one data set, as rows and a figure."""
+def posteriors(name: str, options: argparse.Namespace) -> list[Row]:
+    """Khan et al. 2018, Fig. 2: final posteriors of one data set."""
     data = load(name, options.root, options.runs, same_split=name == "breast-cancer")
     exact = mean_field_optimum(data)
     rows: list[Row] = [{"set": name, "method": EXACT, **metrics(data, exact, exact)}]
-    of_first_run = {EXACT: (exact[0][0], exact[1][0])}
     updates = (options.epochs or EPOCHS[name]) * data.num_data
     for key, batch in [("vogn-1", 1), *(("vadam", batch) for batch in BATCHES[name])]:
         title = METHODS[key].title + (f", M = {batch}" if key == "vadam" else "")
         q = last(train(METHODS[key], data, updates=updates, batch=batch, rates=RATES[key]))
         rows.append({"set": name, "method": title, "updates": updates, **metrics(data, q, exact)})
-        of_first_run[title] = (q[0][0].double(), q[1][0].double())
-    if name == "toy":
-        return rows, figures.toy(data, of_first_run)
-    by_metric = {metric: {row["method"]: row[metric] for row in rows} for metric in COLUMNS}
-    del by_metric["symmetric_kl"][EXACT]
-    if name == "breast-cancer":
-        title = "Breast cancer: Vadam's posterior depends on the minibatch size"
-        return rows, figures.batches(by_metric["symmetric_kl"], title)
-    panels = {COLUMNS[metric]: values for metric, values in by_metric.items()}
-    return rows, figures.columns(panels, "USPS, 3 against 5")
+    return rows
 
 
 def logistic_curves(name: str, options: argparse.Namespace) -> list[Row]:
@@ -144,8 +134,11 @@ def run(options: argparse.Namespace) -> tuple[list[Row], dict[str, Figure]]:
     rows: list[Row] = []
     drawn: dict[str, Figure] = {}
     for name in (name for name in BATCHES if name in options.sets):
-        new_rows, drawn[f"{name}.png"] = posteriors(name, options)
+        new_rows = posteriors(name, options)
         rows += new_rows
+        if name == "breast-cancer":
+            distances = {row["method"]: row["symmetric_kl"] for row in new_rows if row["method"] != EXACT}
+            drawn["breast-cancer.png"] = figures.batches(distances, "Vadam's posterior depends on the minibatch size")
     with_curves = [name for name in ("australian", "a1a") if name in options.sets]
     for name in with_curves:
         rows += logistic_curves(name, options) + (mlp_curves(name, options) if "mlp" in options.sets else [])

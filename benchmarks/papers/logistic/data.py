@@ -46,17 +46,7 @@ class Runs(NamedTuple):
 
 
 def load(name: str, root: Path | None, runs: int, *, same_split: bool = False) -> Runs:
-    """Load a data set.
-
-    Args:
-        name: One of the names above.
-        root: Folder with the files; not needed for the toy.
-        runs: R.
-        same_split: Whether all runs use the split of the first run.
-
-    Returns:
-        The runs.
-    """
+    """Load a data set."""
     generator = np.random.default_rng(0)
     if name == "toy":
         draws = [(*murphys_toy(30, generator), *murphys_toy(300, generator))]
@@ -78,14 +68,7 @@ def murphys_toy(count: int, generator: np.random.Generator) -> tuple[np.ndarray,
 
 
 def read(name: str, root: Path | None, arrays: tuple[str, ...]) -> list[np.ndarray]:
-    """Read arrays of a data set by name.
-
-    Raises:
-        DatasetError: If the file or one of its arrays is missing.
-
-    Returns:
-        The arrays.
-    """
+    """Read arrays of a data set by name."""
     path = (root or Path()) / FILES[name]
     if root is None or not path.is_file():
         raise DatasetError(

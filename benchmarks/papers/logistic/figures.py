@@ -5,50 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
-import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Ellipse
 from torch import Tensor
 
-from benchmarks.papers.logistic.data import Runs
 from lightning_bayes.metrics.figure_style import BLUE, DPI, GREY, ORANGE, PANEL_WIDTH, SERIES, quiet_frame
 
 Gaussian = tuple[Tensor, Tensor]  # mean and precision, [D]
 Curves = Mapping[str, Mapping[int, Sequence[float]]]  # title → update → one value per run
-
-
-def toy(data: Runs, posteriors: Mapping[str, Gaussian]) -> Figure:
-    """Fig. 2(a): the true posterior of the toy's first run, with one and two standard deviations of each approximation."""
-    figure = Figure(figsize=(1.5 * PANEL_WIDTH, 1.3 * PANEL_WIDTH), dpi=DPI, layout="constrained")
-    axes = figure.subplots()
-    spread = max(float((precision.rsqrt() * 4).max()) for _, precision in posteriors.values())
-    centre = next(iter(posteriors.values()))[0].numpy()
-    across, up = (np.linspace(c - spread, c + spread, 200) for c in centre)
-    grid = torch.as_tensor(np.stack(np.meshgrid(across, up), -1), dtype=torch.float64)
-    logits = grid @ data.train_x[0].double().T
-    log_joint = -(torch.nn.functional.softplus(logits) - data.train_y[0] * logits).sum(-1)
-    log_joint -= 0.5 * data.prior_precision * grid.square().sum(-1)
-    axes.contourf(across, up, (log_joint - log_joint.max()).exp().numpy(), levels=12, cmap="Greys")
-    for (title, (mean, precision)), colour in zip(posteriors.items(), SERIES, strict=False):
-        axes.plot(*mean.numpy(), "o", color=colour, markersize=4, label=title)
-        for deviations in (1, 2):
-            width, height = (2 * deviations * precision.rsqrt()).tolist()
-            axes.add_patch(Ellipse(tuple(mean.tolist()), width, height, fill=False, color=colour, linewidth=1.5))
-    axes.set(xlabel="$w_1$", ylabel="$w_2$", title="Toy: the posterior and its approximations")
-    axes.legend(frameon=False)
-    return figure
-
-
-def columns(panels: Mapping[str, Mapping[str, Sequence[float]]], title: str) -> Figure:
-    """Fig. 2(b): one panel per metric, one box per method; `panels` is metric → method → one value per run."""
-    figure = Figure(figsize=(PANEL_WIDTH * len(panels), PANEL_WIDTH), dpi=DPI, layout="constrained")
-    colours = _colours(panels.values())
-    for axes, (metric, methods) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
-        _boxes(axes, methods, colours)
-        axes.set_title(metric)
-    figure.suptitle(title)
-    return figure
 
 
 def batches(values: Mapping[str, Sequence[float]], title: str) -> Figure:
@@ -74,16 +38,7 @@ def _boxes(axes: Axes, values: Mapping[str, Sequence[float]], colours: Mapping[s
 
 
 def curves(panels: Mapping[str, tuple[Curves, Curves]], exact: Mapping[str, tuple[float, float]], title: str) -> Figure:
-    """Figs. 2-3 of the Vprop paper: negative ELBO and test log-loss over passes, one column per data set.
-
-    Args:
-        panels: Data set → negative ELBO and log-loss, both by method.
-        exact: Data set → negative ELBO and log-loss of the optimum, if known.
-        title: Title of the figure.
-
-    Returns:
-        The figure.
-    """
+    """Figs. 2-3 of the Vprop paper: negative ELBO and test log-loss over passes, one column per data set."""
     figure = Figure(figsize=(1.5 * PANEL_WIDTH * len(panels), 2 * PANEL_WIDTH), dpi=DPI, layout="constrained")
     grid = figure.subplots(2, len(panels), squeeze=False)
     colours = _colours(loss for _, loss in panels.values())  # every method has a log-loss

@@ -23,19 +23,7 @@ Measured: TypeAlias = Literal["squares", "square of the mean", "hessian", "repar
 
 
 class Method(NamedTuple):
-    """One curve or column.
-
-    Attributes:
-        title: Title in the figures.
-        update: The pure update.
-        measured: The estimate ĥ, averaged over samples.
-        state_type: State of the update.
-        samples: K; 0 measures at the mean.
-        options: Further arguments of the update.
-        scale: Factor of ĥ, as a function of the number of data N.
-        has_prior: Whether the update includes the prior.
-        start: Initial s.
-    """
+    """One curve or column."""
 
     title: str
     update: Callable[..., Any]
@@ -64,13 +52,7 @@ METHODS = {
 
 
 class Rates(NamedTuple):
-    """Learning rates that fall geometrically from the first to the last update.
-
-    Attributes:
-        lr: α of the first and the last update.
-        beta: β = 1-β₂ of the first and the last update.
-        momentum: β₁.
-    """
+    """Learning rates that fall geometrically from the first to the last update."""
 
     lr: tuple[float, float]
     beta: tuple[float, float]
@@ -85,21 +67,8 @@ class Rates(NamedTuple):
 def train(
     method: Method, data: Runs, *, updates: int, batch: int | None, rates: Rates, seed: int = 0
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Train all runs.
-
-    Every method with noise starts at μ = 0 with precision δ + N/10, so that the first noise is narrower than a weak prior.
-
-    Args:
-        method: The method.
-        data: The data of all runs.
-        updates: Number of updates.
-        batch: Examples per minibatch, drawn without replacement in each epoch; None for all.
-        rates: Learning rates.
-        seed: Seed of batches and noise.
-
-    Yields:
-        Mean and precision, ``[R, D]``, after each update.
-    """
+    """Yield mean and precision ``[R, D]`` of all runs after each update."""
+    # Every method with noise starts at μ = 0 with precision δ + N/10: the first noise is narrower than a weak prior.
     generator = torch.Generator().manual_seed(seed)
     n, prior = data.num_data, data.prior_precision / data.num_data if method.has_prior else 0.0
     mean = torch.zeros(len(data.train_x), data.train_x.shape[2])

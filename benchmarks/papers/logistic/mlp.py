@@ -64,18 +64,7 @@ def network(inputs: int, seed: int) -> nn.Sequential:
 
 
 def curve(learner: Learner, data: Runs, *, run: int, updates: int, shown: set[int]) -> Iterator[Point]:
-    """Train one network.
-
-    Args:
-        learner: The method.
-        data: The data of all runs.
-        run: Index of the run, and seed.
-        updates: Number of updates, each on all data.
-        shown: Updates after which to yield estimates.
-
-    Yields:
-        The estimates.
-    """
+    """Train one network."""
     x, y = data.train_x[run], data.train_y[run].long()
     test = data.test_x[run], data.test_y[run].long()
     model = network(x.shape[1], run)

@@ -50,22 +50,7 @@ def log_loss(data: Runs, mean: Tensor, precision: Tensor) -> Tensor:
 
 
 def symmetric_kl(mean: Tensor, precision: Tensor, other_mean: Tensor, other_precision: Tensor) -> Tensor:
-    """KL(q ‖ q') + KL(q' ‖ q) of diagonal Gaussians, in nats.
-
-    Args:
-        mean: Mean of q, ``[R, D]``.
-        precision: Precision of q, ``[R, D]``.
-        other_mean: Mean of q'.
-        other_precision: Precision of q'.
-
-    Returns:
-        ``[R]``.
-
-    Example:
-        >>> one, two = torch.ones(1, 1), torch.full((1, 1), 2.0)
-        >>> symmetric_kl(one, one, one, one), symmetric_kl(one, one, two, one)
-        (tensor([0.], dtype=torch.float64), tensor([1.], dtype=torch.float64))
-    """
+    """KL(q ‖ q') + KL(q' ‖ q) of diagonal Gaussians, in nats."""
     mean, precision, other_mean, other_precision = (t.double() for t in (mean, precision, other_mean, other_precision))
     ratio = precision / other_precision
     distance = (precision + other_precision) * (mean - other_mean).square()

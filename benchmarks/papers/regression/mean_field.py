@@ -8,31 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, final
+from typing import Any, Final, Literal, TypeAlias, final
 
 import torch
 from torch import Tensor
 
-from benchmarks.papers.uci.data import Batch
-from benchmarks.papers.uci.learner import Learner, Problem, predict_with
-from benchmarks.papers.uci.network import Trace, Weights, forward, mean_gradient, mean_square_gradient, unflatten
+from benchmarks.papers.regression.data import Batch
+from benchmarks.papers.regression.learner import Learner, Problem, predict_with
+from benchmarks.papers.regression.network import Trace, Weights, forward, mean_gradient, mean_square_gradient, unflatten
+from lightning_bayes.optim.diagonal import bbb, noisy_adam, vadam, vogn
+from lightning_bayes.optim.diagonal.state import MeanFieldState
 
 Measure: TypeAlias = Literal["squared_gradients", "fisher", "batch_square", "reparameterised"]
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A mean-field method.
-
-    Attributes:
-        state_type: NamedTuple whose first fields are mean and curvature; the other fields start at zero.
-        update: The pure update.
-        measure: ĥ: mean squared gradients with the labels of the data, or with the model's (the diagonal Fisher, exact over
-            labels); the squared gradient of the batch; or ĝ (θ - μ) / Σ.
-        start: Initial s: 0 gives the noise of the prior, 1 gives noise of standard deviation 1/√N.
-        prior_at_sample: Whether the gradient of the prior is δ̃ θ, of which `update` adds δ̃ μ.
-        options: Further arguments of `update`.
-    """
+    """A mean-field method."""
 
     state_type: Callable[..., Any]
     update: Callable[..., Any]
@@ -44,12 +36,7 @@ class Algorithm:
 
 @final
 class MeanFieldLearner(Learner):
-    """All splits with one `Algorithm`.
-
-    Args:
-        problem: Data and hyperparameters.
-        algorithm: The method.
-    """
+    """All splits with one `Algorithm`."""
 
     def __init__(self, problem: Problem, algorithm: Algorithm) -> None:
         super().__init__(problem)
@@ -101,3 +88,12 @@ class MeanFieldLearner(Learner):
         if self.algorithm.measure == "fisher":
             output_grads = self.problem.noise.precision().sqrt()[:, None].expand_as(output_grads)
         return mean_square_gradient(weights, trace, output_grads).flat()
+
+
+ALGORITHMS: Final = {
+    "bbb": Algorithm(bbb.BBBState, bbb.update, "reparameterised"),
+    "noisy_adam": Algorithm(MeanFieldState, noisy_adam.update, "batch_square", prior_at_sample=True),
+    "noisy_adam_fisher": Algorithm(MeanFieldState, noisy_adam.update, "fisher", prior_at_sample=True),
+    "vadam": Algorithm(MeanFieldState, vadam.update, "batch_square", start=0.0, options={"from_zero": True}),
+    "vogn": Algorithm(MeanFieldState, vogn.update, "squared_gradients"),
+}

@@ -1,4 +1,4 @@
-"""UCI regression, Table 1 of Zhang et al. 2018 and of Khan et al. 2018, on the standard splits; run ``__main__``.
+"""One hidden layer on the splits of a UCI set, for the regressions of both papers.
 
 The networks of all splits of a set train at once: every tensor has the split as a leading dimension ``[R, …]``; with K
 weight samples it is ``[K, R, …]``. `network` writes out the gradients, squares and Kronecker factors of the one hidden

@@ -16,9 +16,9 @@ from typing import final
 import torch
 from torch import Generator, Tensor, nn
 
-from benchmarks.papers.uci.data import Batch
-from benchmarks.papers.uci.learner import Learner, Problem, predict_with
-from benchmarks.papers.uci.network import Blocks, Trace, Weights, fisher_blocks, forward, mean_gradient
+from benchmarks.papers.regression.data import Batch
+from benchmarks.papers.regression.learner import Learner, Problem, predict_with
+from benchmarks.papers.regression.network import Blocks, Trace, Weights, fisher_blocks, forward, mean_gradient
 from lightning_bayes import NoisyKFAC
 from lightning_bayes.curvature import Likelihood
 from lightning_bayes.linalg import BlockTridiagonalInverse, KroneckerProduct
@@ -29,11 +29,7 @@ LAYERS = ("hidden", "output")
 
 
 class StackedNetworks(nn.Module):
-    """The networks of all R splits as one model: each is a group of two convolutions of length one.
-
-    Args:
-        weights: Initial weights.
-    """
+    """The networks of all R splits as one model: each is a group of two convolutions of length one."""
 
     def __init__(self, weights: Weights) -> None:
         super().__init__()
@@ -54,11 +50,7 @@ class StackedNetworks(nn.Module):
 
 @final
 class StackedGaussian(Likelihood):
-    """N(f, 1/τ) for every split. A label one standard deviation from the output has δ² = E[δ²] = τ.
-
-    Args:
-        precision: τ, ``[R]``.
-    """
+    """N(f, 1/τ) for every split. A label one standard deviation from the output has δ² = E[δ²] = τ."""
 
     def __init__(self, precision: Tensor) -> None:
         self.precision = precision

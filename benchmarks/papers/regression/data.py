@@ -1,8 +1,10 @@
-"""The stacked splits of a data set."""
+"""The stacked splits of a data set, and the hyperparameters of the methods."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,27 +13,58 @@ from torch import Generator, Tensor
 
 from lightning_bayes.zoo.data.uci import Standardiser, UCISet, read_uci
 
+SMALL = 2000  # rows; both papers use smaller batches for smaller sets
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Hyperparameters; published ones unless a method's file says otherwise."""
+
+    epochs: int
+    batch: tuple[int, int]
+    mc_samples: tuple[int, int]
+    lr: float
+    betas: tuple[float, float]
+    decays: bool
+    prior_precision: float = 1.0
+    num_hidden: int = 50
+    eval_samples: int = 100
+    inverse_interval: int = 10
+
+    def at_most(
+        self, num_data: int, epochs: int | None = None, steps: int | None = None, mc_samples: int | None = None
+    ) -> Setting:
+        """Limit epochs, updates (rounded up to whole epochs) and K for N data; None does not limit."""
+        limits = [self.epochs, epochs]
+        if steps is not None:
+            limits.append(math.ceil(steps / math.ceil(num_data / self.batch_for(num_data))))
+        small, large = (count if mc_samples is None else min(count, mc_samples) for count in self.mc_samples)
+        return replace(self, epochs=min(limit for limit in limits if limit is not None), mc_samples=(small, large))
+
+    def batch_for(self, num_data: int) -> int:
+        """Rows per batch."""
+        return self.batch[num_data >= SMALL]
+
+    def samples_for(self, num_data: int) -> int:
+        """K."""
+        return self.mc_samples[num_data >= SMALL]
+
+
+# Appendix C.1 and the authors' configurations.
+ZHANG = Setting(epochs=1000, batch=(10, 100), mc_samples=(10, 10), lr=0.01, betas=(0.9, 0.999), decays=True)
+# Appendix J.1, with γ₁ and γ₂ as in the authors' code; the text has them swapped. They tune prior and noise precision.
+KHAN = Setting(epochs=40, batch=(32, 128), mc_samples=(10, 5), lr=0.01, betas=(0.9, 0.99), decays=False)
+
 
 class Batch(NamedTuple):
-    """A minibatch from every split.
-
-    Attributes:
-        inputs: Standardised, with a last column of ones, ``[R, B, D + 1]``.
-        targets: Standardised, ``[R, B]``.
-    """
+    """A minibatch from every split."""
 
     inputs: Tensor
     targets: Tensor
 
 
 class Splits(NamedTuple):
-    """R splits of a set; inputs and targets are standardised with the training rows of each split.
-
-    Attributes:
-        train: ``[R, n, D + 1]`` and ``[R, n]``.
-        test: ``[R, m, D + 1]`` and ``[R, m]``.
-        target_std: Unit of the standardised targets, ``[R]``.
-    """
+    """R splits of a set; inputs and targets are standardised with the training rows of each split."""
 
     train: Batch
     test: Batch
@@ -58,19 +91,7 @@ class Splits(NamedTuple):
 
 
 def load_splits(root: Path, name: str, count: int | None = None) -> Splits:
-    """Read a set and stack its splits.
-
-    Args:
-        root: As in `read_uci`.
-        name: As in `read_uci`.
-        count: Number of splits; None for all.
-
-    Returns:
-        The splits.
-
-    Raises:
-        SystemExit: If the splits differ in size, which prevents stacking.
-    """
+    """Read a set and stack its splits."""
     stored = read_uci(root, name)
     splits = stored.splits[:count]
     if len({(len(train), len(test)) for train, test in splits}) != 1:

@@ -52,31 +52,20 @@ def forward(weights: Weights, inputs: Tensor) -> Trace:
     return Trace(inputs, active, (active @ weights.output.mT)[..., 0])
 
 
-def hidden_gradients(weights: Weights, trace: Trace, output_gradients: Tensor, dropped: Tensor | None = None) -> Tensor:
-    """δ₁ ``[..., R, B, H]`` from δ₂ ``[..., R, B]``; arguments as in `mean_gradient`."""
-    passed = output_gradients[..., None] * weights.output[..., :-1] * (trace.hidden[..., :-1] > 0)
-    return passed if dropped is None else passed * dropped[..., :-1]
+def hidden_gradients(weights: Weights, trace: Trace, output_gradients: Tensor) -> Tensor:
+    """δ₁ ``[..., R, B, H]`` from δ₂ ``[..., R, B]``."""
+    return output_gradients[..., None] * weights.output[..., :-1] * (trace.hidden[..., :-1] > 0)
 
 
-def mean_gradient(weights: Weights, trace: Trace, output_gradients: Tensor, dropped: Tensor | None = None) -> Weights:
-    """Mean over examples of the gradients.
-
-    Args:
-        weights: ``[..., R, …]``.
-        trace: The forward pass.
-        output_gradients: δ₂ per example, ``[..., R, B]``.
-        dropped: The mask by which dropout multiplied a, shaped like a.
-
-    Returns:
-        Gradients, shaped like the weights.
-    """
+def mean_gradient(weights: Weights, trace: Trace, output_gradients: Tensor) -> Weights:
+    """Mean over examples of the gradients."""
     batch = output_gradients.shape[-1]
-    back = hidden_gradients(weights, trace, output_gradients, dropped)
+    back = hidden_gradients(weights, trace, output_gradients)
     return Weights(back.mT @ trace.inputs / batch, output_gradients.unsqueeze(-2) @ trace.hidden / batch)
 
 
 def mean_square_gradient(weights: Weights, trace: Trace, output_gradients: Tensor) -> Weights:
-    """Mean over examples of the squared gradients; arguments as in `mean_gradient`."""
+    """Mean over examples of the squared gradients."""
     batch = output_gradients.shape[-1]
     back = hidden_gradients(weights, trace, output_gradients).square()
     output = output_gradients.square().unsqueeze(-2) @ trace.hidden.square()
@@ -92,16 +81,7 @@ class Blocks(NamedTuple):
 
 
 def fisher_blocks(weights: Weights, trace: Trace, precision: Tensor) -> Blocks:
-    """Kronecker factors of the Fisher, exact over labels: with one output and E[δ₂²] = τ, S = τ mean (∂f/∂z)(∂f/∂z)ᵀ.
-
-    Args:
-        weights: ``[..., R, …]``.
-        trace: The forward pass.
-        precision: τ, ``[R]``.
-
-    Returns:
-        Factors ``[R, …]``, averaged over weight samples.
-    """
+    """Kronecker factors of the Fisher, exact over labels: with one output and E[δ₂²] = τ, S = τ mean (∂f/∂z)(∂f/∂z)ᵀ."""
     unit = precision.sqrt()[:, None].expand(trace.outputs.shape)
     back = hidden_gradients(weights, trace, unit)
     return Blocks(

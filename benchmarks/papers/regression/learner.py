@@ -5,32 +5,53 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 import torch
 from torch import Generator, Tensor
 
-from benchmarks.papers.uci.data import Batch, Splits, epoch_of
-from benchmarks.papers.uci.network import Trace, Weights, forward, initial_weights
-from benchmarks.papers.uci.noise import GammaPrecision, KnownPrecision
-from benchmarks.papers.uci.setting import Setting
+from benchmarks.papers.regression.data import Batch, Setting, Splits, epoch_of
+from benchmarks.papers.regression.network import Trace, Weights, forward, initial_weights
+from lightning_bayes.zoo.tasks.noise import PUBLISHED_PRIOR, gamma_posterior, student_t_log_density
+
+
+@final
+class GammaPrecision:
+    """q(τ) of Zhang et al. 2018 for every split; see `lightning_bayes.zoo.tasks.noise`."""
+
+    def __init__(self, num_data: int, mean_square: Tensor) -> None:
+        self.num_data, self.mean_square = num_data, mean_square
+
+    def posterior(self) -> tuple[float, Tensor]:
+        """Shape α and rates β ``[R]``."""
+        shape, rate = gamma_posterior(torch.tensor(float(self.num_data)), self.mean_square, PUBLISHED_PRIOR)
+        return float(shape), rate
+
+    def precision(self) -> Tensor:
+        """E[τ], ``[R]``."""
+        shape, rate = self.posterior()
+        return shape / rate
+
+    def observe(self, residuals: Tensor) -> None:
+        """Move r² towards that of a batch's residuals ``[..., R, B]``, with the batch's fraction of the data as weight."""
+        batch = residuals.square().mean(-1)
+        batch = batch.flatten(0, -2).mean(0) if batch.dim() > 1 else batch
+        self.mean_square = self.mean_square.lerp(batch, min(1.0, residuals.shape[-1] / self.num_data))
+
+    def log_density(self, residuals: Tensor) -> Tensor:
+        """Log-density of residuals ``[..., R, m]``."""
+        shape, rate = self.posterior()
+        return student_t_log_density(residuals, shape, rate[:, None])
 
 
 @dataclass
 class Problem:
-    """Data, hyperparameters, randomness and noise precision of a learner.
-
-    Attributes:
-        splits: The data.
-        setting: The hyperparameters.
-        generator: Generator of all random numbers.
-        noise: The noise precision τ.
-    """
+    """Data, hyperparameters, randomness and noise precision of a learner."""
 
     splits: Splits
     setting: Setting
     generator: Generator
-    noise: GammaPrecision | KnownPrecision
+    noise: GammaPrecision
 
     @classmethod
     def of(cls, splits: Splits, setting: Setting, seed: int) -> Problem:
@@ -88,40 +109,24 @@ class Learner(ABC):
 
 
 class Scores(NamedTuple):
-    """Scores of every split, ``[R]``, in the units of the data.
-
-    Attributes:
-        rmse: Root mean squared error of the mean over samples.
-        log_likelihood: Mean over test points of log (1/S) Σ_s p(y | x, θ_s).
-    """
+    """Scores of every split, ``[R]``, in the units of the data."""
 
     rmse: Tensor
     log_likelihood: Tensor
 
 
-def evaluate(learner: Learner, *others: GammaPrecision | KnownPrecision) -> list[Scores]:
-    """Score a trained learner on the test rows.
-
-    Args:
-        learner: The learner.
-        *others: Values of τ, all scored with the same weight samples; by default the learner's.
-
-    Returns:
-        Scores for each τ.
-    """
+def evaluate(learner: Learner) -> Scores:
+    """Score a trained learner on the test rows, with the mixture over its weight samples."""
     problem = learner.problem
-    test, unit = problem.splits.test, problem.splits.target_std[:, None]
-    noises, count = others or (problem.noise,), problem.setting.eval_samples
+    test, unit, count = problem.splits.test, problem.splits.target_std[:, None], problem.setting.eval_samples
     mean = torch.zeros_like(test.targets)
-    densities = [torch.full_like(mean, -math.inf) for _ in noises]
+    density = torch.full_like(mean, -math.inf)
     for _ in range(count):  # one sample at a time: naval has a million activations per sample
         residuals = learner.predict(test.inputs) - test.targets
         mean += residuals / count
-        densities = [
-            torch.logaddexp(d, noise.log_density(residuals)) for d, noise in zip(densities, noises, strict=True)
-        ]
+        density = torch.logaddexp(density, problem.noise.log_density(residuals))
     rmse = (mean * unit).square().mean(1).sqrt()
-    return [Scores(rmse, (density - math.log(count) - unit.log()).mean(1)) for density in densities]
+    return Scores(rmse, (density - math.log(count) - unit.log()).mean(1))
 
 
 def predict_with(weights: Weights, inputs: Tensor) -> Tensor:
