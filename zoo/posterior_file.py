@@ -270,8 +270,11 @@ def read_content(path: str | os.PathLike[str], device: str | torch.device) -> di
 def _without_tensors(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     """Replace each tensor with a reference and copy the tensor into `tensors`."""
     if isinstance(value, Tensor):
-        tensors[path] = value.detach().to("cpu", copy=True).contiguous()
-        return {_TENSOR: path}
+        stored = value.detach().to("cpu", copy=True).contiguous()
+        # A prior centred at the posterior mean is stored once.
+        known = next((name for name, other in tensors.items() if _is_same(stored, other)), path)
+        tensors.setdefault(known, stored)
+        return {_TENSOR: known}
     if isinstance(value, Mapping):
         prefix = f"{path}." if path else ""
         return {str(key): _without_tensors(inner, f"{prefix}{key}", tensors) for key, inner in value.items()}
@@ -279,6 +282,10 @@ def _without_tensors(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         items = [_without_tensors(inner, f"{path}.{index}", tensors) for index, inner in enumerate(value)]
         return {_TUPLE: items} if isinstance(value, tuple) else items
     return value
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and one.shape == other.shape and bool(torch.equal(one, other))
 
 
 def _with_tensors(value: Any, tensors: dict[str, Tensor]) -> Any:
