@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.laplace.__main__ import table
-from benchmarks.laplace.agreement import agreements
+from benchmarks.laplace.__main__ import agreements, table
 
 
 def test_the_table_shows_differences_and_failures():
