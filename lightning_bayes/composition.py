@@ -30,7 +30,8 @@ KINDS: Final = ("data", "models", "evaluation", "methods")  # options address th
 _SOURCES: Final = ("timm/", "torchvision/")
 _PLACEHOLDER: Final = re.compile(r"\$\{(\w+)\}")
 _SHAPE: Final = ("num_classes", "in_channels", "image_size")
-_REGISTERED: Final = re.compile(r'^@register_(?:data|model)\("(\w+)"', re.MULTILINE)
+# A name in the source of the registry's entries, and the first line of the next docstring.
+_REGISTERED: Final = re.compile(r'^@register_(?:data|model)\("(\w+)"(?=[\s\S]*?"""([^\n"]+))', re.MULTILINE)
 
 
 def recipes() -> dict[str, Path]:
@@ -52,9 +53,8 @@ def known(kind: str) -> dict[str, str]:
         spec = find_spec("lightning_bayes.zoo")
         folders = (spec.submodule_search_locations or []) if spec is not None else []
         for path in (path for folder in folders for path in sorted(Path(folder, kind).glob("*.py"))):
-            source = path.read_text("utf-8")
-            for name in _REGISTERED.findall(source):
-                found.setdefault(name, source.partition("\n")[0].strip('"'))
+            for name, description in _REGISTERED.findall(path.read_text("utf-8")):
+                found.setdefault(name, description)
     return dict(sorted(found.items()))
 
 

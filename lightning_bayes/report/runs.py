@@ -187,15 +187,7 @@ def changed_settings(fit: Mapping[str, Any], test: Mapping[str, Any]) -> list[st
 
 
 def joined(runs: Sequence[Run]) -> list[Run]:
-    """Put each test under the fit whose checkpoint it evaluated.
-
-    Args:
-        runs: Runs of fits and of evaluations.
-
-    Returns:
-        The fits, and evaluations without a fit. A fit has the values and figures of its last test with its own settings;
-        its other tests are in ``tests``.
-    """
+    """Put each test under the fit whose checkpoint it evaluated."""
     by_folder = {run.folder.resolve(): run for run in runs}
     tests: dict[Path, list[Run]] = {}
     for run in runs:
