@@ -59,6 +59,10 @@ class Crashing(nn.Linear):
         raise KeyError("lost")
 
 
+def test_a_crash_is_no_refusal():
+    assert judge(case(Crashing(3, 2))).word == "crashed"
+
+
 def test_of_equal_blocks_in_a_row_two_stay():
     blocks = [
         nn.Linear(3, 3),
