@@ -272,7 +272,9 @@ def _without_tensors(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Tensor):
         stored = value.detach().to("cpu", copy=True).contiguous()
         # A prior centred at the posterior mean is stored once.
-        known = next((name for name, other in tensors.items() if _is_same(stored, other)), path)
+        known = next(
+            (name for name, other in tensors.items() if other.dtype == stored.dtype and other.equal(stored)), path
+        )
         tensors.setdefault(known, stored)
         return {_TENSOR: known}
     if isinstance(value, Mapping):
@@ -282,10 +284,6 @@ def _without_tensors(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         items = [_without_tensors(inner, f"{path}.{index}", tensors) for index, inner in enumerate(value)]
         return {_TUPLE: items} if isinstance(value, tuple) else items
     return value
-
-
-def _is_same(one: Tensor, other: Tensor) -> bool:
-    return one.dtype == other.dtype and one.shape == other.shape and bool(torch.equal(one, other))
 
 
 def _with_tensors(value: Any, tensors: dict[str, Tensor]) -> Any:
