@@ -140,8 +140,8 @@ def _input(transform: dict[str, Any] | None) -> str:
 
 def _usage(file_name: str, content: dict[str, Any]) -> Iterator[str]:
     origin, extra = content["architecture"], ""
-    if origin["arguments"] is None:
-        extra = ", model=network"
+    if origin["arguments"] is None or origin.get("factory", "").startswith("__main__:"):
+        extra = ", model=network"  # a class of a script cannot be imported elsewhere
     elif "name" not in origin:
         extra = f", allow={origin['factory'].partition(':')[0].partition('.')[0]!r}"
     yield "from lightning_bayes import Predictor"

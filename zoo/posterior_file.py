@@ -113,9 +113,8 @@ def save_posterior(
 
     Example:
         >>> import tempfile
-        >>> from lightning_bayes.zoo import create_model
-        >>> model = create_model("mlp", num_classes=2, in_channels=1, image_size=2, hidden=())
-        >>> from lightning_bayes.posteriors import MeanField
+        >>> from lightning_bayes import MeanField, zoo
+        >>> model = zoo.create_model("mlp", num_classes=2, in_channels=1, image_size=2, hidden=())
         >>> mean = {name: p.detach() for name, p in model.named_parameters()}
         >>> q = MeanField(mean, {n: torch.ones_like(p) for n, p in mean.items()}, dict.fromkeys(mean, 1.0), num_data=10)
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -160,8 +159,6 @@ def load(
     allow: str | Sequence[str] = (),
 ) -> SavedPosterior:
     """Read a posterior file without running code from it.
-
-    Predict with ``mc_predict(saved.model, saved.posterior, images, temperature=saved.temperature)``.
 
     Args:
         path: A file written by `save_posterior`, or its name, with or without suffix: in the working directory, in
@@ -270,8 +267,11 @@ def read_content(path: str | os.PathLike[str], device: str | torch.device) -> di
 def _without_tensors(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     """Replace each tensor with a reference and copy the tensor into `tensors`."""
     if isinstance(value, Tensor):
-        tensors[path] = value.detach().to("cpu", copy=True).contiguous()
-        return {_TENSOR: path}
+        stored = value.detach().to("cpu", copy=True).contiguous()
+        # A prior centred at the posterior mean is stored once.
+        same = [name for name, other in tensors.items() if other.dtype == stored.dtype and other.equal(stored)]
+        tensors.setdefault(name := (*same, path)[0], stored)
+        return {_TENSOR: name}
     if isinstance(value, Mapping):
         prefix = f"{path}." if path else ""
         return {str(key): _without_tensors(inner, f"{prefix}{key}", tensors) for key, inner in value.items()}
