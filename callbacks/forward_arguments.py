@@ -25,6 +25,11 @@ class ForwardArguments:
         self._module, self._forward = module, forward
         self._form: int | None = None
 
+    @property
+    def is_known(self) -> bool:
+        """Whether a call has shown which form suits ``forward``."""
+        return self._form is not None
+
     def call(self, function: Callable[..., Any], batch: Any) -> Any:
         """Call ``function(*args, **kwargs)``; raises `UnsupportedTrainingError` if no form of the batch suits."""
         forms = list(self._forms(batch))

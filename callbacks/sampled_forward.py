@@ -123,6 +123,8 @@ class SampledForward:
 
     def _predict_step(self, module: LightningModule, batch: Any, *args: Any) -> dict[str, Tensor]:
         with torch.no_grad():
+            if not self._arguments.is_known:
+                self._arguments.call(self._forward, batch)  # a call that fails must not use up samples
             return self._summary(self._arguments.call(self.outputs, batch))
 
     def _with_uncertainty(self, predict_step: Callable[..., Any]) -> Callable[..., Any]:
