@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import cached_property
 from typing import NoReturn
 
 import torch
@@ -44,7 +45,6 @@ class Capture(ABC):
         sizes: The different numbers of examples that each unit saw, by the unit's label.
         uses: How often each parameter enters the observed losses, see `count_uses`; without uses that a loop measured.
         layer_uses: How many of these uses are calls of the parameter's layer.
-        recorder: Records the loss functions of the forward pass.
         scale: The record of the last observed loss, with its reduction settled.
         loss: The observed loss, detached; None before `observe`.
         outputs: The calls of measured modules.
@@ -63,9 +63,13 @@ class Capture(ABC):
         self.sizes: dict[str, set[int]] = {}
         self.uses: Counter[Tensor] = Counter()
         self.layer_uses: Counter[Tensor] = Counter()
-        self.recorder = LossRecorder(None if finder is None else is_layer)
         self.scale = LossRecord()
         self.loss: Tensor | None = None
+
+    @cached_property
+    def recorder(self) -> LossRecorder:
+        """Records the loss functions of the forward pass."""
+        return LossRecorder(None if self.finder is None else is_layer)
 
     def observe(self, loss: Tensor, divided_by_host: bool = False) -> None:
         """Read how the loss reduces its examples. Call this before ``loss.backward()``.
