@@ -25,6 +25,7 @@ from lightning_bayes.metrics import (
     score_histograms,
     shift_curves,
 )
+from lightning_bayes.predictive import TEMPERATURE
 
 SHEET = (2, 8)  # rows and columns, for the most and for the least certain images
 
@@ -74,7 +75,7 @@ class EvaluationFigures(Callback):
             return
         step = step_outputs(pl_module, "test_step", outputs)
         name = outputs.get("set", f"ood/set{dataloader_idx}" if dataloader_idx else "test")
-        temperature = getattr(pl_module, "temperature", None)
+        temperature = getattr(pl_module, TEMPERATURE, None)
         probs = self._collected.add(step, name, outputs.get("mean_outputs"), temperature)
         inputs = batch[0] if isinstance(batch, (tuple, list)) else None
         if name == "test" and isinstance(inputs, Tensor):
