@@ -48,7 +48,10 @@ class Tunable(Classifier):
 def assert_prepared(callback):
     """The optimizer's N, and the prior from its penalty, belong to the real training."""
     (group,) = callback.optimizer.param_groups
-    assert (group["num_data"], group["prior_precision"]) == (EXAMPLES, pytest.approx(0.01 * EXAMPLES))
+    assert (group["posterior"]["num_data"], effective(group).prior_precision) == (
+        EXAMPLES,
+        pytest.approx(0.01 * EXAMPLES),
+    )
 
 
 def rates_of_plain_lightning(folder):

@@ -18,6 +18,7 @@ from lightning_bayes.curvature.parameters import require_full_precision
 from lightning_bayes.errors import PosteriorError, UnsupportedTrainingError
 from lightning_bayes.optim.dense.estimators import JointEstimator
 from lightning_bayes.optim.effective import Effective
+from lightning_bayes.optim.groups import flat
 from lightning_bayes.optim.hyperparameters import Hyperparameters
 from lightning_bayes.optim.readout.state import constants_of
 from lightning_bayes.optim.runtime.base import NoisyOptimizer
@@ -148,7 +149,7 @@ class JointOptimizer(NoisyOptimizer, ABC, Generic[PosteriorT]):
             max_nonfinite_steps=values["max_nonfinite_steps"],
         )
         self._schedules = take_schedules(self.param_groups[0], Hyperparameters)
-        Hyperparameters.check(self.param_groups[0], complete=True)
+        Hyperparameters.check(flat(self.param_groups[0]), complete=True)
 
     @torch.no_grad()
     def posterior(self) -> PosteriorT:
@@ -189,7 +190,7 @@ class JointOptimizer(NoisyOptimizer, ABC, Generic[PosteriorT]):
 
     @property
     def _hyperparameters(self) -> Hyperparameters:
-        return Hyperparameters.of(self.param_groups[0])
+        return Hyperparameters.of(flat(self.param_groups[0]))
 
     def _curvature(self, hyperparameters: Hyperparameters) -> list[Tensor] | None:
         """The current curvature of the noise; None before the first update without an initial precision."""
@@ -247,5 +248,5 @@ class JointOptimizer(NoisyOptimizer, ABC, Generic[PosteriorT]):
             state["momentum"] = momentum.clone()
         for (param, key), tensor in zip(equations.places, new.curvature, strict=True):
             self.state[param][key] = tensor
-        self.param_groups[0]["step"] += 1
+        self.param_groups[0]["posterior"]["step"] += 1
         apply_schedules(self.param_groups[0], self._schedules, Hyperparameters)
