@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -10,18 +11,28 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "lightning_bayes"
 MAPPED = ("callbacks", "zoo")  # directories at the repository root, symlinked into the package
-TITLES = {  # package: title and summary, in the order of the navigation
-    "callbacks": ("Callbacks", "Callbacks for the Lightning `Trainer`. They work on unmodified LightningModules."),
-    "optim": ("Optimizers", "The same methods as `torch.optim` optimizers, for plain PyTorch."),
-    "posteriors": ("Posteriors", "Distributions over weights."),
-    "posthoc": ("Laplace and SWAG", "Posteriors for trained networks."),
-    "predictive": ("Predictions", "From a posterior to probabilities, entropies and scores."),
-    "metrics": ("Metrics and figures", "Calibration, scoring rules, selective prediction, OOD detection."),
-    "zoo": ("Zoo", "Models, data modules, tasks and posterior files."),
-    "curvature": ("Curvature", "Curvature measurements of a backward pass."),
-    "strategies": ("Strategies", "Distributed training."),
-    "report": ("Report", "A single HTML page that compares runs."),
-    "linalg": ("Linear algebra", "Kronecker products, damping and Cholesky factors."),
+TASKS = {  # page: title, summary and subpackages, in the order of the navigation
+    "train": ("Train", "Callbacks, optimizers, schedules and strategies.", ("callbacks", "optim", "strategies")),
+    "evaluate": ("Evaluate", "Metrics, figures and reports.", ("metrics", "report")),
+    "predict": (
+        "After training",
+        "Posteriors of trained networks, predictions and decisions.",
+        ("posthoc", "predictive", "posteriors"),
+    ),
+    "serve": ("Models, data and files", "The zoo: networks, data modules, tasks and posterior files.", ("zoo",)),
+    "extend": ("Extend", "Curvature measurements, layer rules and linear algebra.", ("curvature", "linalg")),
+}
+MOVED = {  # top-level names that serve another task than the rest of their subpackage
+    "evaluate": (
+        "BatchNormRecalibration",
+        "EvaluationFigures",
+        "PosteriorDiagnostics",
+        "PosteriorScale",
+        "RejectorCallback",
+        "TemperatureScaling",
+    ),
+    "predict": ("DeepEnsembleCallback", "LaplaceCallback", "MCDropoutCallback", "SWAGCallback"),
+    "serve": ("Predictor", "export", "load_posterior"),
 }
 
 
@@ -109,13 +120,13 @@ def listing(items: list[Exported], homes_of: dict[tuple[str, str], Exported]) ->
     return "\n".join(f"- [`{item.path}`][{homes_of[origin(item)].path}]" for item in items)
 
 
-def package_page(name: str) -> str:
-    """Markdown page of one top-level subpackage, with a mkdocstrings block for each name."""
-    title, summary = TITLES[name]
+def task_page(task: str) -> str:
+    """Markdown page of one task, with a mkdocstrings block for each name of its subpackages."""
+    title, summary, subpackages = TASKS[task]
     homes_of = homes()
     parts = [f"# {title}\n\n{summary}"]
     for package in packages():
-        if package != f"{PACKAGE}.{name}" and not package.startswith(f"{PACKAGE}.{name}."):
+        if package.split(".")[1] not in subpackages:
             continue
         items = exported(package)
         parts.append(f"## `{package}`")
@@ -127,19 +138,38 @@ def package_page(name: str) -> str:
 
 
 def top_page() -> str:
-    """Markdown page of the names exported by `lightning_bayes` itself: links by page, and entries of the other names."""
+    """Markdown page of the names exported by `lightning_bayes` itself, by task, with one line each."""
     homes_of = homes()
     items = [homes_of[origin(item)] for item in exported(f"{PACKAGE}.public")]
-    titles = {name: title for name, (title, _) in TITLES.items()} | {"errors": "Errors"}
     parts = [
         "# API reference",
-        "Import these names with `from lightning_bayes import ...`. The other pages list all public names.",
+        "Import these names with `from lightning_bayes import ...`. [Arguments of the callbacks](arguments.md) lists all "
+        "arguments with their ranges and defaults.",
     ]
-    for name, title in titles.items():
-        links = ", ".join(f"[`{item.name}`][{item.path}]" for item in items if subpackage_of(item) == name)
-        parts += [f"**[{title}]({name}.md)**: {links}"] if links else []
-    parts += [f"::: {item.path}" for item in items if subpackage_of(item) not in titles]
+    for task, (title, _, _) in TASKS.items():
+        rows = [f"| [`{item.name}`][{item.path}] | {summary_of(item)} |" for item in items if task_of(item) == task]
+        parts.append("\n".join([f"## [{title}]({task}.md)\n", "| name | purpose |", "|---|---|", *rows]))
+    known = {name for _, _, names in TASKS.values() for name in names} | {"errors"}
+    parts += [f"::: {item.path}" for item in items if subpackage_of(item) not in known]
     return "\n\n".join(parts) + "\n"
+
+
+def task_of(item: Exported) -> str:
+    """The task that a top-level name serves."""
+    for task, names in MOVED.items():
+        if item.name in names:
+            return task
+    return next((task for task, (_, _, names) in TASKS.items() if subpackage_of(item) in names), "extend")
+
+
+def summary_of(item: Exported) -> str:
+    """First sentence of a definition's docstring."""
+    module, name = origin(item)
+    path = source_of(module)
+    nodes = tree_of(path).body if path and path.exists() else []
+    docs = [ast.get_docstring(node) for node in nodes if getattr(node, "name", None) == name]  # type: ignore[arg-type]
+    first = next((doc.partition("\n\n")[0].replace("\n", " ") for doc in docs if doc), "")
+    return re.split(r"(?<!al\.)(?<=\.)\s", first)[0].replace("|", "\\|")
 
 
 def subpackage_of(item: Exported) -> str:
@@ -163,5 +193,5 @@ def errors_page() -> str:
 
 def pages() -> dict[str, str]:
     """All pages of the API reference: Markdown by path under ``docs/``."""
-    package_pages = {f"api/{package}.md": package_page(package) for package in TITLES}
-    return {"api/index.md": top_page(), **package_pages, "api/errors.md": errors_page()}
+    task_pages = {f"api/{task}.md": task_page(task) for task in TASKS}
+    return {"api/index.md": top_page(), **task_pages, "api/errors.md": errors_page()}

@@ -11,12 +11,12 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # the mkdocs command does not put the repository on the path
 
-from docs.site import api, tutorials  # noqa: E402
+from docs.site import api, arguments, tutorials  # noqa: E402
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages to ``files``, and run the tutorials that have changed."""
-    for path, text in api.pages().items():
+    for path, text in (*api.pages().items(), ("api/arguments.md", arguments.page())):
         files.append(File.generated(config, path, content=text))
     for name in tutorials.names():
         for path in tutorials.cached(name):

@@ -17,7 +17,8 @@ from lightning_bayes.curvature.capture import Capture
 from lightning_bayes.curvature.engine import AbstractEngine, EngineName
 from lightning_bayes.curvature.gradients import BareCapture, GradientCapture, GradientEngine
 from lightning_bayes.curvature.likelihood import Bernoulli, Gaussian, Likelihood, Softmax
-from lightning_bayes.curvature.loss import LossReduction, loss_functions
+from lightning_bayes.curvature.loss import LossReduction
+from lightning_bayes.curvature.loss_scale import loss_functions
 from lightning_bayes.curvature.measure import check_names, make_engine, measure
 from lightning_bayes.curvature.measurement import KroneckerFactors, Measurement, Quantity
 from lightning_bayes.curvature.per_example_loss import with_per_example_loss

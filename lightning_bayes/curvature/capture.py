@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from lightning_bayes.curvature.example_probe import ExampleProbe
 from lightning_bayes.curvature.layout_search import LayoutSearch, PassLayouts
 from lightning_bayes.curvature.layouts import ROWS, LayerOutput, retained_grads_kept
-from lightning_bayes.curvature.loss import LossReduction, LossScale, read_loss_scale, require_scalar
+from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.loss_graph import mark_division
+from lightning_bayes.curvature.loss_scale import LossScale, read_loss_scale, require_scalar
 from lightning_bayes.curvature.model_call import ModelCall
 from lightning_bayes.curvature.parameter_uses import count_uses
 from lightning_bayes.curvature.per_example_loss import KEY, attached_losses, scale_with_losses

@@ -21,8 +21,8 @@ from torch.autograd.graph import get_gradient_edge
 
 from lightning_bayes.curvature import loss_graph as graph
 from lightning_bayes.curvature.layouts import LOOPED, LayerOutput
-from lightning_bayes.curvature.loss import read_loss
 from lightning_bayes.curvature.loss_reading import LossReader
+from lightning_bayes.curvature.loss_scale import read_loss
 from lightning_bayes.curvature.measured_output import in_full_precision, in_train_modes, inputs_of, without_autocast
 from lightning_bayes.curvature.single_examples import Gradients, SingleExamples, can_repeat_backward
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedTrainingError, name_some

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from lightning_bayes.curvature import loss_graph as graph
 from lightning_bayes.curvature.layouts import REGROUPED, ROWS, SHARED, LayerOutput, Layout, entries
-from lightning_bayes.curvature.loss import LossReduction, read_loss
+from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.loss_reading import LossReader
+from lightning_bayes.curvature.loss_scale import read_loss
 from lightning_bayes.curvature.loss_values import Reduced
 from lightning_bayes.curvature.model_call import ModelCall
 from lightning_bayes.curvature.parameter_uses import enters_measured_layer

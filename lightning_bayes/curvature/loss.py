@@ -1,4 +1,4 @@
-"""How a scalar loss reduces its examples, read from its autograd graph.
+"""The record of a loss: what it reduced, and how, as its functions were called.
 
 Backward through a batch loss L yields every example's *contribution* c_i to the gradient. The per-example gradient g_i
 depends on how L reduces the per-example losses ℓ_i:
@@ -6,128 +6,117 @@ depends on how L reduces the per-example losses ℓ_i:
     reduction="mean":  L = (1/n) Σ ℓ_i    →    g_i = n c_i        mean_i g_i² = n   Σ c_i²
     reduction="sum":   L =       Σ ℓ_i    →    g_i =   c_i        mean_i g_i² = 1/n Σ c_i²
 
-n is the number of examples that count; an example whose targets are all `ignore_index` does not. `loss_reading` lists which
-losses can be read. Other losses raise an error unless the user passes ``loss_reduction=``.
+n is the number of examples that count; an example whose targets are all `ignore_index` does not. `LossRecorder` records
+PyTorch's loss functions, means and sums, the sums of these, and their products with numbers. The reduction of any other loss
+is unknown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from lightning_bayes.curvature import loss_graph as graph
-from lightning_bayes.curvature.loss_reading import LossReader
-from lightning_bayes.curvature.loss_values import Content, Part, Reduced, Unclear
-from lightning_bayes.errors import ShapeError, UnsupportedTrainingError
-from lightning_bayes.private_torch import saved_by
+from lightning_bayes.curvature.loss_functions import LossCall, LossLink
+from lightning_bayes.curvature.loss_terms import Reading, Term
 
+ReadTerm: TypeAlias = tuple[Term, Reading, set[LossLink]]
 LossReduction: TypeAlias = Literal["auto", "mean", "sum"]
 
 
-@dataclass
-class LossScale:
-    """How one pass reduced its examples.
+@dataclass(frozen=True, eq=False)
+class LossTerm:
+    """One term of a loss.
 
     Attributes:
-        reduction: ``"mean"`` or ``"sum"``.
-        counted: For each loss term, a mask of the targets that count, examples first. Empty if all examples count.
+        name: The loss function, or ``"mean"`` or ``"sum"`` for other values.
+        outputs: The tensor whose rows are the examples: the argument of the loss function, or the reduced values.
+        targets: The targets of the loss function; None if unknown.
+        counted: Mask of the targets that count, in their shape; None if all count.
+        factor: The product of the numbers that multiply the term.
+        reduction: ``"mean"``, ``"sum"`` or ``"unknown"``.
+        call: The call of the loss function; None for other values.
+        learned: The tensors with gradients that multiply the term.
+    """
+
+    name: str
+    outputs: Tensor
+    targets: Tensor | None
+    counted: Tensor | None
+    factor: float
+    reduction: str
+    call: LossCall | None = None
+    learned: tuple[Tensor, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class LossRecord:
+    """How one loss reduced its examples.
+
+    Attributes:
+        reduction: ``"mean"``, ``"sum"`` or ``"unknown"``.
+        why: Why it is unknown, as the predicate of a sentence about the loss.
+        terms: The terms that depend on the examples.
+        link: The link from the outputs to predictions; None if unknown.
+        call: The call of the only loss function, if nothing but numbers changed its result; its likelihood is known.
     """
 
     reduction: str = "mean"
-    counted: list[Tensor] = field(default_factory=list)
-    _num_examples: dict[int, int] = field(default_factory=dict, repr=False, compare=False)  # n by batch size
+    why: str = ""
+    terms: tuple[LossTerm, ...] = ()
+    link: LossLink | None = None
+    call: LossCall | None = None
+    _num_examples: dict[int, int] = field(default_factory=dict, repr=False)  # n by batch size
 
     def num_examples(self, batch_size: int) -> int:
         """Number of examples that count, n ≥ 1, in a batch of `batch_size` examples."""
         if batch_size not in self._num_examples:
-            rows = [mask.reshape(batch_size, -1).any(1).cpu() for mask in self.counted]
-            self._num_examples[batch_size] = max(1, int(torch.stack(rows).any(0).sum())) if rows else batch_size
+            masks = [term.counted for term in self.terms]
+            rows = [mask.reshape(batch_size, -1).any(1).cpu() for mask in masks if _holds(mask, batch_size)]
+            counts_all = not rows or len(rows) < len(masks)
+            self._num_examples[batch_size] = batch_size if counts_all else max(1, int(torch.stack(rows).any(0).sum()))
         return self._num_examples[batch_size]
 
 
-def read_loss_scale(
-    loss: Tensor,
-    reduction: LossReduction = "auto",
-    batch_size: int | None = None,
-    examples_second: bool = False,
-) -> LossScale:
-    """Read how `loss` reduced its examples; raise `UnsupportedTrainingError` if its graph does not show it.
-
-    Args:
-        loss: Scalar with a graph, before `backward`.
-        reduction: ``"auto"`` reads the graph; ``"mean"`` and ``"sum"`` declare the reduction.
-        batch_size: Number of examples that the layers saw; None if unknown.
-        examples_second: See `LossReader`.
-
-    Returns:
-        The scale of this loss.
-    """
-    require_scalar(loss)
-    declared = None if reduction == "auto" else reduction
-    reader = read_loss(loss, batch_size or 1, reduction, examples_second)
-    if reader is None or batch_size is None:
-        return LossScale(declared or "mean")
-    masks = [mask for mask in reader.terms if mask is not None]
-    has_term_with_all = len(masks) < len(reader.terms)
-    return LossScale(declared or _reduction(reader.loss, batch_size), [] if has_term_with_all else masks)
+def _holds(mask: Tensor | None, batch_size: int) -> TypeGuard[Tensor]:
+    return mask is not None and mask.numel() > 0 and mask.numel() % batch_size == 0
 
 
-def require_scalar(loss: Tensor) -> None:
-    """Raise `ShapeError` unless the loss is a scalar."""
-    if loss.numel() != 1:
-        raise ShapeError(f"The loss has shape {tuple(loss.shape)}; backward needs a scalar. Reduce it with .mean().")
+def record_of(read: Sequence[ReadTerm], batch_size: int | None) -> LossRecord:
+    """The record of the terms that depend on examples."""
+    terms = tuple(_loss_term(term, reading) for term, reading, _ in read)
+    link = only({only(links) for _, _, links in read})
+    reductions = {reading.reduction for _, reading, _ in read}
+    why = next((reading.why for _, reading, _ in read if reading.why), "")
+    if not read or batch_size == 1:
+        return LossRecord("mean", "", terms, link, _single_call(read))
+    if len(reductions) > 1 or not reductions <= {"mean", "sum"}:
+        why = why or "adds a term reduced by 'sum' to one reduced by 'mean' or rescaled"
+        return LossRecord("unknown", why, terms, link)
+    return LossRecord(reductions.pop(), "", terms, link, _single_call(read))
 
 
-def read_loss(
-    loss: Tensor, batch_size: int, reduction: LossReduction, examples_second: bool = False
-) -> LossReader | None:
-    """Read a loss; None if it has no graph or a single example, for which mean and sum are equal."""
-    root = graph.root_of(loss)
-    if root is None or batch_size < 2:
-        return None
-    return LossReader(root, batch_size, is_declared=reduction != "auto", examples_second=examples_second)
+def _single_call(read: Sequence[ReadTerm]) -> LossCall | None:
+    return read[0][0].call if len(read) == 1 and read[0][0].is_plain else None
 
 
-def _reduction(loss: Content | None, batch_size: int) -> str:
-    if loss is None:
-        return "mean"
-    if isinstance(loss, Reduced) and loss.divisor == 1:
-        return loss.kind
-    if isinstance(loss, (Reduced, Part)) and loss.divisor != 1:
-        why = f"is a sum rescaled by 1/{loss.divisor:g}"
-    else:
-        why = loss.why if isinstance(loss, Unclear) else "sums the losses of only some examples"
-    raise UnsupportedTrainingError(
-        f"The loss {why} in a batch of {batch_size} examples, so it may be a mean or a sum over them. Pass "
-        "loss_reduction='mean' or 'sum', take the .mean() over the examples, or return the per-example losses as well: "
-        '{"loss": loss, "per_example_loss": losses}.'
-    )
+def _loss_term(term: Term, reading: Reading) -> LossTerm:
+    call, reduction = term.call, reading.reduction
+    if call is None:
+        first = next((step.kind for step in term.steps), "value")
+        return LossTerm(first, term.values, None, None, reading.factor, reduction, None, tuple(term.learned))
+    counted = call.counted if call.reduction != "none" or reduction == "sum" else None
+    name = call.function.__name__
+    return LossTerm(name, call.outputs, call.targets, counted, reading.factor, reduction, call, tuple(term.learned))
 
 
-def loss_functions(loss: Tensor) -> set[str]:
-    """Names of the PyTorch loss functions in a loss.
-
-    `callbacks` derives the link from outputs to predictions from these names, and from the link the default noise of the
-    weights.
-
-    Args:
-        loss: Scalar with a graph.
-
-    Returns:
-        Names such as ``"MseLoss"``, ``"NllLoss"`` or ``"BinaryCrossEntropyWithLogits"``.
-
-    Example:
-        >>> import torch
-        >>> a = torch.zeros(2, requires_grad=True)
-        >>> loss_functions(torch.nn.functional.mse_loss(a, torch.ones(2)))
-        {'MseLoss'}
-    """
-    return {graph.name_of(node) for node in graph.nodes_of(loss) if saved_by(node, "reduction") is not None}
+def only(values: set[Any]) -> Any:
+    """The only value of a set; None if there are several or none."""
+    return next(iter(values)) if len(values) == 1 else None
 
 
 class BackwardWatch(TorchFunctionMode):

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from lightning_bayes.curvature import loss_graph as graph
-from lightning_bayes.curvature.loss import LossReduction, LossScale, read_loss_scale
+from lightning_bayes.curvature.loss import LossReduction
+from lightning_bayes.curvature.loss_scale import LossScale, read_loss_scale
 from lightning_bayes.errors import ShapeError, UnsupportedTrainingError
 
 KEY: Final = "per_example_loss"  # key in the dictionary that training_step returns

@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn.parallel.distributed import _DDPSink
 
 from lightning_bayes.curvature import measure
-from lightning_bayes.curvature.loss import loss_functions, read_loss_scale
 from lightning_bayes.curvature.loss_graph import mark_division
+from lightning_bayes.curvature.loss_scale import loss_functions, read_loss_scale
 from lightning_bayes.errors import BayesError, ExampleDimensionError, UnsupportedTrainingError
 from lightning_bayes.optim.diagonal.vogn import VOGN
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import re
+from inspect import signature
 from pathlib import Path
 
 import pytest
 
-from docs.site import api
+import lightning_bayes
+from docs.site import api, arguments
 
 ROOT = Path(__file__).parents[2]
 PAGES = api.pages()
@@ -48,8 +50,6 @@ def test_no_object_is_documented_twice():
 
 
 def test_the_overview_links_every_top_name():
-    import lightning_bayes
-
     for name in lightning_bayes.__all__:
         assert re.search(rf"^::: \S+\.{name}$|\[`{name}`\]\[", PAGES["api/index.md"], re.MULTILINE), name
 
@@ -57,3 +57,19 @@ def test_the_overview_links_every_top_name():
 def test_the_navigation_has_every_page():
     navigation = (ROOT / "mkdocs.yml").read_text("utf-8")
     assert all(page in navigation for page in PAGES)
+
+
+@pytest.mark.parametrize("callback", arguments.callbacks(), ids=lambda kind: kind.__name__)
+def test_the_table_of_arguments_has_those_of_the_constructor(callback):
+    with pytest.raises(TypeError, match=r"Its arguments are: ") as error:
+        callback(no_such_argument=1)
+    listed = str(error.value).partition("Its arguments are: ")[2].rstrip(".").split(", ")
+    explicit = {name for name, p in signature(callback.__init__).parameters.items() if p.kind is not p.VAR_KEYWORD} - {
+        "self"
+    }
+    assert set(arguments.arguments(callback)) == {*listed, *explicit}
+
+
+def test_ranges_and_defaults_are_those_of_the_declaration():
+    kind, words, default, _ = arguments.arguments(lightning_bayes.VOGNCallback)["mc_samples"]
+    assert (kind, words, default) == ("int", "a whole number of at least 1", "`1`")

@@ -1,0 +1,76 @@
+"""Values that are selected from others, as indices: whether a selection keeps every example of a batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_bayes.curvature.loss_terms import Shape, example_dim
+
+
+def leaves_out(shape: Shape, index: Any, batch_size: int | None) -> bool:
+    """Whether an index of values of this shape leaves out, repeats or reorders some examples."""
+    dim = example_dim(shape, batch_size)
+    chosen = slice(None) if dim is None else _index_at(dim, index, len(shape))
+    size = 0 if dim is None else shape[dim]
+    if isinstance(chosen, slice):
+        return len(range(*chosen.indices(size))) < size
+    if isinstance(chosen, int):
+        return True
+    chosen = torch.as_tensor(chosen)
+    if chosen.dtype == torch.bool:
+        return not bool(chosen.all())
+    flat = chosen.flatten().cpu()
+    return not torch.equal(flat, torch.arange(size, dtype=flat.dtype))
+
+
+def _index_at(dim: int, index: Any, rank: int) -> Any:
+    """What an index says about one dimension."""
+    items = index if isinstance(index, tuple) else (index,)
+    covered = [_num_covered(item) for item in items]
+    before = 0
+    for item, num_dims in zip(items, covered, strict=True):
+        num_dims = rank - sum(covered) if item is ... else num_dims
+        if before <= dim < before + num_dims:
+            return slice(None) if item is ... else item
+        before += num_dims
+    return slice(None)
+
+
+def _num_covered(item: Any) -> int:
+    """Number of dimensions that one item of an index covers; 0 for an ellipsis."""
+    if item is None or item is ...:
+        return 0
+    return item.dim() if isinstance(item, Tensor) and item.dtype == torch.bool else 1
+
+
+def _at(dim: int, index: Any) -> tuple[Any, ...]:
+    """The index that selects from one dimension."""
+    return (*(slice(None) for _ in range(dim)), index)
+
+
+def getitem(value: Tensor, input: Tensor, index: Any) -> Any:
+    """The index of ``input[index]``, or of a mask."""
+    return index
+
+
+def select(value: Tensor, input: Tensor, dim: int = 0, index: Any = 0, *args: Any, **kwargs: Any) -> Any:
+    """The index of one entry or of several entries of a dimension."""
+    return _at(dim % input.dim(), index)
+
+
+def narrow(value: Tensor, input: Tensor, dim: int, start: int, length: int) -> Any:
+    """The index of `torch.narrow`."""
+    return _at(dim % input.dim(), slice(int(start), int(start) + length))
+
+
+def split(value: Tensor, input: Tensor, size: Any = None, dim: int = 0, **kwargs: Any) -> Any:
+    """The index of the first piece of a split."""
+    return _at(dim % input.dim(), slice(0, value.shape[dim]))
+
+
+def topk(value: Tensor, input: Tensor, k: int, dim: int = -1, *args: Any, **kwargs: Any) -> Any:
+    """An index of as many values as `torch.topk` selects."""
+    return _at(dim % input.dim(), slice(0, k))
