@@ -30,6 +30,7 @@ from tiny_training import (
 from torch import nn
 
 from lightning_bayes import VOGNCallback
+from lightning_bayes.optim.effective import effective
 
 BAREBONES = ("enable_checkpointing", "enable_progress_bar", "enable_model_summary", "log_every_n_steps", "logger")
 

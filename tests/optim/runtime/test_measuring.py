@@ -149,9 +149,11 @@ def test_gradients_are_those_of_a_pass_that_measures():
     twin.load_state_dict(model.state_dict())
     other = vogn(twin, 10)
     other.load_state_dict(copy.deepcopy(opt.state_dict()))
-    other.always_measures_curvature = True
-    for each, its in ((opt, model), (other, twin)):
-        run(each, its, batches(1, seed=3))
+    ((x, y),) = batches(1, seed=3)
+    for each, its, always in ((opt, model, False), (other, twin, True)):
+        with each.measured_pass(always_measures=always, watch_backward=True):
+            F.cross_entropy(its(x), y).backward()
+        each.step()
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
     assert torch.equal(opt.state[model[0].weight]["curvature"], other.state[twin[0].weight]["curvature"])
 
