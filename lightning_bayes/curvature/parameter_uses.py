@@ -39,12 +39,14 @@ def is_measured(node: Any) -> bool:
 
 
 def _summands(root: Any) -> list[Any]:
-    """The summands of the loss: sums, differences and factors at the root are split."""
+    """The summands of the loss: sums, differences and products with constants at the root are split."""
     if root is None:
         return []
-    if not root.name().startswith(("AddBackward", "SubBackward", "MulBackward", "DivBackward")):
+    children = [child for child, _ in root.next_functions]
+    is_scaled = root.name().startswith(("MulBackward", "DivBackward")) and None in children
+    if not is_scaled and not root.name().startswith(("AddBackward", "SubBackward")):
         return [root]
-    return [part for child, _ in root.next_functions for part in _summands(child)]
+    return [part for child in children for part in _summands(child)]
 
 
 def nodes_behind(roots: list[Any]) -> Iterator[Any]:
