@@ -226,7 +226,12 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
             "step": self.posterior_defaults["step_rule"],
             "base": type(self.base_step.base).__name__ if self.base_step else None,
             "groups": groups,
-            "posterior": sorted(name for param, name in names.items() if self.state.get(param, {}).get("noisy")),
+            "posterior": sorted(
+                names[param]
+                for group in self.param_groups
+                for param in group["params"]
+                if self.noisy and param in names and param not in self.deterministic
+            ),
         }
 
     def _start_state(self, param: nn.Parameter, group: Mapping[str, Any]) -> None:
