@@ -51,8 +51,8 @@ def require_same(state_dict: Mapping[str, Any], record: Mapping[str, Any]) -> No
     ]
     if differences:
         raise PosteriorError(
-            f"The run cannot resume, because these have changed: {', '.join(differences)}. Restore the old setting; or, to start anew "
-            "from the weights alone, load them into the model and train without the state (without ckpt_path)."
+            f"The run cannot resume, because these have changed: {', '.join(differences)}. Restore the old setting; or, to "
+            "start anew from the weights alone, load them into the model and train without the state (without ckpt_path)."
         )
 
 
