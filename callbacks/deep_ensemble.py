@@ -37,8 +37,8 @@ class DeepEnsembleCallback(EvaluationCallback):
         members: Paths of M Lightning checkpoints.
         samples: Weight samples of each member's posterior; 0 uses its mean.
         seed: The seed of these samples.
-        link: How outputs become predictions in evaluation. None: the module's attribute ``link``, else the link of a
-            member's training loss, else ``"softmax"``.
+        link: How outputs become predictions in evaluation. None: the module's
+            attribute ``lightning_bayes_link``, else the link of the training loss, else raw outputs are averaged.
 
     Raises:
         HyperparameterError: If `members` is empty or a single path, or `samples` is not a whole number of at least 0.
