@@ -220,7 +220,7 @@ def _with_tests(fit: Run, tests: Sequence[Run]) -> Run:
 def _fit_of(run: Run, by_folder: Mapping[Path, Run]) -> Path | None:
     """The folder of the fit that saved the checkpoint of an evaluation, if it is among the runs."""
     checkpoint = run.config.get("ckpt_path")
-    is_evaluation = any(key.startswith(("test", "val")) for key in run.last) and "train/loss" not in run.last
+    is_evaluation = not run.checkpoints and "train/loss" not in run.last  # a fit that was continued is a run of its own
     if not isinstance(checkpoint, str) or Path(checkpoint).parent.name != CHECKPOINTS or not is_evaluation:
         return None
     target = Path(checkpoint).parent.parent

@@ -18,10 +18,10 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_bayes import VOGN, VOGNCallback, load_posterior, mc_predict, zoo
+from lightning_bayes import VOGN, VOGNCallback, composition, load_posterior, mc_predict, zoo
 from lightning_bayes.errors import CheckpointError, HyperparameterError, PosteriorError
 from lightning_bayes.posteriors import FullGaussian, MatrixGaussian, MeanField, ScaledPosterior
-from lightning_bayes.zoo import BayesClassifier, ImageTransform, create_model, save_posterior
+from lightning_bayes.zoo import BayesClassifier, ImageTransform, create_model, hub, save_posterior
 from lightning_bayes.zoo.posterior_file import read_content, to_bytes
 
 TRANSFORM = ImageTransform(32, mean=(0.5,), std=(0.25,), resize=36)
@@ -437,6 +437,26 @@ def test_an_unknown_name_lists_the_names_in_the_folder(saved, tmp_path, monkeypa
     message = rf"no posterior file dogs .*or in {folder}, which contains cats\. .*LIGHTNING_BAYES_HOME"
     with pytest.raises(FileNotFoundError, match=message):
         zoo.load("dogs")
+
+
+def test_posteriors_of_the_package_are_found_by_name_and_listed_with_their_scores(saved, monkeypatch, tmp_path):
+    monkeypatch.setattr(hub, "PACKAGED", saved[0].parent)
+    monkeypatch.chdir(tmp_path.parent)
+    assert zoo.load("cats").class_names == ("cat", "dog", "eel")
+    monkeypatch.setattr(composition, "_zoo", lambda folder: saved[0].parent)
+    assert composition.packaged_posteriors() == {"cats": "test/cls/Acc 0.9, test/cls/NLL 0.25"}
+
+
+def test_a_prior_at_the_mean_is_stored_once(tmp_path):
+    model = create_model("mlp", num_classes=3, in_channels=1, image_size=2, hidden=(64,))
+    at_zero = posterior_like(model)
+    at_mean = MeanField(at_zero.mean, at_zero.precision, at_zero.prior_precision, 9, prior_mean=dict(at_zero.mean))
+    sizes = []
+    for posterior in (at_zero, at_mean):
+        save_posterior(tmp_path / "q.safetensors", model, posterior)
+        sizes.append((tmp_path / "q.safetensors").stat().st_size)
+    assert sizes[1] - sizes[0] < 1000  # the weights take 2 kB
+    assert same(zoo.load(tmp_path / "q.safetensors").posterior.prior_mean, at_zero.mean)
 
 
 def test_without_a_variable_the_folder_is_in_the_cache(monkeypatch, tmp_path):
