@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_bayes.callbacks.evaluation import EvaluationCallback
 from lightning_bayes.errors import HyperparameterError, PosteriorError
-from lightning_bayes.optim.readout import callback_state, posterior_from_checkpoint, read_checkpoint
+from lightning_bayes.optim.readout import POSTERIOR_KEY, callback_state, posterior_from_checkpoint, read_checkpoint
 from lightning_bayes.predictive import Link, MemberPosteriors, MemberSamples, NetworkSamples, misfits
 
 
@@ -78,7 +78,8 @@ class DeepEnsembleCallback(EvaluationCallback):
                 f"The member {path} is not a {type(module).__name__} of this architecture ({mismatch}). Build the module "
                 "with the arguments that the member was trained with."
             )
-        self.loss_link = self.loss_link or callback_state(checkpoint).get("link")
+        states = (callback_state(checkpoint), checkpoint.get("callbacks", {}).get(POSTERIOR_KEY, {}))
+        self.loss_link = self.loss_link or next((state["link"] for state in states if state.get("link")), None)
         return checkpoint
 
 

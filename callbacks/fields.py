@@ -88,8 +88,8 @@ class KroneckerFields(CallbackFields, total=False):
         inverse_interval: T_inv, updates between inversions of a layer's factors; layers take turns. Default 100, or 200 with
             the user's step.
         max_side: Layers whose matrix has a longer side are treated as mean-field; default 4096.
-        fisher: ``"sampled"`` draws labels from the module's ``lightning_bayes_likelihood`` (the Fisher); ``"empirical"`` uses
-            the labels of the data. None draws labels if the module has such an attribute.
+        fisher: ``"sampled"`` draws labels from the module's ``lightning_bayes_likelihood`` (the Fisher). ``"empirical"``
+            uses the labels of the data. None draws labels if the module has such an attribute.
         kl_clip: c, bound of the squared Fisher norm of the algorithm's own step; None disables it.
         factors: ``"kfac"`` with either engine; ``"kflr"`` or ``"kfra"`` with ``engine="backpack"``. Default ``"kfac"``.
         unsupported_layers: How to treat layers for which ``engine="backpack"`` has no factors: ``"refuse"`` raises an error

@@ -76,7 +76,7 @@ def test_the_link_follows_the_calls_of_the_loss(name):
     loss, link = LINKS[name]
     callback = MCDropoutCallback(2)
     fit(Net(loss), callback)
-    assert callback.link_of(callback) == link
+    assert callback.loss_link == link
 
 
 @pytest.mark.parametrize("name", ["l1", "log cosh", "quantiles", "two kinds"])
