@@ -102,7 +102,8 @@ class EvaluationCallback(Callback, ABC):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Stop recording."""
-        self._stop_recording()
+        if self._recorder is not None:
+            self._stop_recording()
 
     def _stop_recording(self) -> None:
         if self._recorder is not None:
