@@ -6,6 +6,7 @@ from typing import Any, Final, final
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.trainer.states import RunningStage
 from lightning_utilities.core.rank_zero import rank_zero_info
 
 from lightning_bayes.callbacks.last_epoch import is_last_epoch
@@ -174,14 +175,14 @@ class LaplaceCallback(PosthocCallback):
         with torch.inference_mode(False), evaluation_mode(module), random_state_kept(module):
             self.result = laplace(
                 module,
-                OnDevice(trainer, loader),
+                OnDevice(trainer, loader, RunningStage.TRAINING),
                 self._likelihood_of(module),
                 self.structure,
                 self.subset,
                 self.curvature,
                 prior,
                 prior_structure=self.prior_structure,
-                validation=None if validation is None else OnDevice(trainer, validation),
+                validation=None if validation is None else OnDevice(trainer, validation, RunningStage.VALIDATING),
                 mc_samples=self.mc_samples,
                 seed=self.seed,
                 require_trained=trainer.state.fn != "fit",  # do not lose a finished fit to an error

@@ -15,7 +15,7 @@ from torch import Tensor
 from lightning_bayes.callbacks.evaluation import LINK_ATTRIBUTE
 from lightning_bayes.callbacks.prediction_files import require_format, save
 from lightning_bayes.callbacks.prediction_table import Column, decisions, origins
-from lightning_bayes.predictive import Link, as_dict, check_threshold, summarise
+from lightning_bayes.predictive import TEMPERATURE, Link, as_dict, check_threshold, summarise
 
 FILENAME = "predictions.pt"
 
@@ -76,7 +76,7 @@ class PredictionWriter(BasePredictionWriter):
         folder = trainer.log_dir if self.dirpath is None else self.dirpath
         if trainer.fast_dev_run or folder is None or self._is_replaced(trainer):  # type: ignore[attr-defined]
             return
-        temperature = getattr(pl_module, "temperature", None) or 1.0
+        temperature = getattr(pl_module, TEMPERATURE, None) or 1.0
         loaders = [predictions] if trainer.predict_loop.num_dataloaders == 1 else predictions
         rows = [
             columns(output, link_of(pl_module), temperature) | {"dataloader_idx": torch.tensor(index)}
