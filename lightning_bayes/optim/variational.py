@@ -124,13 +124,15 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
         self._check_batch_size = None if self.estimator.is_linear else BatchSizeCheck(type(self).__name__)
         if params is None:
             params = trainable(model) if base is None else base
-        engine, quantity = values["engine"], self.estimator.quantity
+        engine, quantity, reduction = values["engine"], self.estimator.quantity, values["loss_reduction"]
+        if base is not None and reduction == "auto":
+            reduction = "auto_or_mean"  # the noise of this step does not depend on the scale of the curvature
         settings = self.hyperparameters.group_values(values)
         if values["radius"] != "sgd":
             del settings["momentum"]
         super().__init__(  # calls add_param_group, which needs the attributes above
             model,
-            make_engine(engine, model, values["loss_reduction"], values["workspace_mib"], quantity=quantity),
+            make_engine(engine, model, reduction, values["workspace_mib"], quantity=quantity),
             params,
             {**settings, "noisy": self.noisy, "noise_seed": values["seed"]},
             mc_samples=values["mc_samples"],
