@@ -58,8 +58,8 @@ class LaplaceCallback(PosthocCallback):
         mc_samples: Labels drawn per example for ``"fisher"``.
         online_every: Epochs between maximisations of the marginal likelihood during the fit. Each sets the optimizer's
             weight decay to δ/N (Immer et al. 2021, https://arxiv.org/abs/2104.04975). None disables them.
-        likelihood: Likelihood of the targets. None: the module's attribute ``likelihood``, else the likelihood of its
-            attribute ``link``, else of the training loss, else ``"classification"``.
+        likelihood: Likelihood of the targets. None: the module's attribute ``lightning_bayes_likelihood``, else the
+            likelihood of its ``lightning_bayes_link``, else of the training loss; where none of them tells, an error asks.
         seed: Seed of drawn labels and samples.
         save_to: Where to write a checkpoint whose posterior was computed before an evaluation; None does not write it.
 
@@ -185,8 +185,15 @@ class LaplaceCallback(PosthocCallback):
         return link_of(find_likelihood(self._likelihood_of(module))[0]) != "identity"
 
     def _likelihood_of(self, module: LightningModule) -> Likelihood | LikelihoodName:
-        likelihood = self.likelihood or getattr(module, "likelihood", None)
-        return likelihood or _NAMES[self.link_of(module) or "softmax"]
+        likelihood = self.likelihood or getattr(module, "lightning_bayes_likelihood", None)
+        if likelihood is None:
+            likelihood = _NAMES.get(self.link_of(module) or "exp")
+        if likelihood is None:
+            raise HyperparameterError(
+                f"{type(self).__name__} does not know the likelihood of the targets: the training loss of "
+                f"{type(module).__name__} does not tell. Pass likelihood='classification', 'binary' or 'regression'."
+            )
+        return likelihood
 
     def _approximate(self, trainer: Trainer, module: LightningModule) -> Laplace:
         loader = training_loader(trainer, module, self._fitted_on, type(self).__name__)

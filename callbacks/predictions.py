@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
+from lightning_bayes.callbacks.evaluation import LINK_ATTRIBUTE
 from lightning_bayes.callbacks.prediction_files import require_format, save
 from lightning_bayes.callbacks.prediction_table import Column, decisions, origins
 from lightning_bayes.predictive import TEMPERATURE, Link, as_dict, check_threshold, summarise
@@ -25,8 +26,8 @@ class PredictionWriter(BasePredictionWriter):
 
     The columns are the entries of the dict that ``predict_step`` returns: with a `VariationalCallback`, ``probs``,
     ``entropy`` and ``mutual_information`` (in nats), or ``mean`` and ``variance``. Without samples and with Lightning's
-    default ``predict_step``, the module's attribute ``link`` converts its output to the same columns, with a mutual
-    information of 0; without a ``link``, the output becomes the column ``outputs``.
+    default ``predict_step``, the module's ``lightning_bayes_link`` converts its output to the same columns, with a mutual
+    information of 0; without it, the output becomes the column ``outputs``.
 
     If the data set provides them, ``file`` and ``target`` are added. With probabilities, ``label`` (the class name if the
     module or the data module has ``class_names``) and ``reject`` are added. Two columns locate a row: ``dataloader_idx``,
@@ -119,9 +120,9 @@ def _as_list(loaders: Any) -> list[Any]:
 
 
 def link_of(module: LightningModule) -> Link | None:
-    """The module's attribute ``link``; None without one, and if the user overrides ``predict_step``."""
+    """The module's attribute ``lightning_bayes_link``; None without one, and if the user overrides ``predict_step``."""
     overrides_step = type(module).predict_step is not LightningModule.predict_step
-    return None if overrides_step else getattr(module, "link", None)
+    return None if overrides_step else getattr(module, LINK_ATTRIBUTE, None)
 
 
 def columns(output: Any, link: Link | None, temperature: float = 1.0) -> dict[str, Tensor]:

@@ -40,8 +40,8 @@ class SWAGCallback(PosthocCallback):
             schedule.
         eval_samples: S, weight samples in validation, test and prediction after the fit; 0 evaluates at the mean.
         linearized: The predictive; False samples networks, as in the paper. See `lightning_bayes.mc_predict`.
-        link: How outputs become predictions. None: the module's attribute ``link``, else the link of the training loss, else
-            ``"softmax"``.
+        link: How outputs become predictions. None: the module's
+            attribute ``lightning_bayes_link``, else the link of the training loss, else raw outputs are averaged.
         seed: The seed of the samples.
 
     Raises:
@@ -88,6 +88,7 @@ class SWAGCallback(PosthocCallback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Set the constant learning rate."""
+        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
         if self.lr is not None and self._is_late(trainer, trainer.current_epoch):
             for optimizer in trainer.optimizers:
                 for group in optimizer.param_groups:

@@ -275,7 +275,7 @@ def test_16_bit_logits_are_scored_in_32_bits(toy, quiet_trainer):
 
 
 def test_has_the_stated_link():
-    assert BayesClassifier.link == "softmax"
+    assert BayesClassifier.lightning_bayes_link == "softmax"
 
 
 def test_fewer_than_two_classes_are_rejected():

@@ -68,8 +68,10 @@ class BayesClassifier(SupervisedTask):
         torch.Size([2, 3])
     """
 
-    link: ClassVar[str] = "softmax"  # how callbacks turn outputs into predictions
-    likelihood: ClassVar[Likelihood] = Softmax()  # distribution of the sampled labels of a Fisher estimate
+    lightning_bayes_link: ClassVar[str] = "softmax"  # how callbacks turn outputs into predictions
+    lightning_bayes_likelihood: ClassVar[Likelihood] = (
+        Softmax()
+    )  # distribution of the sampled labels of a Fisher estimate
 
     def __init__(
         self,
