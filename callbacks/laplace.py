@@ -131,15 +131,8 @@ class LaplaceCallback(PosthocCallback):
             with torch.inference_mode(False), evaluation_mode(pl_module), random_state_kept(pl_module):
                 try:
                     likelihood = self._likelihood_of(pl_module)
-                    laplace(
-                        pl_module,
-                        [batch],
-                        likelihood,
-                        "diagonal",
-                        self.subset,
-                        prior_precision=1.0,
-                        require_trained=False,
-                    )
+                    options: dict[str, Any] = {"prior_precision": 1.0, "require_trained": False}
+                    laplace(pl_module, [batch], likelihood, "diagonal", self.subset, **options)
                 except (BayesError, RuntimeError, TypeError, ValueError) as error:
                     raise UnsupportedTrainingError(
                         f"LaplaceCallback cannot measure the first batch, so it would fail at the end of the fit: {error} "

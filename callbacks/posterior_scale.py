@@ -120,6 +120,9 @@ class PosteriorScale(Callback):
         callback = _evaluation_of(trainer)
         link = callback.link_of(pl_module)
         with evaluation_mode(pl_module), random_state_kept(pl_module), torch.no_grad():
+            samples = callback.find_samples(trainer, pl_module)
+            if samples is not None:
+                self._scalable(samples)  # raises if they are not of a posterior
 
             def forward(inputs: Any) -> Tensor:
                 return torch.as_tensor(pl_module(inputs))[None]

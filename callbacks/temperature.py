@@ -95,7 +95,7 @@ class TemperatureScaling(Callback):
         """Scale the module's logits; fit the temperature first if there is none."""
         if not isinstance(pl_module, ScaledModule):
             raise UnsupportedTrainingError(
-                "TemperatureScaling sets the attribute lightning_bayes_temperature and calls sampled_forward, but "
+                "TemperatureScaling sets a module's lightning_bayes_temperature and calls its sampled_forward, but "
                 f"{type(pl_module).__name__} lacks them (see lightning_bayes.predictive.ScaledModule). Use "
                 "lightning_bayes.zoo.BayesClassifier, or call lightning_bayes.predictive.fit_temperature yourself."
             )
