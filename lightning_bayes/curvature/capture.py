@@ -17,10 +17,10 @@ from lightning_bayes.curvature.layout_search import LayoutSearch, PassLayouts
 from lightning_bayes.curvature.layouts import ROWS, LayerOutput, retained_grads_kept
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.loss_graph import mark_division
-from lightning_bayes.curvature.loss_scale import LossScale, read_loss_scale, require_scalar
+from lightning_bayes.curvature.loss_scale import LossScale, read_loss, read_loss_scale, require_scalar
 from lightning_bayes.curvature.model_call import ModelCall
-from lightning_bayes.curvature.parameter_uses import count_uses
 from lightning_bayes.curvature.per_example_loss import KEY, attached_losses, scale_with_losses
+from lightning_bayes.curvature.single_examples import SingleExamples, can_repeat_backward
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedTrainingError, name_some
 from lightning_bayes.private_torch import is_alive
 
@@ -42,8 +42,7 @@ class Capture(ABC):
     Attributes:
         squares: Σ_i c_i² by parameter, on the scale of the loss that was differentiated.
         sizes: The different numbers of examples that each unit saw, by the unit's label.
-        uses: How often each parameter enters the observed losses, see `count_uses`; without uses that a loop measured.
-        layer_uses: How many of these uses are calls of the parameter's layer.
+        unmeasured: The parameters whose gradient is not the sum of the measured contributions.
         loss: The observed loss, detached; None before `observe`.
         outputs: The calls of measured modules.
         model_call: The first call of the whole model with equally many input and output rows.
@@ -59,8 +58,7 @@ class Capture(ABC):
         self.layouts = PassLayouts(0, ())  # n is 0 if no layout was found
         self.squares: dict[nn.Parameter, Tensor] = {}
         self.sizes: dict[str, set[int]] = {}
-        self.uses: Counter[Tensor] = Counter()
-        self.layer_uses: Counter[Tensor] = Counter()
+        self.unmeasured: set[nn.Parameter] = set()
         self.scale = LossScale()
         self.loss: Tensor | None = None
 
@@ -90,7 +88,6 @@ class Capture(ABC):
                 "One backward of this pass has a loss reduced by 'sum' and another one has a loss reduced by 'mean'. Use "
                 "the same reduction, or open one pass for each."
             )
-        self.uses.update(count_uses(loss))
         self.loss = loss.detach().clone()
         if self.layouts.error:
             raise ExampleDimensionError(self.layouts.error)
@@ -122,36 +119,42 @@ class Capture(ABC):
                 output.layout, output.is_reached = layout, True
         return [output for output in outputs if output.is_reached]
 
+    def single_examples(self, loss: Tensor, leaves: Sequence[nn.Parameter]) -> SingleExamples | None:
+        """Backward passes from the losses of single examples to `leaves`; None if they are impossible."""
+        n = self.known_batch_size
+        reader = read_loss(loss, n or 1, self.loss_reduction, self.layouts.examples_second)
+        if n != 1 and (reader is None or not can_repeat_backward(loss)):
+            return None
+        examples = SingleExamples(loss, reader, (), leaves)
+        return examples if examples.is_possible else None
+
     def drop_nodes(self) -> None:
         """Drop the autograd nodes. They refer to this capture, a cycle that Python cannot collect."""
         for output in self.outputs:
-            output.edges.clear()
+            output.drop()
         self.outputs, self.model_call = [], None
 
     @contextmanager
     def following(self) -> Iterator[None]:
         """Run backward passes that measure nothing and leave retained gradients of layer outputs unchanged."""
         self.is_following = True
-        backpack = sys.modules.get("backpack")
         try:
-            hooks_off = nullcontext() if backpack is None else backpack.backpack(retain_graph=True)
-            with hooks_off, retained_grads_kept(self.outputs):
+            with self.left_alone():
                 yield
         finally:
             self.is_following = False
 
+    @contextmanager
+    def left_alone(self) -> Iterator[None]:
+        """Keep backward passes inside from BackPACK's hooks and from retained gradients of layer outputs."""
+        backpack = sys.modules.get("backpack")
+        hooks_off = nullcontext() if backpack is None else backpack.backpack(retain_graph=True)
+        with hooks_off, retained_grads_kept(self.outputs):
+            yield
+
     def handle_layouts(self, loss: Tensor, outputs: Sequence[LayerOutput]) -> None:
         """Prepare for the calls in `outputs`; raise `ExampleDimensionError` for layouts that the engine cannot measure."""
-        unsupported = [out for out in outputs if out.layout != ROWS]
-        if unsupported:
-            first = unsupported[0]
-            labels = list(dict.fromkeys(out.unit.label for out in unsupported[1:]))
-            raise ExampleDimensionError(
-                f"{first.unit.label} does not hold the {self.layouts.num_examples} examples of the batch in the rows of "
-                f"dimension 0: its output has shape {list(first.shapes[0])}, and {_LAYOUT_DESCRIPTIONS[first.layout.kind]}. "
-                "Keep the examples in dimension 0, freeze the layer, or use engine='fused' with squared gradients (VOGN), "
-                "which can measure it." + (f" The same holds for {name_some(labels, 160)}." if labels else "")
-            )
+        return
 
     @property
     def known_batch_size(self) -> int | None:
@@ -171,11 +174,6 @@ class Capture(ABC):
     def reached(self) -> set[nn.Parameter]:
         """The parameters that were measured."""
         return set(self.squares)
-
-    @property
-    def used_outside_layers(self) -> set[Tensor]:
-        """The parameters that enter the loss more often than their layers are called."""
-        return set(self.uses - self.layer_uses)
 
     def note_call(self, label: str, size: int) -> None:
         """Record a call of the module `label` with `size` examples."""
@@ -243,3 +241,17 @@ def refuse_losses(captured: Capture, losses: Tensor) -> NoReturn:
     raise UnsupportedTrainingError(
         f"{KEY} is supported only by engine='fused' with squared gradients (VOGN). Remove it, or use such a method."
     )
+
+
+def refuse_layouts(captured: Capture, outputs: Sequence[LayerOutput]) -> None:
+    """Raise `ExampleDimensionError` unless every call holds the examples in rows."""
+    unsupported = [out for out in outputs if out.layout != ROWS]
+    if unsupported:
+        first = unsupported[0]
+        labels = list(dict.fromkeys(out.unit.label for out in unsupported[1:]))
+        raise ExampleDimensionError(
+            f"{first.unit.label} does not hold the {captured.layouts.num_examples} examples of the batch in the rows of "
+            f"dimension 0: its output has shape {list(first.shapes[0])}, and {_LAYOUT_DESCRIPTIONS[first.layout.kind]}. "
+            "Keep the examples in dimension 0, freeze the layer, or use engine='fused' with squared gradients (VOGN), "
+            "which can measure it." + (f" The same holds for {name_some(labels, 160)}." if labels else "")
+        )

@@ -53,8 +53,8 @@ class AbstractEngine(ABC):
         trainable, reached = self.trained(), captured.reached
         if reached or any(p.grad is not None for p in trainable.values()):
             captured.require_loss()
-        outside = captured.used_outside_layers
-        missed = [name for name, p in trainable.items() if p.grad is not None and (p not in reached or p in outside)]
+        measured = reached - captured.unmeasured
+        missed = [name for name, p in trainable.items() if p.grad is not None and p not in measured]
         if missed:
             raise UnsupportedLayerError(
                 f"{missed[0]} gets a gradient outside of its module's forward, where no curvature rule can measure it. Move "

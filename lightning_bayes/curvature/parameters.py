@@ -71,6 +71,20 @@ def changes_refused(units: Iterable[MeasuredModule]) -> Iterator[None]:
             hooks.update({key: hook for key, hook in original.items() if key in hooks})
 
 
+@contextmanager
+def user_hooks_off(params: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Run backward passes without users' hooks on the gradients of these parameters."""
+    hooked: list[dict[int, Any]] = [hooks for param in params if (hooks := gradient_hooks(param))]
+    originals = [dict(hooks) for hooks in hooked]
+    try:
+        for hooks in hooked:
+            hooks.clear()
+        yield
+    finally:
+        for hooks, original in zip(hooked, originals, strict=True):
+            hooks.update(original)
+
+
 def _checked(name: str, hook: Callable[[Tensor], Any], grad: Tensor) -> Any:
     before = grad.clone()
     result = hook(grad)

@@ -13,9 +13,9 @@ from typing import Any, final
 from backpack import extensions
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.capture import Capture, refuse_losses
-from lightning_bayes.curvature.engine import AbstractEngine
-from lightning_bayes.curvature.hooks import is_stock, watched
+from lightning_bayes.curvature.backpack_hooks import BackpackCapture, is_stock, watched
+from lightning_bayes.curvature.capture import Capture
+from lightning_bayes.curvature.hooks import HookedEngine
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.measured_modules import (
     MeasuredModule,
@@ -35,7 +35,7 @@ _OTHERWISE = "avoid BackPACK: 'squared_gradients' in measure, VOGN, or hessian='
 _ADVICE = f"Replace the layer, freeze it with requires_grad_(False), or {_OTHERWISE}."
 
 
-class SecondOrderEngine(AbstractEngine):
+class SecondOrderEngine(HookedEngine):
     """Measures one of BackPACK's second-order diagonals.
 
     Args:
@@ -66,8 +66,8 @@ class SecondOrderEngine(AbstractEngine):
         layers = _layers(self.model, supported)
         as_modules = AsModules(self.quantity)
         captured = _SecondOrderCapture(self, as_modules)
-        hooks = watched(self.model, layers, extension, as_modules, captured, _OTHERWISE)
-        with self.watching_model_call(captured, self.units()), hooks as captured.squares:
+        hooks = watched(self.model, layers, extension, as_modules, _OTHERWISE)
+        with self.run(captured), hooks as captured.squares:
             yield captured
 
     def _extension(self) -> Any:
@@ -79,11 +79,9 @@ class SecondOrderEngine(AbstractEngine):
 
 
 @final
-class _SecondOrderCapture(Capture):
-    measure_losses = refuse_losses
-
+class _SecondOrderCapture(BackpackCapture):
     def __init__(self, engine: SecondOrderEngine, as_modules: AsModules) -> None:
-        super().__init__(engine.loss_reduction, engine.probe)
+        super().__init__(engine)
         self.as_modules = as_modules
 
     def observe(self, loss: Tensor, divided_by_host: bool = False) -> None:
