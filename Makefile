@@ -96,8 +96,8 @@ type: $(STAMP_TEST)  ## run mypy in strict mode
 bench: $(STAMP_BENCH)  ## compare the time of an update in a fit with the same optimizer without a callback
 	@$(RUN) benchmarks.speed
 
-docs: $(STAMP_DOCS)  ## build the documentation site in build/site; broken links are errors
-	@NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --strict
+docs: $(STAMP_DOCS)  ## build the documentation site in build/site; TUTORIALS=run runs all tutorials again
+	@TUTORIALS=$(TUTORIALS) NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --strict
 
 clean:  ## remove build artifacts and caches; keep environments and runs/
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from lightning_bayes.callbacks.evaluation import EvaluationCallback, require_single_evaluation
 from lightning_bayes.callbacks.validation_samples import sample_count
-from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError
+from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError, name_some
 from lightning_bayes.predictive import DropoutSamples, Link, dropout_layers
+from lightning_bayes.predictive.dropout import inactive_dropout
 
 
 @final
@@ -91,10 +92,12 @@ class MCDropoutCallback(EvaluationCallback):
             return [self._inserted, *dropout_layers(module)]
         layers = dropout_layers(module)
         if not layers:
+            inactive = inactive_dropout(module)
+            found = f"only dropout layers with p=0 ({name_some(inactive)})" if inactive else "no dropout layer"
             raise UnsupportedLayerError(
-                f"{type(module).__name__} has no dropout layer, so all passes would be the same. Build it with nn.Dropout "
-                "(calls of torch.nn.functional.dropout are not detected), or pass p=0.1 and layers=..., a regular "
-                "expression for the names of the layers after which to insert dropout."
+                f"{type(module).__name__} has {found}, so all passes would be the same. Build it with dropout (calls of "
+                "torch.nn.functional.dropout are not detected), or pass p=0.1 and layers=..., a regular expression for "
+                "the names of the layers after which to insert dropout."
             )
         return layers
 

@@ -12,6 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
+from lightning_bayes.callbacks.forward_arguments import ForwardArguments
 from lightning_bayes.callbacks.loaders import OnDevice, random_state_kept, training_loader
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.predictive import Samples, recalibrate
@@ -76,8 +77,9 @@ class BatchNormRecalibration(Callback):
 
     def _runs(self, trainer: Trainer, pl_module: LightningModule) -> Iterator[partial[Any]]:
         loader = training_loader(trainer, pl_module, self._fitted_on, type(self).__name__)
+        arguments = ForwardArguments(pl_module, pl_module.forward)
         for batch in islice(OnDevice(trainer, loader), self.batches):
-            yield partial(_run, trainer, pl_module, batch[0] if isinstance(batch, (tuple, list)) else batch)
+            yield partial(_run, trainer, pl_module, arguments, batch)
 
 
 def recalibrated(trainer: Trainer, pl_module: LightningModule, samples: Samples) -> Samples:
@@ -88,9 +90,9 @@ def recalibrated(trainer: Trainer, pl_module: LightningModule, samples: Samples)
     return callbacks[-1].recalibrated(trainer, pl_module, samples)
 
 
-def _run(trainer: Trainer, module: LightningModule, inputs: Any) -> None:
+def _run(trainer: Trainer, module: LightningModule, arguments: ForwardArguments, batch: Any) -> None:
     with trainer.precision_plugin.forward_context():
-        module(inputs)
+        arguments.call(module, batch)
 
 
 def _averaged(trainer: Trainer, statistic: Tensor) -> Tensor:

@@ -8,9 +8,8 @@ do not work here: under DDP, a step itself runs inside the module's forward.
 from __future__ import annotations
 
 import functools
-import inspect
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, final
 
@@ -19,6 +18,7 @@ from lightning.pytorch import LightningModule
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
+from lightning_bayes.callbacks.forward_arguments import ForwardArguments
 from lightning_bayes.callbacks.patches import Patches
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.predictive import Link, SampledModule, Samples, as_dict, check_link, combine, summarise
@@ -47,6 +47,7 @@ class SampledForward:
         self._last: Tensor | None = None  # outputs of the last call, [S, …]
         self._has_warned = False
         self._forward: Callable[..., Tensor] = module.forward
+        self._arguments = ForwardArguments(module, self._forward)
         self._patches = Patches()
 
     def start(self, predict: bool) -> None:
@@ -120,18 +121,11 @@ class SampledForward:
             self._gave_up = True
             return self._forward(*args, **kwargs)
 
-    def _arguments(self, batch: Mapping[Any, Any]) -> dict[str, Any]:
-        """The entries of a batch that are arguments of ``forward``; empty if a required argument is missing."""
-        parameters = inspect.signature(self._forward).parameters.values()
-        named = [param for param in parameters if param.kind in {param.POSITIONAL_OR_KEYWORD, param.KEYWORD_ONLY}]
-        if any(param.default is param.empty and param.name not in batch for param in named):
-            return {}
-        return {param.name: batch[param.name] for param in named if param.name in batch}
-
     def _predict_step(self, module: LightningModule, batch: Any, *args: Any) -> dict[str, Tensor]:
-        inputs = batch[0] if isinstance(batch, (tuple, list)) else batch
         with torch.no_grad():
-            return self._summary(self._batch_outputs(inputs))
+            if not self._arguments.is_known:
+                self._arguments.call(self._forward, batch)  # a call that fails must not use up samples
+            return self._summary(self._arguments.call(self.outputs, batch))
 
     def _with_uncertainty(self, predict_step: Callable[..., Any]) -> Callable[..., Any]:
         """Add the uncertainty of the step's single call of ``self(...)`` to the dictionary that it returns."""
@@ -163,17 +157,3 @@ class SampledForward:
             f"{name}.predict_step {reason}, so its predictions carry no entropy and mutual information. Call self(...) once "
             f"and return a dict to get them, or delete {name}.predict_step to get probabilities as well."
         )
-
-    def _batch_outputs(self, inputs: Any) -> Tensor:
-        named = self._arguments(inputs) if isinstance(inputs, Mapping) else {}
-        try:
-            return self.outputs(**named) if named else self.outputs(inputs)
-        except (TypeError, AttributeError) as error:
-            if not isinstance(inputs, Mapping):
-                raise
-            name = type(self.module).__name__
-            raise UnsupportedTrainingError(
-                f"{name} does not override predict_step, so forward received the whole batch, a {type(inputs).__name__} "
-                f"with the keys {', '.join(map(str, inputs))}, and failed: {error}. Define {name}.predict_step(self, batch, "
-                "batch_idx) that calls self(...) on the batch's inputs."
-            ) from error

@@ -24,11 +24,13 @@ def __getattr__(name: str) -> object:
             return metadata.version("lightning-bayes")
         except metadata.PackageNotFoundError:  # a source tree that is not installed
             return "0+unknown"
-    if not name.startswith("_") and util.find_spec(f"{__name__}.{name}") is not None:
+    is_private = name.startswith("_") and name != "__all__"
+    if not is_private and util.find_spec(f"{__name__}.{name}") is not None:
         return import_module(f"{__name__}.{name}")
-    if name.startswith("_") and name != "__all__":
+    public = None if is_private else import_module(f"{__name__}.public")
+    if public is None or name not in ["__all__", *public.__all__]:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.public"), name)
+    return getattr(public, name)
 
 
 def __dir__() -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from typing import Final
 
-from lightning_bayes.composition import known, recipes, require_known
+from lightning_bayes.composition import known, packaged_posteriors, recipes, require_known
 from lightning_bayes.errors import ConfigError
 
 USAGE: Final = """usage: lightning-bayes fit|validate|test|predict|laplace|export|report|list [arguments]
@@ -31,14 +31,15 @@ Train, validate, test and predict with a posterior over the weights.
                                                                 predict unlabelled images (.csv, .parquet or .pt)
   lightning-bayes export RUN net.safetensors                    write a posterior file for Predictor.load
   lightning-bayes report RUN [RUN ...]                          compare runs on one HTML page
-  lightning-bayes list configs|data|models|methods|presets      list what is available
+  lightning-bayes list configs|data|models|methods|presets|posteriors
+                                                                list what is available
   lightning-bayes fit --help                                    show all arguments
   lightning-bayes fit --trainer.callbacks.help=VOGNCallback     show the arguments of a class
   lightning-bayes --version
 
 --debug prints full error messages and tracebacks."""
 COMMANDS: Final = ("fit", "validate", "test", "predict", "laplace", "export", "report", "list")
-LISTS: Final = ("configs", "data", "models", "methods", "presets")
+LISTS: Final = ("configs", "data", "models", "methods", "presets", "posteriors")
 
 
 def main() -> None:
@@ -95,7 +96,7 @@ def _list(words: Sequence[str]) -> None:
     parser = argparse.ArgumentParser("lightning-bayes list", description="Print all names of one kind, one per line.")
     parser.add_argument("kind", choices=LISTS, help="recipes, or parts for --config DATA+MODEL+METHOD")
     entries = _entries(parser.parse_args(words).kind)
-    width = max(map(len, entries))
+    width = max(map(len, entries), default=0)
     for name, description in entries.items():
         print(f"{name:{width}}  {description}".rstrip())
 
@@ -107,6 +108,8 @@ def _entries(kind: str) -> dict[str, str]:
     if kind == "models":
         sources = {"timm/NAME": "any model of timm", "torchvision/NAME": "any model of torchvision"}
         return known("models") | sources
+    if kind == "posteriors":
+        return packaged_posteriors()
     if kind != "presets":
         return known(kind) | (known("evaluation") if kind == "methods" else {})
     from lightning_bayes import callbacks  # imports torch

@@ -60,8 +60,8 @@ def _folder_of_runs(trainer: Namespace) -> Path:
 
 def has_checkpoint_folder(arguments: Namespace) -> bool:
     """Whether a `ModelCheckpoint` has a folder of its own, in which Lightning finds the last checkpoint."""
-    callbacks = arguments.get("trainer.callbacks") or []
-    return any(isinstance(callback, Namespace) and callback.get("init_args.dirpath") for callback in callbacks)
+    callbacks = [entry for entry in arguments.get("trainer.callbacks") or [] if isinstance(entry, Namespace)]
+    return any(entry.class_path.endswith("ModelCheckpoint") and entry.get("init_args.dirpath") for entry in callbacks)
 
 
 def fill_class_count(config: Namespace) -> None:

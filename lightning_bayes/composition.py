@@ -30,7 +30,9 @@ KINDS: Final = ("data", "models", "evaluation", "methods")  # options address th
 _SOURCES: Final = ("timm/", "torchvision/")
 _PLACEHOLDER: Final = re.compile(r"\$\{(\w+)\}")
 _SHAPE: Final = ("num_classes", "in_channels", "image_size")
-_REGISTERED: Final = re.compile(r'^@register_(?:data|model)\("(\w+)"', re.MULTILINE)
+# A name in the source of the registry's entries, and the first line of the next docstring.
+_REGISTERED: Final = re.compile(r'^@register_(?:data|model)\("(\w+)"(?=[\s\S]*?"""([^\n"]+))', re.MULTILINE)
+_CARD_METRIC: Final = re.compile(r"^\| (test/cls/Acc|test/cls/NLL|test/cal/ECE|ood/AUROC) \| (\S+) \|", re.MULTILINE)
 
 
 def recipes() -> dict[str, Path]:
@@ -49,13 +51,23 @@ def known(kind: str) -> dict[str, str]:
     found = {name: path.read_text("utf-8").partition("\n")[0].lstrip("# ") for name, path in parts(kind).items()}
     if kind in {"data", "models"}:
         # The registry's names are in the source; asking the registry would import torch, which takes seconds.
-        spec = find_spec("lightning_bayes.zoo")
-        folders = (spec.submodule_search_locations or []) if spec is not None else []
-        for path in (path for folder in folders for path in sorted(Path(folder, kind).glob("*.py"))):
-            source = path.read_text("utf-8")
-            for name in _REGISTERED.findall(source):
-                found.setdefault(name, source.partition("\n")[0].strip('"'))
+        for path in sorted(_zoo(kind).glob("*.py")):
+            for name, description in _REGISTERED.findall(path.read_text("utf-8")):
+                found.setdefault(name, description)
     return dict(sorted(found.items()))
+
+
+def _zoo(folder: str) -> Path:
+    """A folder of the zoo, found without importing it."""
+    spec = find_spec("lightning_bayes.zoo")
+    return Path(next(iter(spec.submodule_search_locations or [""])) if spec is not None else "", folder)
+
+
+def packaged_posteriors() -> dict[str, str]:
+    """A description by the name of every posterior in this package, from the metrics on its model card."""
+    cards = sorted(_zoo("posteriors").glob("*.md"))
+    rows = {card.stem: dict(_CARD_METRIC.findall(card.read_text("utf-8"))) for card in cards}
+    return {name: ", ".join(f"{key} {value}" for key, value in metrics.items()) for name, metrics in rows.items()}
 
 
 def configs_of(name: str) -> list[str]:

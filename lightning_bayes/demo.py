@@ -65,18 +65,7 @@ class Fitted(NamedTuple):
 
 
 def fit(config: str, folder: Path, seed: int, progress: bool, overrides: Sequence[str] = ()) -> Fitted:
-    """Train with a packaged config, and write the checkpoint and the config to `folder`.
-
-    Args:
-        config: Name of the config.
-        folder: Output folder.
-        seed: Seed of the initial weights and the batch order.
-        progress: Whether to show Lightning's progress bar.
-        overrides: Further command-line arguments, such as ``--trainer.max_epochs=1``.
-
-    Returns:
-        The finished run.
-    """
+    """Train with a packaged config, and write the checkpoint and the config to `folder`."""
     run = instantiate(
         config,
         f"--seed_everything={seed}",
@@ -97,16 +86,7 @@ def fit(config: str, folder: Path, seed: int, progress: bool, overrides: Sequenc
 
 @torch.no_grad()
 def predict(task: LightningModule, posterior: AbstractPosterior | None, x: Tensor) -> Tensor:
-    """Class probabilities of images.
-
-    Args:
-        task: The trained module.
-        posterior: The posterior to average over; None predicts with the module's weights.
-        x: Images, ``[N, 1, 8, 8]``.
-
-    Returns:
-        Probabilities, ``[N, C]``.
-    """
+    """Class probabilities of images."""
     if posterior is not None:
         probs: Tensor = mc_predict(task, posterior, x, samples=SAMPLES).probs
         return probs
@@ -131,17 +111,7 @@ def evaluate(fitted: Fitted, posterior: AbstractPosterior | None = None) -> Eval
 def compare(
     folder: Path, seed: int = 0, progress: bool = False, overrides: Sequence[str] = ()
 ) -> tuple[dict[str, Evaluation], Fitted, Fitted]:
-    """Train with Adam and with VOGN, and evaluate Adam, VOGN's posterior mean and VOGN's posterior.
-
-    Args:
-        folder: Output folder.
-        seed: Seed of both runs.
-        progress: Whether to show progress bars.
-        overrides: Further command-line arguments for both runs.
-
-    Returns:
-        Evaluations by name, the run of Adam, and the run of VOGN.
-    """
+    """Train with Adam and with VOGN, and evaluate Adam, VOGN's posterior mean and VOGN's posterior."""
     adam = fit("digits+lenet5+adam", folder / "adam", seed, progress, overrides)
     vogn = fit("digits+lenet5+vogn", folder / "vogn", seed, progress, overrides)
     posterior = load_posterior(vogn.checkpoint)
@@ -166,16 +136,7 @@ def results_table(results: dict[str, Evaluation]) -> Table:
 
 
 def write_figures(results: dict[str, Evaluation], data: Any, folder: Path) -> list[Path]:
-    """Draw the reliability diagram, the entropy histogram, and the most and least certain digits.
-
-    Args:
-        results: Evaluations by name; the last one ranks the digits.
-        data: The data module.
-        folder: Output folder.
-
-    Returns:
-        Paths of the figures.
-    """
+    """Draw the reliability diagram, the entropy histogram, and the most and least certain digits."""
     images, targets = data.test_set.tensors
     names = ("digits", *data.ood_names)
     entropies = {

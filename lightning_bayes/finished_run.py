@@ -13,7 +13,8 @@ import yaml
 from torch import nn
 
 from lightning_bayes.errors import BayesError, RunError
-from lightning_bayes.report import read_run
+from lightning_bayes.report import read_runs
+from lightning_bayes.report.runs import joined
 
 
 def export(words: Sequence[str]) -> None:
@@ -59,13 +60,18 @@ def saved_run(folder: str | Path) -> Any:
         posterior=posterior,
         transform=getattr(run.datamodule, "transform", None),
         class_names=tuple(content.get("class_names", ())),
-        metrics={
-            key: value for key, value in read_run(Path(folder), "").last.items() if key.startswith(("val", "test"))
-        },
+        metrics=_metrics(Path(folder)),
         config=settings,
         temperature=next((state["temperature"] or 1.0 for state in states), 1.0),
         link=run.model.link,
     )
+
+
+def _metrics(folder: Path) -> dict[str, float]:
+    """The metrics of a run's last validation, and of its test in a folder beside it."""
+    runs = joined(read_runs([folder.parent]))
+    values = next(run.last for run in runs if run.folder.resolve() == folder.resolve())
+    return {key: value for key, value in values.items() if key.startswith(("val", "test", "ood"))}
 
 
 def _network(network: nn.Module, built: dict[str, Any]) -> nn.Module:

@@ -301,6 +301,14 @@ def test_predict_reads_a_folder_of_images_and_writes_a_table(fitted):
     assert "target" not in rows[0]
 
 
+def test_predict_finds_the_last_run_whatever_it_writes(fitted, tmp_path):
+    shutil.copytree(fitted.parents[1], tmp_path / "runs")
+    options = ["--ckpt_path=last", "--output=found/p.csv", "--data.eval_ood=false"]
+    command("predict", "--config", "digits+lenet5+vogn", *QUIET, *options)
+    with Path("found/p.csv").open() as file:
+        assert max(float(row["mutual_information"]) for row in csv.DictReader(file)) > 0
+
+
 def test_predictions_in_a_format_that_needs_a_package_are_refused_at_once(fitted, monkeypatch):
     monkeypatch.setattr("lightning_bayes.callbacks.prediction_files.find_spec", lambda name: None)
     with pytest.raises(SystemExit, match=r"^lightning-bayes: ModuleNotFoundError: p\.parquet needs pyarrow"):

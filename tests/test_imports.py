@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+import lightning_bayes
+
 
 def loaded_by(code, *arguments):
     """Top-level names and modules that a fresh interpreter has loaded after `code`."""
@@ -50,3 +52,11 @@ def test_the_command_lines_help_loads_no_library_of_data_or_figures():
 def test_names_of_the_package_are_there_in_a_report_too():
     code = "import sys; sys.argv = ['lightning-bayes', 'report']; import lightning_bayes; print(lightning_bayes.BayesError)"
     assert "lightning_bayes.public" in loaded_by(code)
+
+
+def test_public_names_load_with_their_first_use_and_nothing_leaks():
+    assert "torch" not in loaded_by("import lightning_bayes")
+    assert "lightning_bayes.public" in loaded_by("import lightning_bayes; lightning_bayes.VOGNCallback")
+    assert set(dir(lightning_bayes)) == {"__version__", *lightning_bayes.__all__}
+    with pytest.raises(AttributeError, match="module 'lightning_bayes' has no attribute 'VOGNCalback'"):
+        lightning_bayes.VOGNCalback  # noqa: B018  (it raises)

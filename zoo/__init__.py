@@ -24,10 +24,9 @@ from lightning_bayes.zoo.data import (
     corruption_kinds,
 )
 from lightning_bayes.zoo.generation import Generated, generate
-from lightning_bayes.zoo.hub import from_hub, push_to_hub
+from lightning_bayes.zoo.hub import from_hub, posterior_folder, push_to_hub
 from lightning_bayes.zoo.models import MLP, VGG16, AlexNet, CharRNN, CharTransformer, LeNet5, ResNet18
 from lightning_bayes.zoo.posterior_file import SavedPosterior, load, save_posterior
-from lightning_bayes.zoo.posterior_folder import posterior_folder
 from lightning_bayes.zoo.registry import register_data, register_model
 from lightning_bayes.zoo.tasks import BayesClassifier, BayesLanguageModel, BayesRegressor, CosineToEnd
 from lightning_bayes.zoo.transforms import ImageTransform

@@ -24,15 +24,10 @@ _WEIGHTS_SUFFIXES: Final = (".pt", ".pth", ".bin", ".ckpt", ".tar", ".safetensor
 
 
 class Architecture(NamedTuple):
-    """The arguments of a `create_model` call, without the weights: enough to rebuild the model.
-
-    Attributes:
-        name: The model name.
-        arguments: All other arguments, including ``num_classes`` and ``in_channels``.
-    """
+    """The arguments of a `create_model` call, without the weights: enough to rebuild the model."""
 
     name: str
-    arguments: dict[str, Any]
+    arguments: dict[str, Any]  # all others, including num_classes and in_channels
 
 
 def list_models(pattern: str = "*") -> list[str]:

@@ -1,33 +1,45 @@
 """A posterior in one file: means, precisions, and everything else that prediction needs.
 
-The file is in safetensors format (`posterior_format`), so reading it runs no code. A Markdown model card is stored next to
-it.
+The file is in safetensors format, with all other values as JSON in the metadata, so reading it runs no code. Tensors are the
+posterior's own, stored by path, such as ``posterior.mean.conv.weight``; nothing is computed again when they are read.
+Safetensors has no checksum, so the metadata contains one over the tensors and the JSON.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import os
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, final
 
 import torch
-from torch import nn
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
 
 from lightning_bayes.errors import HyperparameterError, PosteriorError
-from lightning_bayes.posteriors import FAMILIES, AbstractPosterior, atomic_write, named_if_unreadable
+from lightning_bayes.posteriors import FAMILIES, AbstractPosterior, FileKind, atomic_write, named_if_unreadable
 from lightning_bayes.predictive import Link, check_fits, check_link
 from lightning_bayes.zoo.create import class_names as known_class_names
 from lightning_bayes.zoo.create import input_transform
-from lightning_bayes.zoo.model_card import model_card
-from lightning_bayes.zoo.model_origin import origin_of, rebuilt
-from lightning_bayes.zoo.posterior_folder import find_posterior
-from lightning_bayes.zoo.posterior_format import POSTERIOR_FILE, UPGRADE, read_content, to_bytes
+from lightning_bayes.zoo.hub import card_of, find_posterior, model_card
+from lightning_bayes.zoo.rebuilding import origin_of, rebuilt
 from lightning_bayes.zoo.transforms import ImageTransform
 
-_REPLACED_SUFFIXES: Final = {".safetensors", ".pt", ".pth"}
+FORMAT: Final = "lightning_bayes.posterior"
+VERSION: Final = "2"  # another number for another content: files of other versions are refused
+POSTERIOR_FILE: Final = FileKind(
+    "a posterior file",
+    PosteriorError,
+    "Pickles are rejected, because reading one could run code. Otherwise, check that the file is complete.",
+    "Restore it from an intact copy, or write it again.",
+)
+_TENSOR, _TUPLE = "$tensor", "$tuple"
 
 
 @final
@@ -75,8 +87,7 @@ def save_posterior(
     The model may be any module. `load` can rebuild it if it comes from `create_model`, if it is a LightningModule that calls
     ``save_hyperparameters``, if its class takes no arguments, or if `factory` is given. Otherwise, pass the model to `load`.
 
-    If writing fails, for example because the disk is full, a `CheckpointError` gives the reason and an existing file stays
-    intact.
+    If writing fails, a `CheckpointError` gives the reason and an existing file stays intact.
 
     Args:
         path: The file, such as ``"digits.safetensors"`` with the card ``digits.md``. The format is safetensors for
@@ -102,16 +113,15 @@ def save_posterior(
 
     Example:
         >>> import tempfile
-        >>> from lightning_bayes.zoo import create_model
-        >>> model = create_model("mlp", num_classes=2, in_channels=1, image_size=2, hidden=())
-        >>> from lightning_bayes.posteriors import MeanField
+        >>> from lightning_bayes import MeanField, zoo
+        >>> model = zoo.create_model("mlp", num_classes=2, in_channels=1, image_size=2, hidden=())
         >>> mean = {name: p.detach() for name, p in model.named_parameters()}
         >>> q = MeanField(mean, {n: torch.ones_like(p) for n, p in mean.items()}, dict.fromkeys(mean, 1.0), num_data=10)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     card = save_posterior(f"{folder}/tiny.safetensors", model, q, class_names=["no", "yes"])
         ...     saved = load(f"{folder}/tiny.safetensors")
-        >>> card.name, saved.class_names, saved.posterior.num_data
-        ('tiny.md', ('no', 'yes'), 10)
+        >>> card.name, saved.class_names
+        ('tiny.md', ('no', 'yes'))
     """
     check_fits(model, posterior)
     check_link(link)
@@ -150,10 +160,9 @@ def load(
 ) -> SavedPosterior:
     """Read a posterior file without running code from it.
 
-    Predict with ``mc_predict(saved.model, saved.posterior, images, temperature=saved.temperature)``.
-
     Args:
-        path: A file written by `save_posterior`, or its name; see `find_posterior`.
+        path: A file written by `save_posterior`, or its name, with or without suffix: in the working directory, in
+            `posterior_folder`, or one of this package, such as ``"lenet5-digits"``.
         map_location: Device of the tensors and the model.
         model: A network with the right architecture, whose weights are set to the posterior mean in place. None builds one.
         allow: Packages whose code may build the network, such as ``"my_package"``; ``"__main__"`` is the running script.
@@ -163,7 +172,7 @@ def load(
         The posterior and its model.
 
     Raises:
-        PosteriorError: If the file is not a posterior file, is damaged, is a pickle or has a newer format; if it does not
+        PosteriorError: If the file is not a posterior file, is damaged, is a pickle or has another format; if it does not
             describe how to build the network; or if building it would run code of a package that is not in `allow`.
     """
     path = find_posterior(path)
@@ -171,7 +180,8 @@ def load(
     family = str(content.get("family"))
     if family not in FAMILIES:
         raise PosteriorError(
-            f"{path} has a posterior of family {family}, but this package supports {', '.join(FAMILIES)}. {UPGRADE}"
+            f"{path} has a posterior of family {family}, but this package supports {', '.join(FAMILIES)}. Upgrade "
+            "lightning-bayes, or write the file again."
         )
     with named_if_unreadable(path, POSTERIOR_FILE):
         return _decoded(content, path, map_location, model, allow)
@@ -194,7 +204,7 @@ def _decoded(
     vars(model).update(zoo_transform=transform, zoo_class_names=class_names)
     _check_values(origin, class_names, temperature)
     metrics = {str(name): float(value) for name, value in content["metrics"].items()}
-    link = content.get("link", "softmax")  # older files have no link
+    link = content["link"]
     check_link(link)
     return SavedPosterior(model, posterior, transform, class_names, metrics, dict(content["config"]), temperature, link)
 
@@ -208,15 +218,6 @@ def _check_values(origin: Mapping[str, Any], class_names: Sequence[str], tempera
         raise HyperparameterError(f"temperature={temperature} must be positive and finite.")
 
 
-def card_of(path: Path) -> Path:
-    """The path of a posterior file's model card; raises HyperparameterError if the file itself ends in ``.md``."""
-    if path.suffix == ".md":
-        raise HyperparameterError(
-            f"{path} would be overwritten by its own model card. Use another suffix, such as .safetensors."
-        )
-    return path.with_suffix(".md") if path.suffix in _REPLACED_SUFFIXES else path.with_name(f"{path.name}.md")
-
-
 def _not_plain(value: Any, name: str) -> list[str]:
     """Names and types of the values that a posterior file cannot store."""
     if isinstance(value, dict):
@@ -228,3 +229,72 @@ def _not_plain(value: Any, name: str) -> list[str]:
     else:
         return [f"{name} ({type(value).__name__})"]
     return [bad for item_name, item in items.items() for bad in _not_plain(item, item_name)]
+
+
+def to_bytes(content: Mapping[str, Any]) -> bytes:
+    """The bytes of a file with nested dictionaries, lists and tuples of tensors and plain values; keys become strings."""
+    tensors: dict[str, Tensor] = {}
+    text = json.dumps(_without_tensors(content, "", tensors))
+    metadata = {"format": FORMAT, "version": VERSION, "content": text, "sha256": _checksum(text, tensors)}
+    data: bytes = save(tensors, metadata)
+    return data
+
+
+def read_content(path: str | os.PathLike[str], device: str | torch.device) -> dict[str, Any]:
+    """The argument of `to_bytes` that wrote a file."""
+    if zipfile.is_zipfile(path):
+        raise PosteriorError(
+            f"{path} is not a posterior file. Read a Lightning checkpoint with "
+            "load_posterior, and a state dict with create_model(..., pretrained=path)."
+        )
+    with named_if_unreadable(path, POSTERIOR_FILE), safe_open(path, framework="pt") as file:
+        metadata = file.metadata() or {}
+        if metadata.get("format") != FORMAT:
+            raise PosteriorError(f"{path} is not a posterior file, which only zoo.save_posterior writes.")
+        if metadata.get("version") != VERSION:
+            raise PosteriorError(
+                f"{path} has format {metadata.get('version')!r}, but this version of lightning-bayes reads and writes "
+                f"{VERSION!r}; write the file again with it, or install the version that wrote it."
+            )
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dictionary
+        if _checksum(metadata["content"], tensors) != metadata["sha256"]:
+            raise PosteriorError(f"{path} is damaged: its checksum does not match. {POSTERIOR_FILE.instead}")
+        on_device = {name: tensor.to(device) for name, tensor in tensors.items()}
+        restored: dict[str, Any] = _with_tensors(json.loads(metadata["content"]), on_device)
+        return restored
+
+
+def _without_tensors(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    """Replace each tensor with a reference and copy the tensor into `tensors`."""
+    if isinstance(value, Tensor):
+        stored = value.detach().to("cpu", copy=True).contiguous()
+        # A prior centred at the posterior mean is stored once.
+        same = [name for name, other in tensors.items() if other.dtype == stored.dtype and other.equal(stored)]
+        tensors.setdefault(name := (*same, path)[0], stored)
+        return {_TENSOR: name}
+    if isinstance(value, Mapping):
+        prefix = f"{path}." if path else ""
+        return {str(key): _without_tensors(inner, f"{prefix}{key}", tensors) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        items = [_without_tensors(inner, f"{path}.{index}", tensors) for index, inner in enumerate(value)]
+        return {_TUPLE: items} if isinstance(value, tuple) else items
+    return value
+
+
+def _with_tensors(value: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, dict):
+        if value.keys() == {_TENSOR}:
+            return tensors[value[_TENSOR]]
+        if value.keys() == {_TUPLE}:
+            return tuple(_with_tensors(inner, tensors) for inner in value[_TUPLE])
+        return {key: _with_tensors(inner, tensors) for key, inner in value.items()}
+    return [_with_tensors(inner, tensors) for inner in value] if isinstance(value, list) else value
+
+
+def _checksum(text: str, tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

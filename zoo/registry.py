@@ -32,19 +32,12 @@ StateMap = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 @final
 @dataclass(frozen=True)
 class ModelEntry:
-    """A registered model name.
+    """A registered model name."""
 
-    Attributes:
-        builder: Class or function, called with ``num_classes`` and ``in_channels``.
-        arguments: Extra arguments that the name implies.
-        torchvision: The torchvision model whose published weights this model loads.
-        from_timm: Converts a state dict of timm's model with the same architecture.
-    """
-
-    builder: Callable[..., nn.Module]
-    arguments: dict[str, Any] = field(default_factory=dict)
-    torchvision: str | None = None
-    from_timm: StateMap = dict
+    builder: Callable[..., nn.Module]  # called with num_classes and in_channels
+    arguments: dict[str, Any] = field(default_factory=dict)  # that the name implies
+    torchvision: str | None = None  # the torchvision model whose published weights this model loads
+    from_timm: StateMap = dict  # converts a state dict of timm's model with the same architecture
 
     @property
     def options(self) -> list[str]:

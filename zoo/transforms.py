@@ -69,14 +69,7 @@ class ImageTransform:
             )
 
     def __call__(self, image: Any) -> Tensor:
-        """Transform an image into the model's input.
-
-        Args:
-            image: A PIL image, or a tensor ``[..., channels, height, width]`` of uint8, or of floats in [0, 1].
-
-        Returns:
-            Floats ``[..., len(mean), image_size, image_size]``.
-        """
+        """Transform an image into the model's input."""
         return self.normalize(self.crop(image))
 
     def crop(self, image: Any) -> Tensor:
@@ -101,14 +94,7 @@ class ImageTransform:
 
 
 def as_tensor(image: Any) -> Tensor:
-    """Convert a PIL image to uint8 ``[channels, height, width]``, greyscale or RGB. Tensors are returned unchanged.
-
-    Returns:
-        The tensor; 16-bit greyscale is rounded to 8 bits.
-
-    Raises:
-        DataError: If the pixels are 32-bit numbers, whose range is undefined.
-    """
+    """Convert a PIL image to uint8 ``[channels, height, width]``, greyscale or RGB. Tensors are returned unchanged."""
     if isinstance(image, Tensor):
         return image
     if image.mode in {"I", "F"}:
@@ -124,23 +110,7 @@ def as_tensor(image: Any) -> Tensor:
 
 
 def with_channels(pixels: Tensor, channels: int) -> Tensor:
-    """Convert between greyscale and colour. Greyscale is repeated; colour is reduced to luma (ITU-R BT.601).
-
-    Args:
-        pixels: ``[..., 1 or 3, height, width]``.
-        channels: 1 or 3.
-
-    Returns:
-        ``[..., channels, height, width]``.
-
-    Raises:
-        ShapeError: If the image or `channels` has neither one nor three channels.
-
-    Example:
-        >>> import torch
-        >>> with_channels(torch.zeros(1, 8, 8), 3).shape
-        torch.Size([3, 8, 8])
-    """
+    """Convert between greyscale and colour. Greyscale is repeated; colour is reduced to luma (ITU-R BT.601)."""
     current = pixels.shape[-3] if pixels.ndim >= 3 else 0
     if current == channels:
         return pixels

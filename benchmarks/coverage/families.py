@@ -11,8 +11,7 @@ import torch.nn.functional as F
 import torchvision
 from torch import Tensor, nn
 
-from benchmarks.coverage.judge import Case
-from benchmarks.coverage.shortened import shorten
+from benchmarks.coverage.judge import Case, shorten
 
 Build: TypeAlias = Callable[[], Case]
 CLASSES, EXAMPLES = 3, 4

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TypeAlias
 
 import torch
@@ -17,6 +18,32 @@ from torch import Tensor, nn
 from lightning_bayes.curvature import measure
 from lightning_bayes.curvature.engine import EngineName
 from lightning_bayes.errors import BayesError
+
+KEPT = 2  # keeps both kinds of alternating blocks, such as Swin's shifted windows
+
+
+def shorten(model: nn.Module) -> int:
+    """Remove all but the first two of successive equal blocks, in place; returns the number of removed blocks."""
+    return sum(
+        _shorten_one(module) for module in list(model.modules()) if isinstance(module, (nn.Sequential, nn.ModuleList))
+    )
+
+
+def _shorten_one(blocks: nn.Sequential | nn.ModuleList) -> int:
+    runs = [list(run) for _, run in groupby(blocks._modules.items(), key=lambda named: repr(named[1]))]
+    remaining = [named for run in runs for named in (run[:KEPT] if _has_parameters(run[0][1]) else run)]
+    removed = len(blocks) - len(remaining)
+    if removed:
+        names = (
+            [name for name, _ in remaining] if isinstance(blocks, nn.Sequential) else map(str, range(len(remaining)))
+        )
+        blocks._modules = dict(zip(names, (block for _, block in remaining), strict=True))
+    return removed
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
+
 
 Loss: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
 TOLERANCE = 1e-5

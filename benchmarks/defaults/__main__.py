@@ -3,10 +3,7 @@
     python -m benchmarks.defaults --root DATA [--problems digits yacht] [--methods user vogn] [--optimizers adam]
         [--first-seed 0] [--seeds 5] [--json benchmarks/results/defaults.json] [--table | --markdown] [--against user flat]
 
-Method names have suffixes: ``vogn@0.1`` sets the noise scale, ``vogn@0:0.1`` grows it to 0.1, ``vogn@0.3~1`` sets scale and
-flatness, ``vogn/1`` measures at every update, ``vogn+scale`` fits the posterior's width with `PosteriorScale`, and
-``vogn+mean`` evaluates the mean. ``flat`` and ``permuted`` are controls; ``laplace``, ``laplace_all``, ``swag`` and
-``ensemble`` start from the user's training. See `benchmarks.defaults.methods`.
+See `benchmarks.defaults.methods` for the names of methods and controls.
 Runs that are already in the JSON file are skipped. `--table` and `--markdown` only print the file.
 """
 
@@ -65,7 +62,7 @@ def _method(name: str) -> str:
     """Check the name of a method; see `make_callback`."""
     if name != PEER:
         try:
-            make_callback(name, seed=0, updates=1)
+            make_callback(name, seed=0)
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from error
     return name

@@ -1,18 +1,8 @@
-"""The methods of a run: callbacks with default arguments, controls, and variants with another noise or interval.
+"""The methods of a run: callbacks with default arguments, and controls.
 
-The methods in `POSTHOC` add a posterior to a network that the user's optimizer has trained; ``ensemble`` trains five
-networks.
-
-- ``vogn``: the callback with default arguments
-- ``vogn@0.1``: noise scale κ = 0.1
-- ``vogn@0:0.1``: κ grows linearly from nearly 0 to 0.1 over the fit
-- ``vogn@0.3~1``: κ = 0.3 and flatness ε = 1
-- ``vogn/1``: ``curvature_interval=1``
-- ``noisy_kfac/20``: ``stats_interval=20``, ten times as many updates between inversions, and the β₂ whose memory, in
-  updates, is that of 0.95 at an interval of 10
-- ``vogn@0.1/1``: both
-- ``vogn+scale``: trained on nine tenths of the data, evaluated at the width that `PosteriorScale` fits on the last tenth
-- ``vogn+mean``: the same training, evaluated at the posterior mean
+``vogn@0.1`` sets the noise scale κ, ``vogn~1`` the flatness ε, ``vogn@0.3~1`` both. The methods in `POSTHOC` add a posterior
+to a network that the user's optimizer has trained; ``ensemble`` trains three networks; ``temperature`` trains the network on
+nine tenths of the data and fits one temperature on the last tenth.
 """
 
 from __future__ import annotations
@@ -35,13 +25,11 @@ from lightning_bayes import (
     VOGNCallback,
 )
 from lightning_bayes.callbacks.posthoc import PosthocCallback
-from lightning_bayes.optim import LinearSchedule
 
 CALLBACKS: dict[str, Callable[..., VariationalCallback] | None] = {
     "user": None,  # the user's optimizer alone
     "ogn": OGNCallback,  # the same step without noise
     "vogn": VOGNCallback,
-    "natural": partial(VOGNCallback, step="natural"),  # the natural direction with the length of the user's step
     "vadam": VadamCallback,
     "ivon": IVONCallback,
     "noisy_adam": NoisyAdamCallback,
@@ -56,48 +44,27 @@ POSTHOC: dict[str, Callable[..., PosthocCallback]] = {
     "laplace_all": partial(LaplaceCallback, subset="all", linearized=True),
     "swag": SWAGCallback,
 }
-ENSEMBLE, MEMBERS = "ensemble", 5
+ENSEMBLE, MEMBERS = "ensemble", 3
+TEMPERATURE = "temperature"
 PEER = "ivon-opt"
-_METHOD = re.compile(
-    r"(?P<name>[a-z_]+)(@(?P<grows>0:)?(?P<noise>[0-9.]+))?(~(?P<flatness>[0-9.]+))?(/(?P<interval>[0-9]+))?"
-)
-SCALED, AT_MEAN = "+scale", "+mean"
-_FIRST_NOISE = 1e-4  # start of a growing κ
+_METHOD = re.compile(r"(?P<name>[a-z_]+)(@(?P<noise>[0-9.]+))?(~(?P<flatness>[0-9.]+))?")
 
 
-def width_of(method: str) -> tuple[str, str | None]:
-    """Split a method into the training method and its evaluation: `SCALED`, `AT_MEAN` or None."""
-    for suffix in (SCALED, AT_MEAN):
-        if method.endswith(suffix):
-            return method.removesuffix(suffix), suffix
-    return method, None
-
-
-def make_callback(method: str, seed: int, updates: int) -> VariationalCallback | PosthocCallback | None:
-    """The callback of a method."""
+def make_callback(method: str, seed: int) -> VariationalCallback | PosthocCallback | None:
+    """The callback of a method; None for the user's optimizer alone and for methods that start from it."""
     if method in POSTHOC:
         return POSTHOC[method](seed=seed)
-    if method == ENSEMBLE:
+    if method in {ENSEMBLE, TEMPERATURE}:
         return None
-    parts = _METHOD.fullmatch(width_of(method)[0])
+    parts = _METHOD.fullmatch(method)
     if parts is None or parts["name"] not in CALLBACKS:
         raise ValueError(
-            f"{method!r} is not a method. Methods are {', '.join(CALLBACKS)}, with optional suffixes @κ, @0:κ, ~ε, /T, "
-            f"{SCALED} and {AT_MEAN}; {', '.join(POSTHOC)}; and {ENSEMBLE}."
+            f"{method!r} is not a method. Methods are {', '.join(CALLBACKS)}, with optional suffixes @κ and ~ε; "
+            f"{', '.join(POSTHOC)}; {ENSEMBLE} and {TEMPERATURE}."
         )
     kind, settings = CALLBACKS[parts["name"]], dict[str, Any]()
     if parts["noise"]:
-        noise = float(parts["noise"])
-        settings["relative_noise"] = LinearSchedule(_FIRST_NOISE, noise, updates) if parts["grows"] else noise
+        settings["relative_noise"] = float(parts["noise"])
     if parts["flatness"]:
         settings["noise_flatness"] = float(parts["flatness"])
-    if parts["interval"]:
-        settings |= _intervals(parts["name"], int(parts["interval"]))
     return None if kind is None else kind(seed=seed, **settings)
-
-
-def _intervals(name: str, interval: int) -> dict[str, Any]:
-    if name != "noisy_kfac":
-        return {"curvature_interval": interval}
-    betas = (0.9, 0.95 ** (interval / 10))
-    return {"stats_interval": interval, "inverse_interval": 10 * interval, "betas": betas}

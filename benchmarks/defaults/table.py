@@ -1,18 +1,70 @@
-"""Tables of results: means over seeds, and broken promises."""
+"""Tables of results: means over seeds, and broken promises.
+
+A callback with default arguments promises, for each problem and user's optimizer: no run diverges or stays at chance; the
+error is at most one point (RMSE: 5 %) higher; NLL and calibration error are not higher by more than two standard errors of
+the difference. Runs are paired by seed; unpaired standard errors are those of two means of independent runs. A single run
+has no standard error, so a higher NLL or calibration error leaves its promise undecided.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from benchmarks.defaults.methods import CALLBACKS, ENSEMBLE, PEER, POSTHOC
+from benchmarks.defaults.methods import CALLBACKS, ENSEMBLE, PEER, POSTHOC, TEMPERATURE
 from benchmarks.defaults.problems import PROBLEMS
 from benchmarks.defaults.training import OPTIMIZERS
-from benchmarks.defaults.verdict import failures, paired, undecided
-from benchmarks.over_seeds import with_error
+from benchmarks.over_seeds import standard_error, with_error
+
+Run = Mapping[str, float]  # scores of one seed
+NOISY_SCORES = ("nll", "calibration")  # compared in standard errors
+
+
+def failures(
+    method: Sequence[Run], user: Sequence[Run], is_regression: bool, chance: float, is_paired: bool = True
+) -> list[str]:
+    """The broken promises, one word each; undecided promises are not among them."""
+    broken = []
+    if any(not math.isfinite(run["nll"]) or run["error"] >= 0.95 * chance for run in method):
+        broken.append("chance")
+    error, limit = _mean(method, "error"), _mean(user, "error")
+    if error > (1.05 * limit if is_regression else limit + 0.01):
+        broken.append("error")
+    for name in NOISY_SCORES:
+        mean, error_of_mean = (paired if is_paired else unpaired)(method, user, name)
+        if mean > 2 * error_of_mean:
+            broken.append(name)
+    return broken
+
+
+def undecided(method: Sequence[Run], user: Sequence[Run]) -> list[str]:
+    """The promises that a single run cannot decide, because its score is higher but the standard error is unknown."""
+    return [name for name in NOISY_SCORES if len(method) == 1 and paired(method, user, name)[0] > 0]
+
+
+def paired(method: Sequence[Run], user: Sequence[Run], name: str) -> tuple[float, float]:
+    """Mean of the paired difference, NaN if a run diverged; and its standard error, NaN also for a single seed."""
+    differences = [a[name] - b[name] for a, b in zip(method, user, strict=True)]
+    if not all(map(math.isfinite, differences)):
+        return math.nan, math.nan
+    return statistics.mean(differences), standard_error(differences)
+
+
+def unpaired(method: Sequence[Run], user: Sequence[Run], name: str) -> tuple[float, float]:
+    """As `paired`, with the standard error of two independent means."""
+    mean, error = paired(method, user, name)
+    if len(method) < 2 or not math.isfinite(mean):
+        return mean, error
+    variances = [statistics.variance(run[name] for run in runs) / len(runs) for runs in (method, user)]
+    return mean, math.sqrt(sum(variances))
+
+
+def _mean(runs: Sequence[Run], name: str) -> float:
+    return statistics.mean(run[name] for run in runs)
+
 
 SCORES = ("error", "nll", "calibration")
 OOD = ("entropy_auroc", "mi_auroc")
@@ -26,7 +78,7 @@ class Row(NamedTuple):
     key: Key
     seeds: int
     means: tuple[float, ...]  # of `SCORES` and `OOD`
-    broken: list[str] | None  # promises, see `benchmarks.defaults.verdict`; None without runs of the user's optimizer
+    broken: list[str] | None  # promises, see `benchmarks.defaults.table`; None without runs of the user's optimizer
     undecided: list[str]  # promises that a single seed cannot decide
     is_broken_unpaired: bool  # whether a promise is also broken with unpaired standard errors
 
@@ -60,8 +112,8 @@ def _row(key: Key, by_seed: dict[int, Record], user: dict[int, Record]) -> Row:
 
 
 def _order(key: Key) -> tuple[int, int, int, str]:
-    methods = [*CALLBACKS, *POSTHOC, ENSEMBLE, PEER]
-    name = next(name for name in methods if re.match(rf"{name}([@~/+]|$)", key[2]))
+    methods = [*CALLBACKS, *POSTHOC, ENSEMBLE, TEMPERATURE, PEER]
+    name = next(name for name in methods if re.match(rf"{name}([@~]|$)", key[2]))
     return list(PROBLEMS).index(key[0]), list(OPTIMIZERS).index(key[1]), methods.index(name), key[2]
 
 

@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch import Callback, LightningModule, seed_everything
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset, random_split
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from benchmarks.defaults.methods import AT_MEAN, ENSEMBLE, MEMBERS, PEER, SCALED, make_callback, width_of
+from benchmarks.defaults.methods import ENSEMBLE, MEMBERS, PEER, TEMPERATURE, make_callback
 from benchmarks.defaults.problems import Data, Problem
 from benchmarks.quiet import quiet, quiet_trainer
-from lightning_bayes import PosteriorScale, VariationalCallback
+from lightning_bayes import VariationalCallback
 from lightning_bayes.callbacks.posthoc import PosthocCallback
-from lightning_bayes.predictive import PosteriorSamples, Samples, predictive_samples
+from lightning_bayes.predictive import PosteriorSamples, Samples, fit_temperature, predictive_samples
 
 EVAL_SAMPLES = 20
 Configure = Callable[[nn.Module, int, int], Any]
@@ -77,10 +77,6 @@ class UserModule(LightningModule):
         mean, log_std = self(x).unbind(1)
         return F.gaussian_nll_loss(mean, y, (2 * log_std).exp())
 
-    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        """Log the loss."""
-        self.log("val/loss", self.training_step(batch, batch_idx))
-
     def configure_optimizers(self) -> Any:
         """The user's optimizer."""
         return OPTIMIZERS[self.optimizer](self, self.problem.epochs, self.updates)
@@ -108,33 +104,30 @@ def _fit(problem: Problem, data: Data, optimizer: str, method: str, seed: int) -
     """Train once and return the function that predicts."""
     seed_everything(seed, verbose=False)
     module = UserModule(problem, data, optimizer)
-    _, width = width_of(method)
     train_set: Dataset[Any] = TensorDataset(data.train_x, data.train_y)
-    held_out = None
-    if width is not None:
-        train_set, held_out = random_split(train_set, [0.9, 0.1], torch.Generator().manual_seed(seed))
     if method == PEER:
         return _fit_peer(module, train_set)
-    callback = make_callback(method, seed, problem.epochs * module.updates)
-    posterior_scale = PosteriorScale() if width == SCALED else None
-    fit(module, train_set, [callback, posterior_scale], held_out)
-    scale = None if posterior_scale is None else posterior_scale.scale
-    if width == AT_MEAN:
-        scale = 0.0
-    return lambda x: _outputs(module, callback, x, scale)
+    if method == TEMPERATURE:
+        return _fit_temperature(module, data, seed)
+    callback = make_callback(method, seed)
+    fit(module, train_set, [callback])
+    return lambda x: _outputs(module, callback, x)
 
 
-def fit(
-    module: UserModule,
-    train_set: Dataset[Any],
-    callbacks: Sequence[Callback | None],
-    held_out: Dataset[Any] | None = None,
-) -> None:
+def _fit_temperature(module: UserModule, data: Data, seed: int) -> Callable[[Tensor], Tensor]:
+    """Train without a callback on nine tenths of the data, and divide logits by a temperature fitted on the last tenth."""
+    order = torch.randperm(len(data.train_x), generator=torch.Generator().manual_seed(seed))
+    train, held_out = order.split([len(order) - len(order) // 10, len(order) // 10])  # type: ignore[no-untyped-call]
+    fit(module, TensorDataset(data.train_x[train], data.train_y[train]), [])
+    temperature = fit_temperature(_outputs(module, None, data.train_x[held_out]), data.train_y[held_out])
+    return lambda x: _outputs(module, None, x) / temperature
+
+
+def fit(module: UserModule, train_set: Dataset[Any], callbacks: Sequence[Callback | None]) -> None:
     """Train a module for its problem's epochs, and put it into evaluation mode."""
     loader = DataLoader(train_set, batch_size=module.problem.batch, shuffle=True)
-    validation = None if held_out is None else DataLoader(held_out, batch_size=1000)
     with quiet():
-        quiet_trainer(callbacks, module.problem.epochs).fit(module, loader, validation)
+        quiet_trainer(callbacks, module.problem.epochs).fit(module, loader)
     module.eval()
 
 
@@ -143,25 +136,22 @@ def _split(outputs: Callable[[Tensor], Tensor], data: Data) -> Outputs:
 
 
 @torch.no_grad()
-def _outputs(
-    module: UserModule, callback: VariationalCallback | PosthocCallback | None, x: Tensor, scale: float | None
-) -> Tensor:
+def _outputs(module: UserModule, callback: VariationalCallback | PosthocCallback | None, x: Tensor) -> Tensor:
     def forward() -> Tensor:
         return torch.cat([module(part) for part in x.split(1000)])
 
-    samples = _samples(callback, scale)
+    samples = _samples(callback)
     return forward()[None] if samples is None else samples.outputs(module, forward)
 
 
-def _samples(callback: VariationalCallback | PosthocCallback | None, scale: float | None) -> Samples | None:
-    """The weight samples of a finished fit, scaled if requested; None for a point estimate."""
+def _samples(callback: VariationalCallback | PosthocCallback | None) -> Samples | None:
+    """The weight samples of a finished fit; None for a point estimate."""
     if isinstance(callback, PosthocCallback):
         assert callback.posterior is not None
         return predictive_samples(PosteriorSamples(callback.posterior, EVAL_SAMPLES), callback.linearized, "softmax")
     if callback is None or callback.optimizer is None or not callback.optimizer.noisy:
         return None
-    samples = PosteriorSamples(callback.optimizer.posterior(), EVAL_SAMPLES)
-    return samples if scale is None else samples.scaled(scale)
+    return PosteriorSamples(callback.optimizer.posterior(), EVAL_SAMPLES)
 
 
 def _fit_peer(module: UserModule, train_set: Dataset[Any]) -> Callable[[Tensor], Tensor]:

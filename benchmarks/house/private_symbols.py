@@ -16,16 +16,9 @@ from benchmarks.house.sources import PACKAGE, SourceFile
 
 _PRIVATE = re.compile(r"_[A-Za-z0-9]\w*")
 _PYTHONS = {"_fields", "_asdict", "_replace", "_make", "_field_defaults", "_getframe", "_value_", "_name_", "_missing_"}
-_TEXT_METHODS = {
-    "startswith",
-    "endswith",
-    "removeprefix",
-    "removesuffix",
-    "replace",
-    "split",
-    "partition",
-    "rpartition",
-}
+_TEXT_METHODS = set(
+    ["startswith", "endswith", "removeprefix", "removesuffix", "replace", "split", "partition", "rpartition"]
+)
 
 
 class PrivateUse(NamedTuple):

@@ -19,7 +19,8 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import LambdaCallback
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -94,34 +95,17 @@ class TwoLayers(LightningModule):
         return torch.optim.Adam(self.parameters(), lr=1e-3)
 
 
-class Begin(Callback):
-    """Starts a recorder at the traced batches."""
-
-    def __init__(self, recorders: dict[int, CallRecorder]) -> None:
-        self.recorders = recorders
-
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Start."""
-        sys.setprofile(self.recorders.get(batch_idx))
-
-
-class End(Callback):
-    """Stops the recorder after the update, before the hooks at the end of the batch."""
-
-    def on_train_batch_end(self, *arguments: Any) -> None:
-        """Stop."""
-        sys.setprofile(None)
-
-
 def traced_batches(root: str) -> dict[str, list[tuple[str, str]]]:
     """The distinct functions of the tree that a measured and an unmeasured batch call, private ones included."""
     torch.manual_seed(0)
     recorders = {batch: CallRecorder(root) for batch in TRACED.values()}
     inputs = torch.randn(32 * (max(TRACED.values()) + 1), 5)
-    callback = importlib.import_module(PACKAGE).VOGNCallback()
+    begin = LambdaCallback(on_train_batch_start=lambda *of: sys.setprofile(recorders.get(of[-1])))
+    end = LambdaCallback(on_train_batch_end=lambda *of: sys.setprofile(None))
+    callback = importlib.import_module(PACKAGE).VOGNCallback()  # ends the batch after `end`
     keys = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     silent: dict[str, Any] = dict.fromkeys(keys, False)
-    trainer = Trainer(max_epochs=1, accelerator="cpu", callbacks=[Begin(recorders), End(), callback], **silent)
+    trainer = Trainer(max_epochs=1, accelerator="cpu", callbacks=[begin, end, callback], **silent)
     trainer.fit(TwoLayers(), DataLoader(TensorDataset(inputs, torch.randint(3, (len(inputs),))), batch_size=32))
     return {name: sorted(recorders[batch].calls) for name, batch in TRACED.items()}
 

@@ -1,1 +1,1 @@
-"""Laplace of this package compared with laplace-torch (Daxberger et al. 2021): agreement, time and memory."""
+"""The prior of a Laplace approximation; `tests/posthoc/test_laplace.py` compares the package with laplace-torch."""

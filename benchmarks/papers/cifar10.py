@@ -62,52 +62,29 @@ class Network:
     dropout: float = 0.1
     drops: tuple[type[nn.Module], ...] = (nn.Conv2d, nn.Linear)
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    sgd: Mapping[str, float] = field(default_factory=lambda: {"lr": 0.1, "weight_decay": 1e-4})
+    sgd: tuple[float, float] = (0.1, 1e-4)  # learning rate and weight decay
 
     def build(self) -> nn.Module:
         """The network with random weights."""
         return create_model(self.name, num_classes=10, in_channels=3, **self.arguments)
 
 
+_OSAWA = "osawa2019-cifar10"
 NETWORKS: Final[dict[str, Network]] = {
     "lenet": Network(
-        "lenet5",
-        batch=128,
-        augment=False,
-        decays=False,
-        adam_decay=0.01,
-        presets={"vogn": "osawa2019-cifar10-lenet"},
-        arguments={"image_size": 32},
-        sgd={"lr": 1e-3, "weight_decay": 0.01},
+        "lenet5", 128, False, False, 0.01, {"vogn": f"{_OSAWA}-lenet"}, arguments={"image_size": 32}, sgd=(1e-3, 0.01)
     ),
     "alexnet": Network(
-        "alexnet",
-        batch=256,
-        augment=True,
-        decays=True,
-        adam_decay=1e-4,
-        presets={"vogn": "osawa2019-cifar10-alexnet", "noisy_kfac": "osawa2019-cifar10-alexnet"},
-        dropout=0.5,
-        drops=(nn.Conv2d,),
+        "alexnet", 256, True, True, 1e-4, dict.fromkeys(("vogn", "noisy_kfac"), f"{_OSAWA}-alexnet"), 0.5, (nn.Conv2d,)
     ),
     "resnet18": Network(
-        "resnet18",
-        batch=256,
-        augment=True,
-        decays=True,
-        adam_decay=5e-4,
-        presets={"vogn": "osawa2019-cifar10-resnet18"},
-        arguments={"stem": "imagenet"},
+        "resnet18", 256, True, True, 5e-4, {"vogn": f"{_OSAWA}-resnet18"}, arguments={"stem": "imagenet"}
     ),
     "vgg16": Network(
-        "vgg16_half",
-        batch=128,
-        augment=True,
-        decays=True,
-        adam_decay=1e-4,
-        presets={"vogn": "osawa2019-cifar10-vgg19", "noisy_kfac": "zhang2018-cifar10-vgg16-augmented-batchnorm"},
+        "vgg16_half", 128, True, True, 1e-4,
+        {"vogn": f"{_OSAWA}-vgg19", "noisy_kfac": "zhang2018-cifar10-vgg16-augmented-batchnorm"},
     ),
-}
+}  # fmt: skip
 
 
 def dropout_layers(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> str:
@@ -150,8 +127,8 @@ def optimizer(network: Network, method: str, settings: Settings) -> Build:
     """The constructor of the module's optimizer under the given settings."""
     published = settings == "published" and method in {"sgd", "adam", "mc_dropout"}
     if method == "sgd":
-        arguments = dict(network.sgd) if published else {"lr": 0.05}
-        return lambda parameters: SGD(parameters, momentum=0.9, **arguments)
+        lr, decay = network.sgd if published else (0.05, 0.0)
+        return lambda parameters: SGD(parameters, lr=lr, momentum=0.9, weight_decay=decay)
     decay = network.adam_decay if published else 0.0
     return lambda parameters: Adam(parameters, lr=1e-3, weight_decay=decay)
 

@@ -141,6 +141,8 @@ def top_page() -> str:
     """Markdown page of the names exported by `lightning_bayes` itself, by task, with one line each."""
     homes_of = homes()
     items = [homes_of[origin(item)] for item in exported(f"{PACKAGE}.public")]
+    order = [name for _, _, names in TASKS.values() for name in names]
+    items.sort(key=lambda item: order.index(subpackage_of(item)) if subpackage_of(item) in order else len(order))
     parts = [
         "# API reference",
         "Import these names with `from lightning_bayes import ...`. [Arguments of the callbacks](arguments.md) lists all "
@@ -169,7 +171,7 @@ def summary_of(item: Exported) -> str:
     nodes = tree_of(path).body if path and path.exists() else []
     docs = [ast.get_docstring(node) for node in nodes if getattr(node, "name", None) == name]  # type: ignore[arg-type]
     first = next((doc.partition("\n\n")[0].replace("\n", " ") for doc in docs if doc), "")
-    return re.split(r"(?<!al\.)(?<=\.)\s", first)[0].replace("|", "\\|")
+    return re.split(r"(?<!al\.)(?<!eqs\.)(?<=\.)\s", first)[0].replace("|", "\\|")
 
 
 def subpackage_of(item: Exported) -> str:

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import cached_property
 from typing import NoReturn
 
 import torch
@@ -15,11 +16,12 @@ from torch import Tensor, nn
 from lightning_bayes.curvature.example_probe import ExampleProbe
 from lightning_bayes.curvature.layout_search import LayoutSearch, PassLayouts
 from lightning_bayes.curvature.layouts import ROWS, LayerOutput, retained_grads_kept
-from lightning_bayes.curvature.loss import LossReduction
-from lightning_bayes.curvature.loss_graph import mark_division
-from lightning_bayes.curvature.loss_scale import LossScale, read_loss, read_loss_scale, require_scalar
+from lightning_bayes.curvature.loss import LossRecord, LossReduction, require_scalar, settled
+from lightning_bayes.curvature.loss_graph import is_layer, mark_division
+from lightning_bayes.curvature.loss_recorder import LossRecorder
+from lightning_bayes.curvature.loss_scale import read_loss
 from lightning_bayes.curvature.model_call import ModelCall
-from lightning_bayes.curvature.per_example_loss import KEY, attached_losses, scale_with_losses
+from lightning_bayes.curvature.per_example_loss import KEY, attached_losses, compared
 from lightning_bayes.curvature.single_examples import SingleExamples, can_repeat_backward
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedTrainingError, name_some
 from lightning_bayes.private_torch import is_alive
@@ -36,13 +38,14 @@ class Capture(ABC):
     """The results of one pass.
 
     Args:
-        loss_reduction: How the loss reduces its examples, see `read_loss_scale`.
+        loss_reduction: How the loss reduces its examples, see `loss.settled`.
         finder: Finds where layer outputs hold the examples; None if layouts are not needed.
 
     Attributes:
         squares: Σ_i c_i² by parameter, on the scale of the loss that was differentiated.
         sizes: The different numbers of examples that each unit saw, by the unit's label.
         unmeasured: The parameters whose gradient is not the sum of the measured contributions.
+        scale: The record of the last observed loss, with its reduction settled.
         loss: The observed loss, detached; None before `observe`.
         outputs: The calls of measured modules.
         model_call: The first call of the whole model with equally many input and output rows.
@@ -59,8 +62,13 @@ class Capture(ABC):
         self.squares: dict[nn.Parameter, Tensor] = {}
         self.sizes: dict[str, set[int]] = {}
         self.unmeasured: set[nn.Parameter] = set()
-        self.scale = LossScale()
+        self.scale = LossRecord()
         self.loss: Tensor | None = None
+
+    @cached_property
+    def recorder(self) -> LossRecorder:
+        """Records the loss functions of the forward pass."""
+        return LossRecorder(None if self.finder is None else is_layer)
 
     def observe(self, loss: Tensor, divided_by_host: bool = False) -> None:
         """Read how the loss reduces its examples. Call this before ``loss.backward()``.
@@ -78,11 +86,12 @@ class Capture(ABC):
             mark_division(loss)
         losses = attached_losses(loss)
         if losses is not None:
-            self._observe_with_losses(loss, losses)
+            self._observe_with_losses(loss, losses, divided_by_host)
             return
         reached = self._find_examples(loss)
         previous = self.scale
-        self.scale = read_loss_scale(loss, self.loss_reduction, self.known_batch_size, self.layouts.examples_second)
+        record = self.recorder.read(loss, self.known_batch_size, divided_by_host)
+        self.scale = settled(record, self.loss_reduction, self.known_batch_size)
         if self.loss is not None and self.scale.reduction != previous.reduction:
             raise UnsupportedTrainingError(
                 "One backward of this pass has a loss reduced by 'sum' and another one has a loss reduced by 'mean'. Use "
@@ -93,9 +102,10 @@ class Capture(ABC):
             raise ExampleDimensionError(self.layouts.error)
         self.handle_layouts(loss, reached)
 
-    def _observe_with_losses(self, loss: Tensor, losses: Tensor) -> None:
+    def _observe_with_losses(self, loss: Tensor, losses: Tensor, divided_by_host: bool) -> None:
         """Read the scale of a loss with explicit per-example losses, and measure the per-example losses."""
-        self.scale = scale_with_losses(loss, losses, self.loss_reduction)
+        record = self.recorder.read(loss, len(losses), divided_by_host)
+        self.scale = settled(compared(record, loss, losses), self.loss_reduction, len(losses))
         self.layouts, self.loss = PassLayouts(len(losses), ()), loss.detach().clone()
         self.measure_losses(losses)
 
@@ -133,6 +143,7 @@ class Capture(ABC):
         for output in self.outputs:
             output.drop()
         self.outputs, self.model_call = [], None
+        self.recorder.clear()
 
     @contextmanager
     def following(self) -> Iterator[None]:
@@ -199,7 +210,7 @@ class Capture(ABC):
             )
         if sizes and self.known_batch_size is None:
             raise ExampleDimensionError(self._different_sizes())
-        return self.scale.num_examples(self.known_batch_size) if self.known_batch_size else 1
+        return self.scale.num_examples(n, self.layouts.examples_second) if (n := self.known_batch_size) else 1
 
     def _different_sizes(self) -> str:
         usual = Counter(size for sizes in self.sizes.values() for size in sizes).most_common(1)[0][0]

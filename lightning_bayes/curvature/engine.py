@@ -89,6 +89,7 @@ class AbstractEngine(ABC):
         record = Uncopied(note_model_call, captured)
         with ExitStack() as undo:
             undo.callback(captured.drop_nodes)
+            undo.enter_context(captured.recorder)
             for module in outermost:
                 if module not in measured and has_children(module):
                     undo.callback(module.register_forward_hook(record, with_kwargs=True).remove)

@@ -46,6 +46,8 @@ class GradientEngine(AbstractEngine):
 def examples_counted(model: nn.Module, captured: Capture) -> Iterator[None]:
     """Record in `captured` the number of examples of the first module called with a tensor or packed sequence."""
     with ExitStack() as undo:
+        undo.callback(captured.drop_nodes)
+        undo.enter_context(captured.recorder)
         for name, module in model.named_modules():
             label = f"{name or 'the model itself'} ({type(module).__name__})"
             hook = module.register_forward_pre_hook(Uncopied(_note_first, captured, label), with_kwargs=True)

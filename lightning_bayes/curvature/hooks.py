@@ -291,7 +291,8 @@ class HookedCapture(Capture, ABC):
         # Terms that depend on no example, such as a penalty on the weights, have no contributions.
         of_terms = self._constant(loss, [param for param in failing if param in sums and bool(sums[param].any())])
         for param, constant in of_terms.items():
-            if self._agree(sums[param] + constant, grads[param], found.get(param), largest):
+            grad = grads[param]
+            if grad is not None and self._agree(sums[param] + constant, grad, found.get(param), largest):
                 failing.discard(param)
         if kind is not None:
             self.engine.probe.failing[kind] = failing

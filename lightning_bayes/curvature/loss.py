@@ -13,19 +13,27 @@ is unknown.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, TypeGuard
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal, TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from lightning_bayes.curvature.loss_functions import LossCall, LossLink
-from lightning_bayes.curvature.loss_terms import Reading, Term
+from lightning_bayes.curvature.loss_terms import Reading, Term, example_dim
+from lightning_bayes.errors import ShapeError, UnsupportedTrainingError
 
+_MIXED: Final = "adds a term reduced by 'sum' to one reduced by 'mean' or rescaled"
+_ASSUMED: Final = (
+    "The loss does not show how it reduces the examples of a batch, so it counts as a mean over them. Pass "
+    "loss_reduction='mean' or 'sum' to state it."
+)
 ReadTerm: TypeAlias = tuple[Term, Reading, set[LossLink]]
-LossReduction: TypeAlias = Literal["auto", "mean", "sum"]
+# "auto_or_mean" is "auto" where the scale of the curvature does not matter: an unknown reduction counts as a mean.
+LossReduction: TypeAlias = Literal["auto", "auto_or_mean", "mean", "sum"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +70,7 @@ class LossRecord:
         why: Why it is unknown, as the predicate of a sentence about the loss.
         terms: The terms that depend on the examples.
         link: The link from the outputs to predictions; None if unknown.
-        call: The call of the only loss function, if nothing but numbers changed its result; its likelihood is known.
+        call: The call of a loss function that returned this loss; None if anything changed its result.
     """
 
     reduction: str = "mean"
@@ -72,11 +80,19 @@ class LossRecord:
     call: LossCall | None = None
     _num_examples: dict[int, int] = field(default_factory=dict, repr=False)  # n by batch size
 
-    def num_examples(self, batch_size: int) -> int:
-        """Number of examples that count, n ≥ 1, in a batch of `batch_size` examples."""
+    def num_examples(self, batch_size: int, positions_first: bool = False) -> int:
+        """Number of examples that count, n ≥ 1, in a batch of `batch_size` examples.
+
+        Args:
+            batch_size: B.
+            positions_first: Whether targets without a dimension of the examples hold them in every B-th row.
+
+        Returns:
+            n.
+        """
         if batch_size not in self._num_examples:
             masks = [term.counted for term in self.terms]
-            rows = [mask.reshape(batch_size, -1).any(1).cpu() for mask in masks if _holds(mask, batch_size)]
+            rows = [_rows(mask, batch_size, positions_first) for mask in masks if _holds(mask, batch_size)]
             counts_all = not rows or len(rows) < len(masks)
             self._num_examples[batch_size] = batch_size if counts_all else max(1, int(torch.stack(rows).any(0).sum()))
         return self._num_examples[batch_size]
@@ -86,22 +102,49 @@ def _holds(mask: Tensor | None, batch_size: int) -> TypeGuard[Tensor]:
     return mask is not None and mask.numel() > 0 and mask.numel() % batch_size == 0
 
 
+def _rows(mask: Tensor, batch_size: int, positions_first: bool) -> Tensor:
+    """The examples with a target that counts, ``[B]``."""
+    dim = example_dim(tuple(mask.shape), batch_size)
+    if dim is not None and mask.shape[dim] == batch_size:
+        mask = mask.movedim(dim, 0)
+    elif positions_first:
+        mask = mask.reshape(-1, batch_size).T
+    return mask.reshape(batch_size, -1).any(1).cpu()
+
+
 def record_of(read: Sequence[ReadTerm], batch_size: int | None) -> LossRecord:
     """The record of the terms that depend on examples."""
     terms = tuple(_loss_term(term, reading) for term, reading, _ in read)
     link = only({only(links) for _, _, links in read})
     reductions = {reading.reduction for _, reading, _ in read}
-    why = next((reading.why for _, reading, _ in read if reading.why), "")
-    if not read or batch_size == 1:
-        return LossRecord("mean", "", terms, link, _single_call(read))
+    if not read or batch_size == 1:  # one example: mean and sum coincide
+        return LossRecord("mean", "", terms, link)
     if len(reductions) > 1 or not reductions <= {"mean", "sum"}:
-        why = why or "adds a term reduced by 'sum' to one reduced by 'mean' or rescaled"
-        return LossRecord("unknown", why, terms, link)
-    return LossRecord(reductions.pop(), "", terms, link, _single_call(read))
+        whys = [reading.why for _, reading, _ in read if reading.why]
+        return LossRecord("unknown", whys[0] if whys else _MIXED, terms, link)
+    return LossRecord(reductions.pop(), "", terms, link)
 
 
-def _single_call(read: Sequence[ReadTerm]) -> LossCall | None:
-    return read[0][0].call if len(read) == 1 and read[0][0].is_plain else None
+def settled(record: LossRecord, reduction: LossReduction, batch_size: int | None) -> LossRecord:
+    """The record with the declared reduction, or with a mean where an unknown one may count as a mean; else an error."""
+    if reduction in {"mean", "sum"}:
+        return replace(record, reduction=reduction)
+    if record.reduction != "unknown" or batch_size is None:  # no layer saw an example
+        return record
+    if reduction == "auto_or_mean":
+        warnings.warn(_ASSUMED, stacklevel=3)
+        return replace(record, reduction="mean")
+    raise UnsupportedTrainingError(
+        f"The loss {record.why} in a batch of {batch_size} examples, so it may be a mean or a sum over them. Pass "
+        "loss_reduction='mean' or 'sum', take the .mean() over the examples, or return the per-example losses as well: "
+        '{"loss": loss, "per_example_loss": losses}.'
+    )
+
+
+def require_scalar(loss: Tensor) -> None:
+    """Raise `ShapeError` unless the loss is a scalar."""
+    if loss.numel() != 1:
+        raise ShapeError(f"The loss has shape {tuple(loss.shape)}; backward needs a scalar. Reduce it with .mean().")
 
 
 def _loss_term(term: Term, reading: Reading) -> LossTerm:

@@ -162,5 +162,5 @@ def _is_integer(number: Any) -> bool:
 
 def _inverse(factor: Any) -> int:
     """The integer k > 2 for which a factor is 1/k or -1/k; 0 for other factors."""
-    count = round(1 / abs(float(factor))) if factor else 0
+    count = round(1 / abs(float(factor))) if factor and math.isfinite(factor) else 0
     return count if count > 2 and math.isclose(count * abs(float(factor)), 1, rel_tol=1e-5) else 0

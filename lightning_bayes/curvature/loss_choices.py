@@ -46,7 +46,7 @@ def _num_covered(item: Any) -> int:
     return item.dim() if isinstance(item, Tensor) and item.dtype == torch.bool else 1
 
 
-def _at(dim: int, index: Any) -> tuple[Any, ...]:
+def at(dim: int, index: Any) -> tuple[Any, ...]:
     """The index that selects from one dimension."""
     return (*(slice(None) for _ in range(dim)), index)
 
@@ -58,19 +58,28 @@ def getitem(value: Tensor, input: Tensor, index: Any) -> Any:
 
 def select(value: Tensor, input: Tensor, dim: int = 0, index: Any = 0, *args: Any, **kwargs: Any) -> Any:
     """The index of one entry or of several entries of a dimension."""
-    return _at(dim % input.dim(), index)
+    return at(dim % input.dim(), index)
 
 
 def narrow(value: Tensor, input: Tensor, dim: int, start: int, length: int) -> Any:
     """The index of `torch.narrow`."""
-    return _at(dim % input.dim(), slice(int(start), int(start) + length))
+    return at(dim % input.dim(), slice(int(start), int(start) + length))
 
 
 def split(value: Tensor, input: Tensor, size: Any = None, dim: int = 0, **kwargs: Any) -> Any:
     """The index of the first piece of a split."""
-    return _at(dim % input.dim(), slice(0, value.shape[dim]))
+    return at(dim % input.dim(), slice(0, value.shape[dim]))
 
 
 def topk(value: Tensor, input: Tensor, k: int, dim: int = -1, *args: Any, **kwargs: Any) -> Any:
     """An index of as many values as `torch.topk` selects."""
-    return _at(dim % input.dim(), slice(0, k))
+    return at(dim % input.dim(), slice(0, k))
+
+
+def over(value: Tensor, input: Tensor, *args: Any, dim: Any = None, **kwargs: Any) -> Any:
+    """The index of one entry of each dimension that a reduction such as a variance removes."""
+    dims = dim if dim is not None else next((arg for arg in args if isinstance(arg, (int, tuple, list))), None)
+    if dims is None or isinstance(dims, bool):
+        return (0,) * input.dim()
+    removed = {d % input.dim() for d in ([dims] if isinstance(dims, int) else dims)}
+    return tuple(0 if d in removed else slice(None) for d in range(input.dim()))

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from lightning_bayes.curvature import loss_graph as graph
-from lightning_bayes.curvature.loss import LossReduction
+from lightning_bayes.curvature.loss import LossReduction, require_scalar
 from lightning_bayes.curvature.loss_reading import LossReader
 from lightning_bayes.curvature.loss_values import Content, Part, Reduced, Unclear
-from lightning_bayes.errors import ShapeError, UnsupportedTrainingError
+from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.private_torch import saved_by
 
 
@@ -71,12 +71,6 @@ def read_loss_scale(
     masks = [mask for mask in reader.terms if mask is not None]
     has_term_with_all = len(masks) < len(reader.terms)
     return LossScale(declared or _reduction(reader.loss, batch_size), [] if has_term_with_all else masks)
-
-
-def require_scalar(loss: Tensor) -> None:
-    """Raise `ShapeError` unless the loss is a scalar."""
-    if loss.numel() != 1:
-        raise ShapeError(f"The loss has shape {tuple(loss.shape)}; backward needs a scalar. Reduce it with .mean().")
 
 
 def read_loss(

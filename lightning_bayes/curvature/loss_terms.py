@@ -68,14 +68,9 @@ class Term:
         """The tensors with gradients that scale this term."""
         return [step.value for step in self.steps if step.kind == "scale"]
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether a loss function alone computed the term, up to numbers."""
-        return self.call is not None and all(step.kind in {"mul", "div", "mean", "sum"} for step in self.steps)
-
-    def read(self, batch_size: int | None) -> Reading:
-        """How the term reduces `batch_size` examples; None reads dimension 0 as the examples."""
-        reader = _Reader(self, batch_size)
+    def read(self, batch_size: int | None, inner: Iterable[float] = (), is_weighted: bool = False) -> Reading:
+        """How the term reduces B examples; `inner` numbers, and weights or a mask, multiplied the values before."""
+        reader = _Reader(self, batch_size, inner, is_weighted)
         for step in self.steps:
             reader.apply(step)
         return reader.result()
@@ -84,10 +79,11 @@ class Term:
 class _Reader:
     """Follows the steps of a term for one batch size."""
 
-    def __init__(self, term: Term, batch_size: int | None) -> None:
+    def __init__(self, term: Term, batch_size: int | None, inner: Iterable[float], is_weighted: bool) -> None:
+        self.inner, self.is_weighted, self.is_rescaled = list(inner), is_weighted, False
         self.batch_size, self.kind, self.why = batch_size, "none", ""
         self.factor = self.divisor = 1.0
-        self.num_values = self.num_stacked = 1  # in each sum, and in a stack of scalars
+        self.num_values, self.num_stacked = 1, 0  # reduced values, and scalars in a stack
         call = term.call
         self.counts = set() if call is None or call.counted is None else {int(call.counted.sum())}
         if call is not None and call.reduction != "none":
@@ -104,9 +100,9 @@ class _Reader:
         if step.kind in {"mean", "sum"}:
             self._reduce(step)
         elif step.kind in {"mul", "div"}:
-            if step.kind == "div" and self.kind == "mean" and isinstance(step.value, Tensor):
-                self.why = self.why or "is a mean divided by a tensor"
-            self._multiply(float(step.value), step.kind)
+            self._multiply(step)
+        elif step.kind == "weigh":
+            self.is_weighted = True
         elif step.kind == "stack":
             self.num_stacked = step.value
         elif step.kind == "map" and self.kind != "mean":
@@ -116,11 +112,11 @@ class _Reader:
         """Follow a mean or a sum over some dimensions."""
         rank = len(step.shape)
         dims = set(range(rank)) if step.value is None else {dim % max(rank, 1) for dim in step.value}
-        if step.kind == "sum":
+        if not self.num_stacked:
             self.num_values *= math.prod(step.shape[dim] for dim in dims)
-        if step.kind == "mean":
+        if step.kind == "mean" and self.num_stacked:
             self.factor /= self.num_stacked
-        self.num_stacked = 1
+        self.num_stacked = 0
         if self.kind != "none" or self.dim is None:
             return
         if self.dim in dims:
@@ -128,37 +124,50 @@ class _Reader:
         elif not step.keepdim:
             self.dim -= sum(dim < self.dim for dim in dims)
 
-    def _multiply(self, number: float, kind: str) -> None:
+    def _multiply(self, step: Step) -> None:
         """Follow a product with a number or its inverse, which may turn a sum into a mean."""
-        factor = number if kind == "mul" else 1 / number if number else math.inf
+        number, is_tensor = float(step.value), isinstance(step.value, Tensor)
+        factor = number if step.kind == "mul" else 1 / number if number else math.inf
         self.factor *= factor
-        if not math.isfinite(factor) or not factor:
+        if not math.isfinite(factor) or not factor:  # the update is not finite, or the term does not matter
             return
-        if self.kind == "mean" and self._is_count(abs(factor)):
+        size, is_division = abs(factor), step.kind == "div"
+        if self.kind == "none":
+            self.inner.append(factor)
+        elif self.kind == "mean" and (self._is_count(size) or (is_tensor and is_division)):
             self.why = self.why or f"is a mean rescaled by {factor:g}"
-        elif self.kind == "sum" and abs(factor) < 1:
-            self.divisor /= abs(factor)
-            if self._is_count(self.divisor):
-                self.kind, self.divisor = "mean", 1.0
+        elif self.kind == "sum" and size < 1:
+            self.divisor /= size
+            is_count = any(self._is_count(n, is_tensor, is_division) for n in (self.divisor, 1 / size))
+            self.is_rescaled |= is_tensor or is_count or (is_division and number > 2 and number.is_integer())
+            if is_count and not self.is_weighted:
+                self.kind = "mean"
 
-    def _is_count(self, number: float) -> bool:
+    def _is_count(self, number: float, is_tensor: bool = False, is_division: bool = False) -> bool:
         """Whether a number counts the examples, their values, or the targets that are not ignored."""
         count = round(number)
-        if not math.isclose(count, number, rel_tol=1e-5) or count < 2 or self.batch_size is None:
+        # The factor 1/2 of a squared error is no count of two examples. A tensor may count the values of a mask.
+        if not math.isclose(count, number, rel_tol=1e-5) or count < 3 - is_division or self.batch_size is None:
             return False
-        return count in self.counts or count == self.batch_size or _divides(self.batch_size, count, self.num_values)
+        if count in self.counts or count == self.num_values:
+            return True
+        is_multiple = count % self.batch_size == 0 and self.num_values % count == 0
+        return not is_tensor and (count == self.batch_size or is_multiple)
 
     def result(self) -> Reading:
         """The reading after all steps."""
         if self.why:
             return Reading("unknown", self.why, self.factor)
-        if self.kind == "sum" and self.divisor not in {1, 2}:
+        if self.kind == "sum" and self.is_rescaled:
             return Reading("unknown", f"is a sum rescaled by 1/{self.divisor:g}", self.factor)
+        if self.kind == "sum" and self.is_weighted:
+            return Reading("unknown", "is a sum of weighted or masked values", self.factor)
+        sizes = [abs(factor) for factor in self.inner if factor and math.isfinite(factor)]
+        if self.kind == "sum" and any(self._is_count(1 / size, is_division=True) for size in sizes):
+            return Reading("unknown", "is a sum of rescaled values", self.factor)
+        if self.kind == "mean" and any(map(self._is_count, sizes)):
+            return Reading("unknown", "is a mean of rescaled values", self.factor)
         return Reading(self.kind, "", self.factor)
-
-
-def _divides(batch_size: int, count: int, num_values: int) -> bool:
-    return count % batch_size == 0 and num_values % count == 0
 
 
 def example_dim(shape: Shape, batch_size: int | None, preferred: int = 0) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -14,7 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from lightning_bayes.curvature.measured_modules import MeasuredModule
 from lightning_bayes.errors import UnsupportedLayerError, UnsupportedTrainingError, name_some
-from lightning_bayes.private_torch import gradient_hooks
+from lightning_bayes.private_torch import gradient_hooks, own_parameters
 
 
 def require_real_and_separate(model: nn.Module) -> None:
@@ -50,6 +51,21 @@ def require_full_precision(params: Iterable[nn.Parameter]) -> None:
             f"Parameters are stored as {', '.join(sorted(half))}, where posterior noise and small updates are lost to "
             "rounding. Store them in float32 and train with precision='bf16-mixed' or '16-mixed'."
         )
+
+
+def rows_without_gradient(model: nn.Module) -> dict[nn.Parameter, Tensor]:
+    """The rows of embeddings that get no gradient by construction (`padding_idx`), as a mask ``[rows]`` by parameter.
+
+    A table that another module shares gets gradients there, so it has no such rows.
+    """
+    owners = Counter(param for module in model.modules() for param in own_parameters(module).values())
+    rows: dict[nn.Parameter, Tensor] = {}
+    for module in model.modules():
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.padding_idx is not None:
+            table = module.weight
+            if isinstance(table, nn.Parameter) and owners[table] == 1:
+                rows[table] = torch.arange(len(table), device=table.device) == module.padding_idx
+    return rows
 
 
 @contextmanager

@@ -8,14 +8,14 @@ An example is the Dice loss of a batch: it is not a sum over the images, but eac
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from lightning_bayes.curvature import loss_graph as graph
-from lightning_bayes.curvature.loss import LossReduction
-from lightning_bayes.curvature.loss_scale import LossScale, read_loss_scale
+from lightning_bayes.curvature.loss import LossRecord
 from lightning_bayes.errors import ShapeError, UnsupportedTrainingError
 
 KEY: Final = "per_example_loss"  # key in the dictionary that training_step returns
@@ -75,18 +75,15 @@ def reduced_losses(losses: Tensor, reduction: str) -> Tensor:
     return declared.mean() if reduction == "mean" else declared.sum()
 
 
-def scale_with_losses(loss: Tensor, losses: Tensor, reduction: LossReduction) -> LossScale:
-    """How a loss with explicit per-example losses reduces them, read from its graph or else from its value."""
-    if reduction != "auto" or len(losses) == 1:
-        return LossScale("mean" if reduction == "auto" else reduction)
-    try:
-        return LossScale(read_loss_scale(loss, reduction, len(losses)).reduction)
-    except UnsupportedTrainingError:
-        value = float(loss.detach()) * _host_divisor(loss)
-        for name, reduced in (("mean", losses.detach().mean()), ("sum", losses.detach().sum())):
-            if math.isclose(value, float(reduced), rel_tol=1e-4):
-                return LossScale(name)
-        raise
+def compared(record: LossRecord, loss: Tensor, losses: Tensor) -> LossRecord:
+    """A record whose unknown reduction is read from the value of the loss, compared with its per-example losses."""
+    if record.reduction != "unknown" or len(losses) == 1:
+        return replace(record, reduction="mean" if record.reduction == "unknown" else record.reduction, terms=())
+    value = float(loss.detach()) * _host_divisor(loss)
+    for name, reduced in (("mean", losses.detach().mean()), ("sum", losses.detach().sum())):
+        if math.isclose(value, float(reduced), rel_tol=1e-4):
+            return replace(record, reduction=name, terms=())
+    return replace(record, terms=())
 
 
 def _host_divisor(loss: Tensor) -> float:

@@ -15,16 +15,21 @@ from torch import nn
 from lightning_bayes.curvature.rules.random_numbers import seeded
 from lightning_bayes.predictive.samples import NetworkSamples, restored_modes, sample_seed
 
-_DROPOUTS = (
-    nn.Dropout,
-    nn.Dropout1d,
-    nn.Dropout2d,
-    nn.Dropout3d,
-    nn.AlphaDropout,
-    nn.FeatureAlphaDropout,
-    nn.TransformerEncoderLayer,  # its fast path in evaluation mode skips the dropout inside
-)
-_WITH_DROPOUT_ARGUMENT = (nn.MultiheadAttention, nn.RNNBase)
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+_PATH_DROPOUTS = ("DropPath", "StochasticDepth")  # of timm, torchvision and others, known by their class names
+
+
+def dropout_rate(layer: nn.Module) -> float | None:
+    """The probability with which a layer itself drops values in training mode; None if it is no dropout layer."""
+    if isinstance(layer, _DROPOUTS):
+        return layer.p
+    if isinstance(layer, (nn.MultiheadAttention, nn.RNNBase)):
+        return float(layer.dropout)
+    if isinstance(layer, nn.TransformerEncoderLayer):  # its fast path in evaluation mode skips the dropout inside
+        return max(dropout_rate(child) or 0.0 for child in layer.children())
+    if type(layer).__name__ in _PATH_DROPOUTS:
+        return float(getattr(layer, "drop_prob", getattr(layer, "p", None)) or 0.0)
+    return None
 
 
 def dropout_layers(model: nn.Module) -> list[nn.Module]:
@@ -34,18 +39,19 @@ def dropout_layers(model: nn.Module) -> list[nn.Module]:
         model: The model.
 
     Returns:
-        Dropout layers, and attention and recurrent layers with internal dropout. Modules that call
-        `torch.nn.functional.dropout` in ``forward`` are not detected.
+        Dropout layers, stochastic depth, and attention and recurrent layers with internal dropout, if their probability is
+        above 0. Modules that call `torch.nn.functional.dropout` in ``forward`` are not detected.
 
     Example:
-        >>> dropout_layers(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1)))
+        >>> dropout_layers(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1), nn.Dropout(0.0)))
         [Dropout(p=0.1, inplace=False)]
     """
-    return [
-        module
-        for module in model.modules()
-        if isinstance(module, _DROPOUTS) or (isinstance(module, _WITH_DROPOUT_ARGUMENT) and module.dropout > 0)
-    ]
+    return [module for module in model.modules() if dropout_rate(module)]
+
+
+def inactive_dropout(model: nn.Module) -> list[str]:
+    """Names of the dropout layers whose probability is 0."""
+    return [name for name, module in model.named_modules() if dropout_rate(module) == 0]
 
 
 @final

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -19,8 +20,9 @@ METRICS, CONFIG, FIGURES, CHECKPOINTS = "metrics.csv", "config.yaml", "figures",
 # Settings that may differ between a fit and its test: where the data lie, what else is tested, how weights were found.
 _FREE: Final = {
     *("root", "download", "batch_size", "num_workers", "predict_dir", "ood", "ood_root", "eval_ood", "corruptions"),
-    *("severities", "optimizer", "lr_scheduler", "pretrained"),
+    *("severities", "optimizer", "lr_scheduler", "pretrained", "dirpath", "save_to"),
 }
+_NUMBERED: Final = re.compile(r"^trainer\.callbacks\.\d+\.")
 
 
 class Test(NamedTuple):
@@ -163,12 +165,13 @@ def _flat(value: Any, prefix: str = "") -> Iterable[tuple[str, Any]]:
             yield f"{prefix}{key}", inner
 
 
-def changed_settings(fit: Mapping[str, Any], test: Mapping[str, Any]) -> list[str]:
+def changed_settings(fit: Mapping[str, Any], test: Mapping[str, Any], callbacks: bool = False) -> list[str]:
     """The settings of model and data that a test does not share with its fit.
 
     Args:
         fit: Config of the fit, nested or flat.
         test: Config of the test.
+        callbacks: Whether to compare arguments of callbacks too.
 
     Returns:
         One phrase per setting.
@@ -179,23 +182,17 @@ def changed_settings(fit: Mapping[str, Any], test: Mapping[str, Any]) -> list[st
     """
     before, after = dict(_flat(dict(fit))), dict(_flat(dict(test)))
     keys = [key for key in dict.fromkeys([*before, *after]) if key.startswith(("model.", "data."))]
+    if callbacks:  # whose arguments matter, such as the number of samples; a test may add callbacks
+        keys += [key for key in before if key in after and key.startswith("trainer.callbacks.")]
     return [
-        f"{key.replace('init_args.', '')} is {after.get(key)} instead of {before.get(key)}"
+        f"{_NUMBERED.sub('', key.replace('init_args.', ''))} is {after.get(key)} instead of {before.get(key)}"
         for key in keys
         if before.get(key) != after.get(key) and not _FREE & set(key.split("."))
     ]
 
 
 def joined(runs: Sequence[Run]) -> list[Run]:
-    """Put each test under the fit whose checkpoint it evaluated.
-
-    Args:
-        runs: Runs of fits and of evaluations.
-
-    Returns:
-        The fits, and evaluations without a fit. A fit has the values and figures of its last test with its own settings;
-        its other tests are in ``tests``.
-    """
+    """Put each test under the fit whose checkpoint it evaluated."""
     by_folder = {run.folder.resolve(): run for run in runs}
     tests: dict[Path, list[Run]] = {}
     for run in runs:
@@ -207,7 +204,7 @@ def joined(runs: Sequence[Run]) -> list[Run]:
 
 
 def _with_tests(fit: Run, tests: Sequence[Run]) -> Run:
-    reasons = ["; ".join(changed_settings(fit.config, test.config)) for test in tests]
+    reasons = ["; ".join(changed_settings(fit.config, test.config, callbacks=True)) for test in tests]
     own = [
         number
         for number, reason in enumerate(reasons)
@@ -223,7 +220,7 @@ def _with_tests(fit: Run, tests: Sequence[Run]) -> Run:
 def _fit_of(run: Run, by_folder: Mapping[Path, Run]) -> Path | None:
     """The folder of the fit that saved the checkpoint of an evaluation, if it is among the runs."""
     checkpoint = run.config.get("ckpt_path")
-    is_evaluation = any(key.startswith(("test", "val")) for key in run.last) and "train/loss" not in run.last
+    is_evaluation = not run.checkpoints and "train/loss" not in run.last  # a fit that was continued is a run of its own
     if not isinstance(checkpoint, str) or Path(checkpoint).parent.name != CHECKPOINTS or not is_evaluation:
         return None
     target = Path(checkpoint).parent.parent

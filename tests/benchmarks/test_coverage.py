@@ -11,8 +11,7 @@ from torch import nn
 
 from benchmarks.coverage.__main__ import main, table
 from benchmarks.coverage.families import FAMILIES
-from benchmarks.coverage.judge import Case, Verdict, judge
-from benchmarks.coverage.shortened import shorten
+from benchmarks.coverage.judge import Case, Verdict, judge, shorten
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

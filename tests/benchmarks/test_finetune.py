@@ -15,12 +15,9 @@ from fake_images import write_idx_sets
 from sklearn.metrics import log_loss, roc_auc_score
 from torch.distributions import Categorical
 
-from benchmarks.finetune.__main__ import main, table
-from benchmarks.finetune.data import Images, digits, target, unfamiliar
-from benchmarks.finetune.methods import HEAD, METHODS, PEER
-from benchmarks.finetune.scores import scores
-from benchmarks.finetune.training import pretrain
-from lightning_bayes.errors import DataError, DatasetError, HyperparameterError
+from benchmarks.finetune.__main__ import HEAD, METHODS, PEER, main, pretrain, scores, table
+from benchmarks.finetune.data import Images, digits, target
+from lightning_bayes.errors import DatasetError, HyperparameterError
 
 LETTERS = 40
 NAMES = ("FashionMNIST", "notMNIST")
@@ -49,9 +46,6 @@ def asked(root, *more):
     return [*start, "--json", str(root / "r.json"), *more]
 
 
-# -- data ---------------------------------------------------------------------------------------------------------------
-
-
 def grey(images):
     """The grey value that fills each image."""
     return ((images.x[:, 0, 0, 0] * 0.3081 + 0.1307) * 255).round().long()
@@ -66,38 +60,16 @@ def test_no_letter_is_both_learned_and_tested(root, validate):
     assert not set(grey(found.train).tolist()) & set(grey(found.test).tolist())
 
 
-def test_the_test_letters_are_the_same_for_all_seeds_and_the_learned_ones_are_not(root):
-    first, second = (target("notMNIST", root, seed, shots=1) for seed in (0, 1))
-    assert torch.equal(first.test.x, second.test.x)
-    assert not torch.equal(first.train.x, second.train.x)
-
-
 def test_clothes_are_tested_on_the_published_test_set(root):
     found = target("FashionMNIST", root, seed=0, shots=1)
     assert grey(found.test).tolist() == list(range(100, 110))
     assert max(grey(found.train)) < 20
 
 
-def test_what_is_unfamiliar_is_the_other_target_and_the_digits(root):
-    strange = unfamiliar("FashionMNIST", root)
-    assert torch.equal(strange["ood_auroc"], target("notMNIST", root, 0, shots=1).test.x)
-    assert set(strange) == {"ood_auroc", "digits_auroc"}
-
-
 def test_missing_letters_are_named_with_the_way_out(tmp_path):
     message = r"t10k-images-idx3-ubyte\.gz and .* are missing\. .* pass --targets FashionMNIST"
     with pytest.raises(DatasetError, match=message):
         target("notMNIST", tmp_path, seed=0)
-
-
-def test_a_truncated_file_is_refused(root):
-    file = root / "notMNIST" / "t10k-images-idx3-ubyte.gz"
-    file.write_bytes(gzip.compress(gzip.decompress(file.read_bytes())[:-1]))
-    with pytest.raises(DataError, match="is not a complete IDX file"):
-        target("notMNIST", root, seed=0)
-
-
-# -- methods and scores -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -132,9 +104,6 @@ def test_scores_are_those_of_scikit_learn(generator):
     assert found["ood_auroc"] == pytest.approx(roc_auc_score([0] * 60 + [1] * 40, uncertain), abs=1e-6)
 
 
-# -- command ------------------------------------------------------------------------------------------------------------
-
-
 def test_the_command_keeps_what_it_measured_and_repeats_nothing(root, capsys):
     main(asked(root, "--methods", "adam", "--targets", "notMNIST"))
     first = json.loads((root / "r.json").read_text("utf-8"))["runs"]
@@ -155,11 +124,3 @@ def test_runs_of_other_epochs_are_not_mixed(root):
     (root / "r.json").write_text(json.dumps({"epochs": 20, "shots": 1, "runs": []}))
     with pytest.raises(HyperparameterError, match=r"has runs with epochs=20 \(requested: 1\)\. Choose another file"):
         main(asked(root))
-
-
-def test_the_table_has_means_with_standard_errors():
-    run = {"target": "notMNIST", "method": "adam", "nll": 1.0, "ece": 0.1, "ood_auroc": 0.9, "digits_auroc": 0.8}
-    runs = [{**run, "accuracy": accuracy, "cpu_seconds": 3.0} for accuracy in (0.5, 0.6)]
-    (line,) = (line for line in table(runs).splitlines() if "Adam" in line)
-    assert "| 0.5500 ± 0.0500 |" in line  # the standard deviation of .5 and .6 is .1 / √2
-    assert line.endswith("| 3 | 2 |")

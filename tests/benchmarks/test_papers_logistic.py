@@ -9,10 +9,9 @@ import torch
 from torch.distributions import Normal, kl_divergence
 
 from benchmarks.papers.logistic.__main__ import main, table
-from benchmarks.papers.logistic.data import load
 from benchmarks.papers.logistic.methods import METHODS, Rates, last, train
 from benchmarks.papers.logistic.mlp import LEARNERS, curve
-from benchmarks.papers.logistic.model import log_loss, mean_field_optimum, negative_elbo, symmetric_kl
+from benchmarks.papers.logistic.model import load, log_loss, mean_field_optimum, negative_elbo, symmetric_kl
 from lightning_bayes.errors import DatasetError
 
 

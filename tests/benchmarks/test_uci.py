@@ -106,14 +106,6 @@ def test_splits_are_stacked_and_standardised_by_their_own_training_rows(root):
     assert (splits.train.inputs[..., 2] == 1).all()
 
 
-def test_what_is_held_out_comes_from_the_training_rows(root):
-    splits = load_splits(root, "yacht")
-    held = splits.held_out()
-    assert held.num_data == 43
-    both = torch.cat([held.train.targets, held.test.targets], 1)
-    assert torch.equal(both, splits.train.targets)
-
-
 def test_an_epoch_sees_every_row_once_and_pairs_inputs_with_targets(root, generator):
     train = load_splits(root, "yacht").train
     batches = list(epoch_of(train, 10, generator))

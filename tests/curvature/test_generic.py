@@ -401,9 +401,9 @@ def test_a_state_outside_of_buffers_is_looped_or_refused(generator):
     with pytest.warns(UserWarning, match=r"^1\.factor: all examples share"):
         measured = measure(model, lambda: loss(model, x))
     square = one_example_at_a_time(plain, list(x.split(1)), loss)[1]
-    assert relative_error(measured.curvature, square) < 1e-9
-    model, engine = nn.Sequential(model[0], Counting()).double(), make_engine("fused", model)
-    engine.model = model
+    assert relative_error(measured.curvature, {name: square[name] for name in measured.curvature}) < 1e-9
+    model = nn.Sequential(model[0], Counting()).double()
+    engine = make_engine("fused", model)
     with (
         pytest.raises(UnsupportedLayerError, match=r"Counting .* has state outside of its buffers"),
         engine.capture(),

@@ -1,408 +1,293 @@
-"""How losses reduce their examples: right against one example at a time, whatever divides the batch, or refused."""
+"""How losses reduce their examples: measured like a loop over single examples where it is recorded, else asked for."""
 
 from __future__ import annotations
 
-from functools import partial
-from types import SimpleNamespace
+import math
 
 import pytest
 import torch
 import torch.nn.functional as F
 from oracles import one_example_at_a_time, relative_error
 from torch import nn
-from torch.nn.parallel.distributed import _DDPSink
 
 from lightning_bayes.curvature import measure
-from lightning_bayes.curvature.loss_graph import mark_division
-from lightning_bayes.curvature.loss_scale import loss_functions, read_loss_scale
-from lightning_bayes.errors import BayesError, ExampleDimensionError, UnsupportedTrainingError
-from lightning_bayes.optim.diagonal.vogn import VOGN
+from lightning_bayes.curvature.loss import settled
+from lightning_bayes.curvature.loss_recorder import LossRecorder
+from lightning_bayes.errors import BayesError, UnsupportedTrainingError
 
-# The number of outputs or classes is a multiple of the number of examples, a divisor, the same, or neither.
-SIZES = [(4, 8), (2, 6), (6, 3), (5, 5), (6, 4)]
-every_size = pytest.mark.parametrize(("batch", "outputs"), SIZES)
-
-
-def problem(batch, outputs, generator):
-    model = nn.Linear(4, outputs).double()
-    x = torch.randn(batch, 4, generator=generator, dtype=torch.float64)
-    return model, x, torch.randn(batch, outputs, generator=generator, dtype=torch.float64)
+SIZES = [
+    (4, 3),
+    (6, 3),
+    (3, 6),
+    (5, 5),
+    (2, 4),
+]  # examples and outputs, whose numbers may coincide or divide each other
+every_size = pytest.mark.parametrize("sizes", SIZES, ids=str)
 
 
-def assert_right(measured, model, examples, one):
-    grad, square = one_example_at_a_time(model, examples, one)
-    assert relative_error(measured.grad, grad) < 1e-10
-    assert relative_error(measured.curvature, square) < 1e-10
+class Problem:
+    """A network with its inputs and targets. A loss is a function of rows, and a row's own loss is its truth."""
+
+    def __init__(self, sizes, generator):
+        self.n, outputs = sizes
+        draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
+        self.model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, outputs)).double()
+        self.x, self.t = draw(self.n, 4), draw(self.n, outputs)
+        self.y = torch.randint(0, outputs, (self.n,), generator=generator)
+        self.p = self.t.softmax(1)
+        self.w = torch.rand(outputs, generator=generator, dtype=torch.float64) + 0.5
+
+    def rows(self, i=None):
+        """Outputs, values, labels and probabilities of all rows, or of row i."""
+        own = slice(None) if i is None else slice(i, i + 1)
+        return self.model(self.x[own]), self.t[own], self.y[own], self.p[own]
+
+    def check(self, loss, reduction="auto"):
+        """Compare with the loop; `loss` maps outputs, values, labels and probabilities to a scalar."""
+        measured = measure(self.model, lambda: loss(*self.rows()), loss_reduction=reduction)
+        grad, square = one_example_at_a_time(self.model, list(range(self.n)), lambda m, i: loss(*self.rows(i)))
+        assert measured.num_examples == self.n
+        assert relative_error(measured.grad, grad) < 1e-9
+        assert relative_error(measured.curvature, square) < 1e-9
 
 
-REDUCED = {  # all are right for a batch of one, too
-    "mean": lambda v: v.mean(),
-    "sum": lambda v: v.sum(),
-    "mean, then sum": lambda v: v.mean(0).sum(),
-    "sum, then mean": lambda v: v.sum(0).mean(),
-    "mean of sums": lambda v: v.sum(1).mean(),
-    "sum of means": lambda v: v.mean(1).sum(),
-    "sum over examples and outputs": lambda v: v.sum() / v.numel(),
-    "sum over examples": lambda v: v.sum() / len(v),
-    "half the sum": lambda v: 0.5 * v.sum(),
-    "sum of what is no NaN": lambda v: torch.nansum(v),
-    "mean of what is no NaN": lambda v: torch.nanmean(v),
-    "stacked terms": lambda v: torch.stack([v.mean(), v.square().mean()]) @ torch.tensor([1.0, 0.5]).double(),
-    "one of stacked terms": lambda v: torch.stack([v.sum(), v.square().sum()])[1],
-    "two stacked vectors": lambda v: torch.stack([v.mean(1), v.square().mean(1)]).mean(),
+FUNCTIONS = {
+    "cross entropy": lambda f, t, y, p, **o: F.cross_entropy(f, y, **o),
+    "soft cross entropy": lambda f, t, y, p, **o: F.cross_entropy(f, p, label_smoothing=0.1, **o),
+    "smoothed cross entropy": lambda f, t, y, p, **o: F.cross_entropy(f, y, label_smoothing=0.1, **o),
+    "nll": lambda f, t, y, p, **o: F.nll_loss(f.log_softmax(1), y, **o),
+    "bce with logits": lambda f, t, y, p, **o: F.binary_cross_entropy_with_logits(f, p, **o),
+    "bce": lambda f, t, y, p, **o: F.binary_cross_entropy(f.sigmoid(), p, **o),
+    "mse": lambda f, t, y, p, **o: F.mse_loss(f, t, **o),
+    "mse, targets first": lambda f, t, y, p, **o: F.mse_loss(t, f, **o),
+    "l1": lambda f, t, y, p, **o: F.l1_loss(f, t, **o),
+    "smooth l1": lambda f, t, y, p, **o: F.smooth_l1_loss(f, t, **o),
+    "huber": lambda f, t, y, p, **o: F.huber_loss(f, t, **o),
+    "gaussian nll": lambda f, t, y, p, **o: F.gaussian_nll_loss(f, t, f.exp(), **o),
+    "poisson nll": lambda f, t, y, p, **o: F.poisson_nll_loss(f, p, **o),
+    "margin": lambda f, t, y, p, **o: F.multi_margin_loss(f, y, **o),
+    "soft margin": lambda f, t, y, p, **o: F.soft_margin_loss(f, t.sign(), **o),
+    "triplet": lambda f, t, y, p, **o: F.triplet_margin_loss(f, t, -t, **o),
 }
 
 
 @every_size
-@pytest.mark.parametrize("name", REDUCED)
-def test_reduction_is_found_for_any_number_of_outputs(name, batch, outputs, generator):
-    (model, x, y), reduced = problem(batch, outputs, generator), REDUCED[name]
-    measured = measure(model, lambda: reduced((model(x) - y).square()))
-    one = lambda m, e: reduced((m(e[0][None]) - e[1][None]).square())  # noqa: E731
-    assert_right(measured, model, list(zip(x, y, strict=True)), one)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none, then mean", "none, then sum"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_loss_functions_equal_the_loop(name, reduction, sizes, generator):
+    own, then = reduction.split(", then ") if "," in reduction else (reduction, "")
+
+    def loss(*arguments):
+        value = FUNCTIONS[name](*arguments, reduction=own)
+        return {"mean": value.mean, "sum": value.sum}[then]() if then else value
+
+    Problem(sizes, generator).check(loss)
 
 
-UNCLEAR = {
-    "times one over the number of values": (lambda v: v.sum() * (1 / v.numel()), "sum rescaled by"),
-    "times minus one over the number of examples": (lambda v: v.mean(1).sum() * (-1.0 / len(v)), "sum rescaled by -"),
-    "a tensor's factor": (lambda v: torch.tensor(1 / len(v)).double() * v.mean(1).sum(), "sum rescaled by"),
-    "a factor inside the sum": (lambda v: (v.mean(1) / len(v)).sum(), "sum rescaled by"),
-    "a factor inside summands": (lambda v: (0.3 * v / len(v) + v.sqrt() / len(v)).sum(1).sum(), "sum rescaled by"),
-    "a factor of listed rows": (lambda v: sum((row / len(v)).sum() for row in v), "a rescaled sum"),
-    "a factor of stacked rows": (lambda v: (torch.stack([row.sum() for row in v]) / len(v)).sum(), "sum rescaled by"),
-    "a factor inside the mean": (lambda v: (v * len(v)).mean(), "mean rescaled by"),
-    "a mean for every example": (lambda v: v.mean().expand(len(v)).sum(), "repeats a mean by Expand"),
-    "a mean added to every example": (lambda v: (v.mean() + torch.ones(len(v))).sum(), "repeats a mean by Add"),
-    "mean times the number": (lambda v: v.mean() * len(v), "mean rescaled by"),
-    "mean over the values times their number": (lambda v: v.mean() * v.numel(), "mean rescaled by"),
-    "product": (lambda v: torch.einsum("bo,bo->", v, v), "by Bmm"),
-    "product divided by the number": (lambda v: torch.einsum("bo,bo->", v, v) / len(v), "by Bmm"),
-    "product of sums divided by the number": (lambda v: torch.einsum("bo,bp->", v, v) / len(v), "by"),
-    "trace": (lambda v: torch.trace(v @ v.T), "mixes its examples by Mm"),
-    "divided by a tensor": (lambda v: v.sum() / torch.tensor(float(len(v))), "sum rescaled by 1/"),
-    "tanh of a sum": (lambda v: v.sum().tanh(), "is the Tanh of a sum"),
-    "Dice": (lambda v: 1 - (2 * v.sum() + 1) / (v.sigmoid().sum() + len(v) + 1), "is a ratio of its terms"),
-    "mean Dice of outputs": (lambda v: (1 - (2 * v.sum(0) + 1) / (v.sigmoid().sum(0) + 3)).mean(), "is a ratio"),
-    "product of means": (lambda v: v.mean() * v.square().mean(), "combines its terms by Mul"),
-    "variance over the examples": (lambda v: v.var(0).mean(), "by Var"),
-    "centred by the batch": (lambda v: (v - v.mean(0)).square().mean(), "mixes its examples by Sub"),
-    "unclear beside a mean": (lambda v: v.mean() + v.norm(), "by .*Norm"),
-    "largest": (lambda v: v.max(), "by Max"),
-    "norm": (lambda v: v.norm(), "by .*Norm"),
-    "root of a sum": (lambda v: v.sum().sqrt(), "is the Sqrt of a sum"),
+RECORDED = {
+    "by hand": lambda f, t, y, p: (f - t).square().mean(),
+    "by hand, dimension by dimension": lambda f, t, y, p: (f - t).square().sum(1).mean(0),
+    "by hand, examples first": lambda f, t, y, p: (f - t).square().mean(0).sum(),
+    "by hand, a sum": lambda f, t, y, p: 0.5 * (f - t).square().sum(),
+    "divided by the number": lambda f, t, y, p: (f - t).square().sum() / len(f),
+    "half a sum, divided": lambda f, t, y, p: 0.5 * (f - t).square().sum() / len(f),
+    "divided by the number of values": lambda f, t, y, p: (f - t).square().sum() / f.numel(),
+    "divided twice": lambda f, t, y, p: (f - t).square().sum() / f.shape[1] / len(f),
+    "divided by a tensor": lambda f, t, y, p: (f - t).square().sum() / torch.tensor(f.numel()),
+    "distances": lambda f, t, y, p: (f - t).square().sum(1).sqrt().mean(),
+    "norms": lambda f, t, y, p: (f - t).norm(dim=1).mean(),
+    "a factor": lambda f, t, y, p: 0.3 * F.mse_loss(f, t),
+    "a difference": lambda f, t, y, p: 3 - F.mse_loss(f, t) - F.l1_loss(f, t),
+    "two terms": lambda f, t, y, p: F.cross_entropy(f, y) + 0.1 * F.mse_loss(f, t),
+    "two terms in place": lambda f, t, y, p: F.cross_entropy(f, y).add_(F.mse_loss(f, t)).div_(2),
+    "stacked terms": lambda f, t, y, p: torch.stack([F.cross_entropy(f, y), F.mse_loss(f, t)]).mean(),
+    "a list of terms": lambda f, t, y, p: sum([F.cross_entropy(f, y), F.mse_loss(f, t)]) / 2,
+    "values of two terms": lambda f, t, y, p: (F.l1_loss(f, t, reduction="none") + (f - t) ** 2).mean(),
+    "focal": lambda f, t, y, p: ((1 - (-(c := F.cross_entropy(f, y, reduction="none"))).exp()) ** 2 * c).mean(),
+    "cross entropy by hand": lambda f, t, y, p: -(p * f.log_softmax(1)).sum(1).mean(),
+    "cross entropy by hand, a sum": lambda f, t, y, p: -(p * F.log_softmax(f, 1)).sum(),
+    "gathered": lambda f, t, y, p: -f.log_softmax(1).gather(1, y[:, None]).mean(),
+    "indexed": lambda f, t, y, p: -f.log_softmax(1)[torch.arange(len(y)), y].mean(),
+    "all rows in order": lambda f, t, y, p: F.mse_loss(f[torch.arange(len(f))], t[:]),
+    "a distribution": lambda f, t, y, p: -torch.distributions.Normal(f, 1.0).log_prob(t).sum(1).mean(),
+    "another precision": lambda f, t, y, p: F.mse_loss(f, t).double().clone().reshape(()),
+    "one column": lambda f, t, y, p: F.mse_loss(f[:, 0], t[:, 0]),
+    "batchmean": lambda f, t, y, p: F.kl_div(f.log_softmax(1), p, reduction="batchmean"),
 }
 
 
 @every_size
-@pytest.mark.parametrize("name", UNCLEAR)
-def test_loss_that_may_be_a_mean_or_a_sum_is_refused_until_declared(name, batch, outputs, generator):
-    (model, x, y), (reduced, words) = problem(batch, outputs, generator), UNCLEAR[name]
-    if batch == 2 and ("times" in name or "factor" in name) and "values" not in name:
-        pytest.skip("half a sum and twice a mean are factors of their own")
-
-    def loss():
-        return reduced((model(x) - y).square())
-
-    with pytest.raises(
-        UnsupportedTrainingError,
-        match=f"The loss .*{words}.*batch of {batch} examples.*Pass loss_reduction='mean' or 'sum'",
-    ):
-        measure(model, loss)
-    if "mixes" in words:
-        with pytest.raises(ExampleDimensionError, match=r"^The loss mixes the examples of the batch by"):
-            measure(model, loss, loss_reduction="mean")
-        return
-    grad = torch.autograd.grad(loss(), model.weight)[0]
-    assert relative_error({"": measure(model, loss, loss_reduction="mean").grad["weight"]}, {"": grad}) < 1e-10
-    assert relative_error({"": measure(model, loss, loss_reduction="sum").grad["weight"]}, {"": grad / batch}) < 1e-10
+@pytest.mark.parametrize("name", RECORDED)
+def test_recorded_losses_equal_the_loop(name, sizes, generator):
+    Problem(sizes, generator).check(RECORDED[name])
 
 
-def test_factor_that_is_no_count_is_part_of_the_loss(generator):
-    """A weight of a term, or the scale of half precision."""
-    model, x, y = problem(4, 3, generator)
-    for factor in (0.1, 0.5, 10, 4.0, torch.tensor(4.0).double(), 2.0**16):
-        reduction = "sum" if factor in (0.1, 0.5) else "mean"
-        measured = measure(model, lambda: factor * F.mse_loss(model(x), y, reduction=reduction))  # noqa: B023
-        one = lambda m, e: factor * F.mse_loss(m(e[0]), e[1], reduction=reduction)  # noqa: E731, B023
-        assert_right(measured, model, list(zip(x, y, strict=True)), one)
-
-
-def test_function_of_a_mean_has_each_examples_share(generator):
-    model, x, y = problem(4, 8, generator)
-    measured = measure(model, lambda: F.mse_loss(model(x), y).sqrt())
-    root = F.mse_loss(model(x), y).sqrt().detach()
-    share = lambda m, e: F.mse_loss(m(e[0]), e[1]) / (2 * root)  # noqa: E731
-    assert_right(measured, model, list(zip(x, y, strict=True)), share)
-
-
-@pytest.mark.parametrize(("classes", "batch"), [(10, 5), (5, 5), (3, 5), (100, 50)])
-@pytest.mark.parametrize("taken", [1, 4])
-@pytest.mark.parametrize("loss", [F.cross_entropy, lambda out, y: F.mse_loss(out, F.one_hot(y, out.shape[1]).double())])
-def test_loss_of_some_of_the_examples_is_refused_for_any_number_of_classes(loss, taken, classes, batch, generator):
-    model, x, _ = problem(batch, classes, generator)
-    y = torch.randint(0, classes, (batch,), generator=generator)
-    words = "only some examples" if taken == 1 else rf"shape \[{taken}.*, but the layers saw {batch} examples"
-    with pytest.raises(UnsupportedTrainingError, match=words):
-        measure(model, lambda: loss(model(x)[:taken], y[:taken]))
-
-
-@pytest.mark.parametrize("of", [lambda values, j: values[j], lambda values, j: values[j : j + 1]], ids=["row", "slice"])
-def test_the_sum_of_the_losses_of_single_examples_is_a_sum(of, generator):
-    model, x, _ = problem(5, 10, generator)
-    y = torch.randint(0, 10, (5,), generator=generator)
-    measured = measure(model, lambda: sum(F.cross_entropy(of(model(x), j), of(y, j)) for j in range(5)))
-    assert_right(measured, model, list(range(5)), lambda m, j: F.cross_entropy(m(x[j]), y[j]))
-
-
-def half_ignored(generator, batch=6, classes=3):
-    y = torch.randint(0, classes, (batch,), generator=generator)
-    y[[1, 4]] = -100
-    return y
-
-
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_term_without_ignored_targets_has_all_examples(reduction, generator):
-    model, x, values = problem(6, 3, generator)
-    y = half_ignored(generator)
-
-    def loss(out, rows=slice(None)):
-        return F.cross_entropy(out, y[rows], reduction=reduction) + F.mse_loss(out, values[rows], reduction=reduction)
-
-    measured = measure(model, lambda: loss(model(x)))
-    assert measured.num_examples == 6
-
-    def one(m, i):  # of a mean over four and one over six
-        out, rows = m(x[i : i + 1]), slice(i, i + 1)
-        label = F.cross_entropy(out, y[rows], reduction="sum") * (6 / 4 if reduction == "mean" else 1)
-        return label + F.mse_loss(out, values[rows], reduction=reduction)
-
-    assert_right(measured, model, list(range(6)), one)
-
-
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("penalty", [0.0, 0.1])
-def test_label_smoothing_and_penalties_do_not_count_ignored_examples(penalty, weighted, reduction, generator):
-    model, x, _ = problem(6, 3, generator)
-    y, weight = half_ignored(generator), torch.tensor([0.5, 2.0, 1.3]).double() if weighted else None
-    options = {"weight": weight, "label_smoothing": 0.1}
-    measured = measure(
-        model,
-        lambda: F.cross_entropy(model(x), y, reduction=reduction, **options) + penalty * model.weight.square().sum(),
-    )
-    counted = [i for i in range(6) if y[i] >= 0]
-    total = 4 if weight is None else float(weight[y[counted]].sum())
-    scale = 4 / total if reduction == "mean" else 1
-    one = lambda m, i: scale * F.cross_entropy(m(x[i : i + 1]), y[i : i + 1], reduction="sum", **options)  # noqa: E731
-    _, square = one_example_at_a_time(model, counted, one)
-    assert measured.num_examples == 4
-    assert relative_error(measured.curvature, square) < 1e-10
-
-
-FLATTENED = {
-    "batch first": (lambda out: out.flatten(0, 1), lambda y: y.flatten()),
-    "positions first": (lambda out: out.transpose(0, 1).flatten(0, 1), lambda y: y.T.flatten()),
-    "positions first by negative dimensions": (
-        lambda out: out.transpose(-3, -2).reshape(-1, 3),
-        lambda y: y.T.flatten(),
-    ),
-    "positions first by permuting": (lambda out: out.permute(1, 0, 2).reshape(-1, 3), lambda y: y.T.flatten()),
-    "there and back": (lambda out: out.transpose(0, 1).transpose(1, 0).flatten(0, 1), lambda y: y.flatten()),
-    "without the first position": (lambda out: out.transpose(0, 1)[1:].flatten(0, 1), lambda y: y.T[1:].flatten()),
+UNKNOWN = {
+    "a ratio": lambda f, t, y, p: (f - t).square().sum() / f.square().sum(),
+    "a product": lambda f, t, y, p: F.mse_loss(f, t) * F.l1_loss(f, t),
+    "a data-dependent factor": lambda f, t, y, p: f.logsumexp((0, 1)) * F.mse_loss(f, t),
+    "mean and sum": lambda f, t, y, p: F.mse_loss(f, t) + F.l1_loss(f, t, reduction="sum"),
+    "divided by another number": lambda f, t, y, p: (f - t).square().sum() / 37,
+    "a mean times the number": lambda f, t, y, p: (f - t).square().mean() * (3 * len(f)) / 3 * f.shape[1],
+    "values divided by the number": lambda f, t, y, p: ((f - t).square() / len(f)).sum(),
+    "a root of a sum": lambda f, t, y, p: (f - t).square().sum().sqrt(),
+    "a norm": lambda f, t, y, p: (f - t).norm(),
+    "the largest": lambda f, t, y, p: (f - t).square().max(),
+    "columns after their means": lambda f, t, y, p: (f - t).square().mean(0).sqrt().sum(),
+    "a variance": lambda f, t, y, p: f.var(0).sum(),
+    "centred": lambda f, t, y, p: (f - f.mean(0)).square().mean(),
+    "chosen rows": lambda f, t, y, p: F.mse_loss(f[: len(f) // 2], t[: len(f) // 2]),
+    "rows of a mask": lambda f, t, y, p: F.mse_loss(f[(m := torch.arange(len(f)) > 0)], t[m]),
+    "the hardest": lambda f, t, y, p: (f - t).square().mean(1).topk(1)[0].mean(),
+    "a masked mean": lambda f, t, y, p: ((m := torch.arange(len(f)) > 0) * (f - t).square().mean(1)).sum() / m.sum(),
+    "normalised weights": lambda f, t, y, p: ((w := t[:, 0].abs()) / w.sum() * (f - t).square().mean(1)).sum(),
+    "a loop over examples": lambda f, t, y, p: sum(F.mse_loss(f[i], t[i]) for i in range(len(f))) / len(f),
+    "a loop over rows": lambda f, t, y, p: sum(F.mse_loss(a, b) for a, b in zip(f, t, strict=True)),
 }
 
 
-@pytest.mark.parametrize("positions", [3, 5])
-@pytest.mark.parametrize("name", FLATTENED)
-def test_ignored_tokens_belong_to_their_example_in_either_order(name, positions, generator):
-    """With as many positions as examples, too."""
-    model, (flat_output, flat_target) = nn.Linear(4, 3).double(), FLATTENED[name]
-    x = torch.randn(5, positions, 4, generator=generator, dtype=torch.float64)
-    y = torch.randint(0, 3, (5, positions), generator=generator)
-    y[0], y[1, 2:] = -100, -100  # example 0 does not count at all
-    if "without" in name:
-        y[:, 0] = -100
-    total = int((y >= 0).sum())
-    measured = measure(model, lambda: F.cross_entropy(flat_output(model(x)), flat_target(y)))
-    share = lambda m, i: 4 * F.cross_entropy(m(x[i]), y[i], reduction="sum") / total  # noqa: E731
+@every_size
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_other_losses_are_asked_for(name, sizes, generator):
+    problem = Problem(sizes, generator)
+    with pytest.raises(BayesError, match=r"loss_reduction|mixes|keep the examples apart"):
+        measure(problem.model, lambda: UNKNOWN[name](*problem.rows()))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_declared_reduction_is_taken(reduction, generator):
+    loss = lambda f, t, y, p: (f - t).square().sum().exp().log()  # noqa: E731
+    problem = Problem((4, 3), generator)
+    measured = measure(problem.model, lambda: loss(*problem.rows()), loss_reduction=reduction)
     assert measured.num_examples == 4
-    assert_right(measured, model, [1, 2, 3, 4], share)
+    if reduction == "sum":
+        problem.check(loss, "sum")
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's compiler looks
-def test_compiled_loss_is_measured(generator):
-    model, x, y = problem(6, 3, generator)
-    torch.compiler.reset()
-    compiled = torch.compile(lambda out, target: F.mse_loss(out, target), backend="aot_eager")  # torch 2.5 wants Python
-    measured = measure(model, lambda: compiled(model(x), y), loss_reduction="mean")
-    assert_right(measured, model, list(zip(x, y, strict=True)), lambda m, e: F.mse_loss(m(e[0]), e[1]))
+def test_an_unknown_reduction_may_count_as_a_mean_aloud(generator):
+    problem = Problem((4, 3), generator)
+    with LossRecorder() as recorder:
+        loss = UNKNOWN["a ratio"](*problem.rows())
+    record = recorder.read(loss, 4)
+    assert record.reduction == "unknown"
+    with pytest.warns(UserWarning, match="counts as a mean"):
+        assert settled(record, "auto_or_mean", 4).reduction == "mean"
 
 
-def test_loss_is_read_through_what_ddp_returns(generator):
-    """It passes all outputs of the step through one node, the logits too."""
-    model, x, y = problem(6, 3, generator)
-    out, ddp = model(x), SimpleNamespace(_ddp_sink_clone=True)
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("penalty", ["squares", "distance", "norms"])
+def test_penalties_depend_on_no_example(penalty, reduction, generator):
+    problem = Problem((4, 3), generator)
+    start = [p.detach().clone() + 1 for p in problem.model.parameters()]
+    terms = {
+        "squares": lambda: 0.1 * sum(p.pow(2).sum() for p in problem.model.parameters()),
+        "distance": lambda: sum(F.mse_loss(p, q) for p, q in zip(problem.model.parameters(), start, strict=True)),
+        "norms": lambda: torch.stack([p.norm() for p in problem.model.parameters()]).mean(),
+    }
+    plain = lambda: F.cross_entropy(problem.rows()[0], problem.y, reduction=reduction)  # noqa: E731
+    got = measure(problem.model, lambda: plain() + terms[penalty]())
+    assert relative_error(got.curvature, measure(problem.model, plain).curvature) < 1e-9
+
+
+@pytest.mark.parametrize("factor", [math.nan, math.inf, 0.0])
+@pytest.mark.parametrize("kind", ["number", "tensor", "divisor"])
+def test_numbers_that_are_not_finite_raise_no_error(kind, factor, generator):
+    problem = Problem((4, 3), generator)
     for reduction in ("mean", "sum"):
-        loss, _ = _DDPSink.apply(lambda: ddp, F.mse_loss(out, y, reduction=reduction), out)
-        assert read_loss_scale(loss, batch_size=6).reduction == reduction
-        mark_division(divided := loss / 4)
-        assert read_loss_scale(divided, batch_size=6).reduction == reduction
-
-
-class OwnLoss(torch.autograd.Function):
-    """A sum of squares that torch knows nothing of."""
-
-    @staticmethod
-    def forward(ctx, values):
-        ctx.save_for_backward(values)
-        return values.square().sum()
-
-    @staticmethod
-    def backward(ctx, grad):
-        return 2 * grad * ctx.saved_tensors[0]
-
-
-def test_loss_of_an_own_function_is_refused_until_declared(generator):
-    model, x, y = problem(4, 8, generator)
-    with pytest.raises(UnsupportedTrainingError, match=r"reduces its values by OwnLoss .*Pass loss_reduction"):
-        measure(model, lambda: OwnLoss.apply(model(x) - y))
-    measured = measure(model, lambda: OwnLoss.apply(model(x) - y), loss_reduction="sum")
-    assert_right(measured, model, list(zip(x, y, strict=True)), lambda m, e: (m(e[0]) - e[1]).square().sum())
-
-
-MASKED = {  # of examples and outputs, both with a last example that is left out
-    "mean of chosen rows": lambda v, mask: v[mask].mean(),
-    "mean of chosen values": lambda v, mask: v[mask[:, None].expand_as(v)].mean(),
-    "masked select": lambda v, mask: v.masked_select(mask[:, None]).mean(),
-    "masked mean": lambda v, mask: (v.sum(1) * mask).sum() / mask.sum(),
-    "masked mean of values": lambda v, mask: (v * mask[:, None]).sum() / mask[:, None].expand_as(v).sum(),
-    "filled mean": lambda v, mask: v.masked_fill(~mask[:, None], 0).sum() / mask.sum(),
-    "mean of where": lambda v, mask: torch.where(mask[:, None], v, 0).sum() / mask.sum(),
-    "weighted mean": lambda v, mask: (v.sum(1) * mask.double()).sum() / mask.double().sum(),
-    "rows by number": lambda v, mask: v[torch.arange(len(v))[mask]].mean(),
-}
-
-
-@pytest.mark.parametrize(("batch", "outputs"), [*SIZES, (4, 4), (2, 3), (3, 2)])
-@pytest.mark.parametrize("name", MASKED)
-def test_masked_means_are_means_over_the_examples_that_count(name, batch, outputs, generator):
-    """With tokens, so that the number of chosen values may be a multiple of the batch."""
-    for tokens in (1, 2, batch):
-        (model, x, _), reduced = problem(batch, outputs, generator), MASKED[name]
-        x = x.repeat_interleave(tokens, 0).unflatten(0, (batch, tokens))
-        mask = torch.ones(batch, tokens, dtype=torch.bool)
-        mask[-1] = False
-        measured = measure(model, lambda: reduced(model(x).square().flatten(0, 1), mask.flatten()))  # noqa: B023
-        assert measured.num_examples == batch - 1
-        is_sum = "values" not in name and not name.startswith(("mean of chosen", "masked select", "rows"))
-        values = tokens * (1 if is_sum else outputs)
-        one = partial(lambda m, i, x, values: m(x[i]).square().sum() / values, x=x, values=values)
-        assert_right(measured, model, list(range(batch - 1)), one)
-
-
-@every_size
-def test_the_hardest_examples_are_asked_for(batch, outputs, generator):
-    model, x, _ = problem(batch, outputs, generator)
-    with pytest.raises(UnsupportedTrainingError, match=r"may not hold a value for each|Pass loss_reduction"):
-        measure(model, lambda: model(x).square().sum(1).topk(batch - 1).values.mean())
-
-
-@every_size
-def test_moments_of_the_batch_are_refused(batch, outputs, generator):
-    model, x, _ = problem(batch, outputs, generator)
-    with pytest.raises(UnsupportedTrainingError, match=r"may not hold a value for each|mixes its examples by Mm"):
-        measure(model, lambda: (model(x).T @ model(x)).square().sum() / len(x))
-
-
-EXACT = {  # of outputs and classes, all read
-    "picked classes": lambda out, y: -out.log_softmax(1)[torch.arange(len(y)), y].mean(),
-    "gathered classes": lambda out, y: -out.log_softmax(1).gather(1, y[:, None]).sum() / len(y),
-    "one-hot classes": lambda out, y: -(out.log_softmax(1) * F.one_hot(y, out.shape[1])).sum() / len(y),
-    "probabilities": lambda out, y: F.cross_entropy(out, F.one_hot(y, out.shape[1]).double()),
-    "weighted examples": lambda out, y: (F.cross_entropy(out, y, reduction="none") * (1 + y)).mean(),
-    "divergence": lambda out, y: F.kl_div(
-        out.log_softmax(1), F.one_hot(y, out.shape[1]).double(), reduction="batchmean"
-    ),
-    "hinge": lambda out, y: F.multi_margin_loss(out, y),
-    "largest": lambda out, y: out.logsumexp(1).sum() - out.max(1).values.sum(),
-    "distance": lambda out, y: (out - 1).norm(dim=1).mean() + F.cosine_similarity(out, out.detach() + 1).mean(),
-    "first output": lambda out, y: F.softplus(out[:, 0]).mean() + out[:, -1].squeeze().abs().mean(),
-    "divided twice": lambda out, y: out.square().sum() / out.shape[1] / len(out),
-    "frozen network behind": lambda out, y: torch.conv1d(out[:, None], torch.ones(2, 1, 2).double()).square().mean(),
-}
-
-
-@every_size
-@pytest.mark.parametrize("name", EXACT)
-def test_losses_by_hand_equal_the_loop(name, batch, outputs, generator):
-    (model, x, _), loss = problem(batch, outputs, generator), EXACT[name]
-    y = torch.randint(0, outputs, (batch,), generator=generator)
-    measured = measure(model, lambda: loss(model(x), y))
-    assert_right(measured, model, list(range(batch)), lambda m, i: loss(m(x[i : i + 1]), y[i : i + 1]))
-
-
-@pytest.mark.parametrize("reduced", [lambda v: v.mean(), lambda v: v.sum()])
-def test_a_penalty_does_not_count_without_measured_layers(reduced, generator):
-    """Engines that measure gradients alone mark no layer in the graph."""
-    model, x, y = problem(6, 3, generator)
-    penalty = 0.1 * model.weight.square().sum() + sum(p.norm() for p in model.parameters())
-    kind = "mean" if reduced(torch.ones(2)) == 1 else "sum"
-    assert read_loss_scale(reduced((model(x) - y).square()) + penalty, batch_size=6).reduction == kind
+        with LossRecorder() as recorder:
+            loss = F.cross_entropy(problem.rows()[0], problem.y, reduction=reduction)
+            number = torch.tensor(factor) if kind == "tensor" else factor
+            loss = loss / number if kind == "divisor" and factor else loss * number
+        assert recorder.read(loss, 4).reduction == reduction
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_only_the_graph_behind_the_last_layer_is_read_without_measured_layers(reduction, generator):
-    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(2000)))
-    out = model(torch.randn(6, 4, generator=generator))
-    assert read_loss_scale(F.mse_loss(out, out.detach() + 1, reduction=reduction), batch_size=6).reduction == reduction
+@pytest.mark.parametrize("host", [1, 4, 3])
+def test_a_division_by_the_training_loop_is_no_part_of_the_loss(host, reduction, generator):
+    problem = Problem((4, 3), generator)
+    with LossRecorder() as recorder:
+        loss = F.cross_entropy(problem.rows()[0], problem.y, reduction=reduction)
+        divided = loss / host
+    assert recorder.read(divided, 4, divided_by_host=True).reduction == reduction
+    assert recorder.read(divided, 4, divided_by_host=True).call is not None
 
 
-def test_a_factor_that_may_be_a_count_is_asked_for_without_measured_layers(generator):
-    model, x, y = problem(6, 3, generator)
-    with pytest.raises(UnsupportedTrainingError, match="sum rescaled by"):
-        read_loss_scale(((model(x) - y).square().mean(1) / 6).sum(), batch_size=6)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_examples_of_ignored_targets_do_not_count(reduction, weighted, smoothing, generator):
+    problem = Problem((6, 3), generator)
+    problem.y[[1, 4]] = -100
+    options = {"reduction": reduction, "label_smoothing": smoothing, "weight": problem.w if weighted else None}
+    measured = measure(problem.model, lambda: F.cross_entropy(problem.rows()[0], problem.y, **options))
+    kept = Problem((6, 3), generator)
+    kept.model, kept.x, kept.y = problem.model, problem.x[problem.y >= 0], problem.y[problem.y >= 0]
+    truth = measure(kept.model, lambda: F.cross_entropy(kept.model(kept.x), kept.y, **options))
+    assert measured.num_examples == truth.num_examples == 4
+    assert relative_error(measured.curvature, truth.curvature) < 1e-9
 
 
-def test_a_loss_without_a_graph_has_no_loss_function_and_counts_as_a_mean():
-    assert loss_functions(torch.tensor(1.0)) == set()
-    assert read_loss_scale(torch.tensor(1.0), batch_size=6).reduction == "mean"
+@pytest.mark.parametrize("layout", ["classes second", "flat", "positions first"])
+def test_an_example_counts_if_one_of_its_tokens_does(layout, generator):
+    model = nn.Linear(4, 3).double()
+    x = torch.randn(5, 2, 4, generator=generator, dtype=torch.float64)
+    y = torch.randint(0, 3, (5, 2), generator=generator)
+    y[1], y[2, 0] = -100, -100
+    with LossRecorder() as recorder:
+        out = model(x)
+        loss = {
+            "classes second": lambda: F.cross_entropy(out.transpose(1, 2), y),
+            "flat": lambda: F.cross_entropy(out.flatten(0, 1), y.flatten()),
+            "positions first": lambda: F.cross_entropy(out.transpose(0, 1).flatten(0, 1), y.T.flatten()),
+        }[layout]()
+    assert recorder.read(loss, 5).num_examples(5, positions_first=layout == "positions first") == 4
 
 
-@pytest.mark.parametrize("engine", ["fused", "backpack"])
-def test_backward_that_is_not_the_losses_own_is_refused(engine, generator):
-    model, x, y = problem(6, 3, generator)
-    optimizer = VOGN(model, lr=0.1, num_data=10, init_precision=10.0, engine=engine)
-    mean = {name: p.detach().clone() for name, p in model.named_parameters()}
-
-    def one_pass():
-        with optimizer.sampled_params():
-            torch.autograd.backward(F.mse_loss(model(x), y, reduction="sum"))
-
-    with pytest.raises(UnsupportedTrainingError, match=r"Call loss\.backward\(\) instead of torch\.autograd\.backward"):
-        one_pass()
-    assert all(torch.equal(mean[name], p) for name, p in model.named_parameters())
-    assert all(p.grad is None for p in model.parameters())
+LINKS = {
+    "softmax": ["cross entropy", "soft cross entropy", "smoothed cross entropy", "nll"],
+    "sigmoid": ["bce with logits"],
+    "identity": ["mse", "l1", "smooth l1", "huber", "bce", "gaussian nll", "mse, targets first"],
+    None: ["margin", "triplet", "soft margin"],
+}
 
 
-class Doubled(nn.Module):
-    """A layer whose second call leads nowhere, while its weight is used a second time by hand."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
-
-    def forward(self, x):
-        first, second = self.layer(x), self.layer(x.tanh()).detach()
-        return self.head(F.linear(first, self.layer.weight) + 0 * second.sum())
+@pytest.mark.parametrize(("link", "name"), [(link, name) for link, names in LINKS.items() for name in names])
+def test_a_loss_function_tells_its_link(link, name, generator):
+    problem = Problem((4, 3), generator)
+    for then in (lambda v: v, lambda v: 2 * v.mean(), lambda v: v.sum() / 4, lambda v: v.exp().mean()):
+        with LossRecorder() as recorder:
+            loss = then(FUNCTIONS[name](*problem.rows(), reduction="none")).sum()
+        assert recorder.read(loss, 4).link == link
 
 
-def test_uses_beside_a_layer_are_not_weighed_against_calls_that_lead_nowhere(generator):
-    model, x = Doubled(), torch.randn(5, 4, generator=generator)
-    y = torch.randint(0, 3, (5,), generator=generator)
-    with pytest.warns(UserWarning, match=r"^layer\.weight: all examples share"):
-        found = measure(model, lambda: F.cross_entropy(model(x), y))
-    examples = list(zip(x.split(1), y.split(1), strict=True))
-    _, square = one_example_at_a_time(model, examples, lambda m, e: F.cross_entropy(m(e[0]), e[1]))
-    assert relative_error(found.curvature, square) < 1e-5
-    with pytest.raises(BayesError):
-        measure(model, lambda: F.cross_entropy(model(x), y), engine="backpack")
+@pytest.mark.parametrize(
+    ("name", "link"),
+    [
+        ("focal", "softmax"),
+        ("cross entropy by hand", "softmax"),
+        ("by hand", None),
+        ("two terms", None),
+        ("batchmean", None),
+    ],
+)
+def test_the_link_of_composed_losses(name, link, generator):
+    problem = Problem((4, 3), generator)
+    with LossRecorder() as recorder:
+        loss = RECORDED[name](*problem.rows())
+    assert recorder.read(loss, 4).link == (link or ("softmax" if name == "batchmean" else None))
+
+
+def test_a_loss_of_an_own_function_is_asked_for(generator):
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, values):
+            ctx.save_for_backward(values)
+            return values.square().mean()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * 2 * ctx.saved_tensors[0] / ctx.saved_tensors[0].numel()
+
+    problem = Problem((4, 3), generator)
+    with pytest.raises(UnsupportedTrainingError, match="not recorded"):
+        measure(problem.model, lambda: Own.apply(problem.rows()[0]))

@@ -181,16 +181,18 @@ def test_ties_have_no_best(tmp_path):
     assert Page(write_report(folders, tmp_path / "report.html").read_text("utf-8")).best == []
 
 
+IVON = {"class_path": "lightning_bayes.IVONCallback", "init_args": {"eval_samples": 8}}
 FITTED = {
-    "trainer": {"callbacks": [{"class_path": "lightning_bayes.IVONCallback"}], "max_epochs": 4},
+    "trainer": {"callbacks": [IVON], "max_epochs": 4},
     "data": {"class_path": "Pictures", "init_args": {"image_size": 96, "root": "a"}},
 }
 
 
-def write_test(folder, accuracy, **data):
-    """A test of version_0, with other arguments of the data module."""
+def write_test(folder, accuracy, samples=8, **data):
+    """A test of version_0, with other arguments of the data module or the callback."""
     changed = {**FITTED["data"], "init_args": {**FITTED["data"]["init_args"], **data}}
     config = {"ckpt_path": "runs/version_0/checkpoints/last.ckpt", **FITTED, "data": changed}
+    config["trainer"] = {"callbacks": [{**IVON, "init_args": {"eval_samples": samples}}], "max_epochs": 4}
     return write_run(folder, {"epoch": 4, "test/cls/Acc": accuracy, "test/n": 100}, config=config)
 
 
@@ -201,16 +203,25 @@ def test_tests_stand_under_their_fit_and_the_last_one_with_its_settings_counts(t
         write_test(tmp_path / "runs" / "version_2", 0.7),
         write_test(tmp_path / "runs" / "version_3", 0.75, root="b"),  # where the images lie does not matter
         write_test(tmp_path / "runs" / "version_4", 0.98, image_size=64),
+        write_test(tmp_path / "runs" / "version_5", 0.97, samples=1),
     ]
     other = write_run(tmp_path / "other", {"epoch": 0, "test/cls/Acc": 0.8, "test/n": 100})
     page = Page(write_report([fit, *tests, other], tmp_path / "report.html").read_text("utf-8"))
     rows = [[cell.strip() for cell in row] for row in page.tables[0][1:]]
     assert [row[0].removesuffix(" config") for row in rows] == [
-        *("runs/version_0", "runs/version_1", "runs/version_2", "runs/version_4", "other")
+        *("runs/version_0", "runs/version_1", "runs/version_2", "runs/version_4", "runs/version_5", "other")
     ]
-    assert [row[3].split("±")[0].strip() for row in rows] == ["0.7500", "0.9900", "0.7000", "0.9800", "0.8000"]
+    assert [row[3].split("±")[0].strip() for row in rows] == [
+        "0.7500",
+        "0.9900",
+        "0.7000",
+        "0.9800",
+        "0.9700",
+        "0.8000",
+    ]
     assert rows[1][2] == "test of last.ckpt, data.image_size is 224 instead of 96; not compared"
     assert rows[2][2] == "test of last.ckpt, repeated; not compared"
+    assert rows[4][2] == "test of last.ckpt, eval_samples is 1 instead of 8; not compared"
     assert page.best == ["0.8000", "0.8000"]  # in the summary and in the table: other settings win nothing
     assert float(rows[0][3].split("±")[1]) == pytest.approx((0.75 * 0.25 / 100) ** 0.5, abs=1e-4)
 

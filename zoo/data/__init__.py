@@ -8,17 +8,19 @@ from __future__ import annotations
 from importlib import import_module
 from pkgutil import iter_modules
 
-from lightning_bayes.zoo.data.cifar10 import CIFAR10DataModule
-from lightning_bayes.zoo.data.cifar100 import CIFAR100DataModule
 from lightning_bayes.zoo.data.corruptions import SEVERITIES, Corruption, corruption_kinds
 from lightning_bayes.zoo.data.digits import DigitsDataModule
-from lightning_bayes.zoo.data.fashion_mnist import FashionMNISTDataModule
 from lightning_bayes.zoo.data.image_folder import ImageFolderDataModule
-from lightning_bayes.zoo.data.kmnist import KMNISTDataModule
-from lightning_bayes.zoo.data.mnist import MNISTDataModule
 from lightning_bayes.zoo.data.pool import PoolDataModule
-from lightning_bayes.zoo.data.svhn import SVHNDataModule
 from lightning_bayes.zoo.data.text import Alphabet, TextDataModule
+from lightning_bayes.zoo.data.torchvision_sets import (
+    CIFAR10DataModule,
+    CIFAR100DataModule,
+    FashionMNISTDataModule,
+    KMNISTDataModule,
+    MNISTDataModule,
+    SVHNDataModule,
+)
 from lightning_bayes.zoo.data.uci import UCIDataModule
 
 __all__ = [

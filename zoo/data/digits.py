@@ -115,13 +115,7 @@ def split_indices(targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def photo_patches() -> Tensor:
-    """Greyscale patches of the photographs china.jpg and flower.jpg, on a fixed grid over each photograph.
-
-    Greyscale is the mean of the colour channels. The patches do not overlap.
-
-    Returns:
-        Images in [0, 1], ``[400, 1, 8, 8]``: 200 of china.jpg, then 200 of flower.jpg, in row-major order.
-    """
+    """Greyscale patches of the photographs china.jpg and flower.jpg, on a fixed grid over each photograph."""
     photos = _sklearn_datasets().load_sample_images().images
     return torch.cat([_grid_patches(torch.tensor(photo, dtype=torch.float32).mean(-1) / 255) for photo in photos])
 
@@ -133,18 +127,7 @@ def _grid_patches(grey: Tensor) -> Tensor:
 
 
 def shuffle_pixels(images: Tensor) -> Tensor:
-    """Shuffle the pixels within each image, with a fixed seed. Keeps the brightness histogram and destroys shapes.
-
-    Args:
-        images: ``[batch, channels, height, width]``.
-
-    Returns:
-        Images of the same shape.
-
-    Example:
-        >>> shuffle_pixels(torch.arange(4.0).reshape(1, 1, 2, 2)).sum()
-        tensor(6.)
-    """
+    """Shuffle the pixels within each image, with a fixed seed. Keeps the brightness histogram and destroys shapes."""
     flat = images.flatten(1)
     keys = torch.rand(flat.shape, generator=torch.Generator().manual_seed(_SEED))
     return flat.gather(1, keys.argsort(dim=1)).reshape(images.shape)

@@ -28,23 +28,7 @@ _MAX_LISTED: Final = 20  # damaged files
 
 @final
 class ImageSet(Dataset[tuple[Tensor, Tensor]]):
-    """Images in memory or in files, transformed into model inputs on access.
-
-    Args:
-        images: uint8 images ``[N, channels, height, width]``, or paths of image files.
-        targets: One class per image.
-        crop: Maps uint8 images to uint8 images of the model's shape: a batch of images in memory, or one image of a file.
-        normalize: Maps a batch of these to the model's input.
-        corruption: Applied to each cropped image, before normalisation.
-
-    Example:
-        >>> transform = ImageTransform(image_size=2, mean=(0.5,), std=(0.25,))
-        >>> pixels = torch.zeros(3, 1, 2, 2, dtype=torch.uint8)
-        >>> black = ImageSet(pixels, torch.arange(3), transform.crop, transform.normalize)
-        >>> black[1]
-        (tensor([[[-2., -2.],
-                 [-2., -2.]]]), tensor(1))
-    """
+    """Images in memory or in files, transformed into model inputs on access."""
 
     def __init__(
         self,

@@ -19,18 +19,7 @@ def _plain(name: str) -> str:
 
 
 def ood_names(entries: Iterable[str], in_distribution: str) -> tuple[str, ...]:
-    """Names of the out-of-distribution sets in metric keys.
-
-    Returns:
-        The name of each set, or the last component of its folder.
-
-    Raises:
-        HyperparameterError: If names are not unique, or the `in_distribution` set is among them.
-
-    Example:
-        >>> ood_names(["svhn", "pictures/letters"], in_distribution="cifar10")
-        ('svhn', 'letters')
-    """
+    """Names of the out-of-distribution sets in metric keys."""
     names = tuple(Path(entry).name for entry in entries)
     if len(set(names)) < len(names) or _plain(in_distribution) in map(_plain, names):
         raise HyperparameterError(
@@ -41,19 +30,7 @@ def ood_names(entries: Iterable[str], in_distribution: str) -> tuple[str, ...]:
 
 
 def ood_set(entry: str, root: str, transform: ImageTransform) -> ImageSet:
-    """The images of an out-of-distribution set, with targets -1.
-
-    Args:
-        entry: Name of a registered set, whose test images are used, or a folder with images at any depth.
-        root: Folder of the registered sets.
-        transform: Input transform of the in-distribution set.
-
-    Returns:
-        The data set.
-
-    Raises:
-        DatasetError: If `entry` is neither a registered set nor a folder with images.
-    """
+    """The images of an out-of-distribution set, with targets -1."""
     registered = {_plain(name): module for name, module in sorted(DATA.items()) if hasattr(module, "test_images")}
     if _plain(entry) in registered:
         images: Tensor | list[Path] = registered[_plain(entry)].test_images(root)

@@ -14,24 +14,7 @@ _SPLIT_SEED: Final = 0  # constant, so that all results use the same split
 
 
 def split_indices(num_examples: int, val_size: int, train_size: int | None = None) -> tuple[list[int], list[int]]:
-    """Split a training set at random into training and validation indices.
-
-    Args:
-        num_examples: Size of the training set.
-        val_size: Number of validation indices, which do not depend on ``train_size``.
-        train_size: Number of training indices; None uses all remaining examples.
-
-    Returns:
-        Disjoint training and validation indices.
-
-    Raises:
-        HyperparameterError: If the data set is too small, or a size is out of range.
-
-    Example:
-        >>> train, val = split_indices(10, val_size=4)
-        >>> sorted(train + val)
-        [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
-    """
+    """Split a training set at random into training and validation indices."""
     remaining = num_examples - val_size
     if val_size < 0 or remaining < 1 or (train_size is not None and not 1 <= train_size <= remaining):
         raise HyperparameterError(
@@ -43,23 +26,7 @@ def split_indices(num_examples: int, val_size: int, train_size: int | None = Non
 
 
 def stratified_split(targets: Sequence[int] | Tensor, fraction: float) -> tuple[list[int], list[int]]:
-    """Hold out the same fraction of each class at random.
-
-    Args:
-        targets: Class of each example.
-        fraction: Fraction of each class to hold out, in [0, 1); at least one example per class, unless the fraction is 0.
-
-    Returns:
-        Disjoint indices of remaining and held-out examples.
-
-    Raises:
-        HyperparameterError: If the fraction is out of range, or would leave no examples of a class.
-
-    Example:
-        >>> train, held_out = stratified_split([0, 0, 0, 0, 1, 1], fraction=0.5)
-        >>> len(held_out), sorted(train + held_out)
-        (3, [0, 1, 2, 3, 4, 5])
-    """
+    """Hold out the same fraction of each class at random."""
     if not 0 <= fraction < 1:
         raise HyperparameterError(f"The held-out fraction {fraction:g} of each class must be in [0, 1).")
     remaining, held_out = [], []
@@ -76,23 +43,7 @@ def stratified_split(targets: Sequence[int] | Tensor, fraction: float) -> tuple[
 
 
 def few_shots(indices: Sequence[int], targets: Sequence[int] | Tensor, shots: int) -> list[int]:
-    """The first examples of each class.
-
-    Args:
-        indices: Indices to choose from, in order.
-        targets: Class of each example of the whole data set.
-        shots: Number of examples per class.
-
-    Returns:
-        Indices, sorted by class.
-
-    Raises:
-        HyperparameterError: If classes have fewer examples; lists all such classes.
-
-    Example:
-        >>> few_shots([3, 2, 1, 0], targets=[0, 1, 0, 1], shots=1)
-        [2, 3]
-    """
+    """The first examples of each class."""
     by_class = _by_class(indices, targets)
     too_small = [f"{label} ({len(members)})" for label, members in by_class.items() if len(members) < shots]
     if shots < 1 or too_small:

@@ -69,18 +69,7 @@ class Alphabet:
 
 @final
 class Chunks(Dataset[tuple[Tensor, Tensor]]):
-    """Consecutive chunks of a text and their next characters.
-
-    Args:
-        text: Character indices, ``[N]``.
-        length: Number of characters T that a chunk predicts.
-        context: Number of preceding characters that the model also sees.
-
-    Example:
-        >>> inputs, targets = Chunks(torch.arange(10), length=3, context=1)[1]
-        >>> inputs, targets
-        (tensor([3, 4, 5, 6]), tensor([5, 6, 7]))
-    """
+    """Consecutive chunks of a text and their next characters."""
 
     def __init__(self, text: Tensor, length: int, context: int = 0) -> None:
         self.text, self.length, self.context = text, length, context

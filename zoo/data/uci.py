@@ -44,27 +44,15 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 
 
 class UCISet(NamedTuple):
-    """A UCI data set.
+    """A UCI data set."""
 
-    Attributes:
-        inputs: ``[N, D]``, float64.
-        targets: ``[N]``, float64.
-        splits: Training and test rows of each split.
-    """
-
-    inputs: Tensor
-    targets: Tensor
-    splits: list[tuple[Tensor, Tensor]]
+    inputs: Tensor  # [N, D], float64
+    targets: Tensor  # [N], float64
+    splits: list[tuple[Tensor, Tensor]]  # training and test rows of each split
 
 
 class Standardiser(NamedTuple):
-    """Standardises columns with their mean and standard deviation.
-
-    Example:
-        >>> fitted = Standardiser.fit(torch.tensor([[1.0, 5.0], [3.0, 5.0]]))
-        >>> fitted.apply(torch.tensor([[3.0, 6.0]]))
-        tensor([[1., 1.]])
-    """
+    """Standardises columns with their mean and standard deviation."""
 
     mean: Tensor
     std: Tensor

@@ -21,22 +21,7 @@ _MAX_GROUPS: Final = 32  # as in Wu & He
 
 
 def make_norm(name: NormName, channels: int) -> nn.Module:
-    """Build a normalisation layer by name.
-
-    Args:
-        name: ``"none"``, ``"batch"``, ``"group"`` (at most 32 groups of at least two channels) or ``"filter_response"``.
-        channels: Number of channels C of the images ``[batch, C, height, width]``.
-
-    Returns:
-        The layer; the identity for ``"none"``.
-
-    Raises:
-        HyperparameterError: If the name is unknown.
-
-    Example:
-        >>> make_norm("group", 32).num_groups
-        16
-    """
+    """Build a normalisation layer by name."""
     if name not in get_args(NormName):
         raise HyperparameterError(f"norm={name!r} is unknown; use one of {', '.join(get_args(NormName))}.")
     if name == "batch":
@@ -48,14 +33,7 @@ def make_norm(name: NormName, channels: int) -> nn.Module:
 
 @final
 class FilterResponseNorm(nn.Module):
-    """y = γ x / √(ν² + ε) + β, where ν² is the mean of x² over the pixels of one channel of one example.
-
-    The zoo models apply a ReLU after it instead of the paper's learned threshold max(y, τ).
-
-    Args:
-        channels: Number of channels C.
-        epsilon: The constant ε.
-    """
+    """y = γ x / √(ν² + ε) + β, where ν² is the mean of x² over the pixels of one channel of one example."""
 
     def __init__(self, channels: int, epsilon: float = 1e-6) -> None:
         super().__init__()

@@ -33,19 +33,7 @@ _TIMM_LAYERS: Final = {  # timm's first two are convolutions, torchvision's are 
 
 
 def from_timm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert timm's VGG16 weights to torchvision's layout.
-
-    Args:
-        state: timm's state dict.
-
-    Returns:
-        The renamed tensors. The two hidden layers, which are convolutions in timm, are flattened to linear layers.
-
-    Example:
-        >>> import torch
-        >>> {name: list(w.shape) for name, w in from_timm({"pre_logits.fc1.weight": torch.zeros(5, 2, 7, 7)}).items()}
-        {'classifier.0.weight': [5, 98]}
-    """
+    """Convert timm's VGG16 weights to torchvision's layout."""
     renamed = {}
     for name, value in state.items():
         layer, _, parameter = name.rpartition(".")

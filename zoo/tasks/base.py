@@ -118,23 +118,7 @@ class SupervisedTask(LightningModule, abc.ABC):
 
 
 def split_batch(batch: Any) -> tuple[Tensor, Tensor]:
-    """Split a batch into inputs and targets.
-
-    Args:
-        batch: A pair of tensors.
-
-    Returns:
-        The inputs and the targets.
-
-    Raises:
-        ShapeError: If the batch is not a pair.
-
-    Example:
-        >>> split_batch([1, 2, 3])
-        Traceback (most recent call last):
-        ...
-        lightning_bayes.errors.ShapeError: A batch must be a pair (inputs, targets), but got a list of length 3. ...
-    """
+    """Split a batch into inputs and targets."""
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         length = f" of length {len(batch)}" if isinstance(batch, (tuple, list)) else ""
         raise ShapeError(

@@ -204,19 +204,7 @@ def _class_count(model: nn.Module) -> int:
 
 
 def check_targets(targets: Tensor, num_classes: int) -> None:
-    """Check that targets are class indices.
-
-    Args:
-        targets: Class indices ``[batch]`` of an integer dtype.
-        num_classes: Number of classes C; indices must be in [0, C).
-
-    Raises:
-        ShapeError: If the targets are not one integer per example.
-        HyperparameterError: If an index is outside [0, C).
-
-    Example:
-        >>> check_targets(torch.tensor([0, 2]), num_classes=3)
-    """
+    """Check that targets are class indices."""
     if targets.ndim != 1 or targets.is_floating_point() or targets.dtype == torch.bool:
         raise ShapeError(
             f"Targets must be class indices [batch], one integer per example, but are {targets.dtype} of shape "

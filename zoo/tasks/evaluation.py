@@ -34,22 +34,7 @@ class EvaluationSets(NamedTuple):
 
 
 def named_sets(datamodule: Any, num_loaders: int) -> EvaluationSets:
-    """Read the names of the test loaders from a data module.
-
-    Args:
-        datamodule: Has ``ood_names``, by default ``set1``, ``set2``, …, and ``shift_names``, by default empty.
-        num_loaders: Number of test loaders.
-
-    Returns:
-        The names.
-
-    Raises:
-        HyperparameterError: If the names do not match the number of loaders, or are not unique.
-
-    Example:
-        >>> named_sets(None, num_loaders=3).names()
-        ['test', 'ood/set1', 'ood/set2']
-    """
+    """Read the names of the test loaders from a data module."""
     shifts = tuple((str(kind), int(severity)) for kind, severity in getattr(datamodule, "shift_names", None) or ())
     num_ood = num_loaders - 1 - len(shifts)
     ood = tuple(getattr(datamodule, "ood_names", None) or [f"set{i + 1}" for i in range(num_ood)])
@@ -64,11 +49,7 @@ def named_sets(datamodule: Any, num_loaders: int) -> EvaluationSets:
 
 @final
 class ExampleStatistics(Metric):
-    """The number of test examples, the standard error of their mean NLL, and their mean mutual information in nats.
-
-    Args:
-        prefix: Prefix of the keys ``n``, ``cls/NLL_SE`` and, with several samples, ``cls/MI``.
-    """
+    """The number of test examples, the standard error of their mean NLL, and their mean mutual information in nats."""
 
     full_state_update = False
     sums: Tensor  # of 1, of NLL, of its square, and of mutual information, over examples
@@ -97,16 +78,7 @@ class ExampleStatistics(Metric):
 
 @final
 class ClassifierEvaluation:
-    """Metrics of one predictor over all test loaders.
-
-    Args:
-        metrics: Metrics on the test set.
-        sets: The data sets after the test set.
-        suffix: Suffix of the key prefixes ``ood`` and ``shift``: ``"_mean"`` gives ``ood_mean/AUROC``.
-        scores: Out-of-distribution scores from `OOD_SCORES`. Keys without a score name use the first score.
-        temperature: Divides the logits.
-        device: Device of the metrics.
-    """
+    """Metrics of one predictor over all test loaders."""
 
     def __init__(
         self,

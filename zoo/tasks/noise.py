@@ -69,11 +69,7 @@ class FixedNoise(Noise):
 
 
 class RunningNoise(Noise, ABC):
-    """Noise estimated from a running average of squared residuals.
-
-    Args:
-        std: Initial σ.
-    """
+    """Noise estimated from a running average of squared residuals."""
 
     mean_square: Tensor
     num_data: Tensor
@@ -109,12 +105,7 @@ class LearnedNoise(RunningNoise):
 
 @final
 class GammaNoise(RunningNoise):
-    """Noise with a Gamma prior and posterior.
-
-    Args:
-        std: Initial σ.
-        prior: Shape a₀ and rate b₀.
-    """
+    """Noise with a Gamma prior and posterior."""
 
     def __init__(self, std: float, prior: tuple[float, float] = PUBLISHED_PRIOR) -> None:
         super().__init__(std)

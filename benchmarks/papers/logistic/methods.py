@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from benchmarks.papers.logistic.data import Runs
+from benchmarks.papers.logistic.model import Runs
 from lightning_bayes.optim.diagonal import bbb, vadam, vogn, von, vprop
 from lightning_bayes.optim.diagonal.state import MeanFieldState
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.papers.logistic.data import Runs
+from benchmarks.papers.logistic.model import Runs
 from lightning_bayes.optim import BBB, CVI, VariationalOptimizer, Vprop, Vprop0
 
 PRIOR_PRECISION = 1.0  # the paper's λ

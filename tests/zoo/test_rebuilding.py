@@ -105,6 +105,12 @@ def test_a_model_can_be_passed(tmp_path, generator):
         load(path, model=Bare(4))
 
 
+def test_the_card_of_a_class_of_a_script_passes_the_network(tmp_path, monkeypatch):
+    monkeypatch.setattr(NoArguments, "__module__", "__main__")
+    *_, card = saved(tmp_path, NoArguments())
+    assert 'Predictor.load("own.safetensors", model=network)' in card
+
+
 def test_only_allowed_code_runs(tmp_path, monkeypatch):
     path, *_ = saved(tmp_path, Bare(3), factory="subprocess:check_output", arguments={"args": ["true"]})
     ran = []

@@ -1,41 +1,92 @@
-"""Strict loading of weights into a model. An error lists every mismatch; only the head may be replaced."""
+"""Pretrained weights: download them, read them without running code, and load them strictly; only the head may differ."""
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from lightning_bayes.errors import WeightsError
+from lightning_bayes.posteriors import FileKind, verified_load
+from lightning_bayes.zoo.transforms import ImageTransform
 
-_COUNTER = "num_batches_tracked"  # BatchNorm counter: missing in files from before torch 0.4.1, unused in prediction
+_WEIGHTS_FILE: Final = FileKind(
+    "plain tensors",
+    WeightsError,
+    "Anything else is rejected, because reading it could run code. Save model.state_dict() with torch.save, or as "
+    ".safetensors, and check that the file is complete.",
+    "Download it again.",
+)
+_NESTED: Final = ("state_dict", "model")  # keys under which training scripts store a model's weights
+_PREFIXES: Final = ("module.", "_orig_mod.", "model.")  # DataParallel, torch.compile, and the tasks of this package
+_COUNTER: Final = (
+    "num_batches_tracked"  # BatchNorm counter: missing in files from before torch 0.4.1, unused in prediction
+)
+
+
+class PublishedWeights(NamedTuple):
+    """Weights with their input transform."""
+
+    state: dict[str, Tensor]
+    transform: ImageTransform | None  # None if unknown
+    source: str  # for messages
+
+
+def fetch(url: str) -> Path:
+    """The path of a URL in torch.hub's cache. Downloads the file if needed; raises WeightsError if that fails."""
+    name = os.path.basename(url)
+    path = Path(torch.hub.get_dir()) / "checkpoints" / name
+    if path.is_file():
+        return path
+    digest = re.search(r"-([0-9a-f]{8,})\.", name)  # such as f37072fd in resnet18-f37072fd.pth
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.hub.download_url_to_file(url, str(path), hash_prefix=digest and digest[1])
+    except (OSError, RuntimeError) as error:  # no network, no write permission, or a hash mismatch
+        raise WeightsError(
+            f"{url} could not be downloaded ({error}). Without network access, download it elsewhere and copy it to {path}, "
+            f"or pass the path of the file: pretrained='.../{name}'."
+        ) from error
+    return path
+
+
+def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
+    """Read a model's weights from a ``.safetensors`` file or a ``torch.save`` file."""
+    file = Path(path)
+    if not file.is_file():
+        raise WeightsError(f"There is no weights file at {file.absolute()}. Pass the path of a state dict.")
+    parse = load_file if file.suffix == ".safetensors" else None
+    return unwrapped(verified_load(file, _WEIGHTS_FILE, parse=parse), str(file))
+
+
+def unwrapped(content: Any, source: str = "The state dict") -> dict[str, Tensor]:
+    """Extract the state dict from a checkpoint."""
+    for key in _NESTED:
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    if not isinstance(content, Mapping) or not content:
+        raise WeightsError(f"{source} is a {type(content).__name__}, not a state dict of tensors by name.")
+    others = [str(name) for name, value in content.items() if not (isinstance(name, str) and isinstance(value, Tensor))]
+    if others:
+        raise WeightsError(f"{source} is not a state dict of tensors by name; other entries: {', '.join(others)}.")
+    state = dict(content)
+    for prefix in _PREFIXES:
+        if all(name.startswith(prefix) for name in state):
+            state = {name.removeprefix(prefix): value for name, value in state.items()}
+    return state
 
 
 def load_weights(
     model: nn.Module, state: Mapping[str, Tensor], source: str = "The state dict", replace_head: bool | None = None
 ) -> None:
-    """Load a state dict into a model, in place.
-
-    Args:
-        model: The model.
-        state: Tensors by name.
-        source: Name of the state dict in messages.
-        replace_head: Whether the last layer keeps its current values. None keeps them, with a message, if the state dict has
-            a different number of classes. False requires the same number of classes.
-
-    Raises:
-        WeightsError: If the state dict does not fit or has non-finite values. The error lists all tensors that are missing,
-            unexpected, of the wrong shape or type, or not finite. The model is left unchanged.
-
-    Example:
-        >>> model = nn.Linear(2, 3)
-        >>> load_weights(model, {"weight": torch.ones(3, 2), "bios": torch.ones(3)})
-        Traceback (most recent call last):
-        ...
-        lightning_bayes.errors.WeightsError: The state dict does not fit Linear (missing: bias; unexpected: bios). ...
-    """
+    """Load a state dict into a model, in place."""
     current = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
     head = {name for name in current if _is_part(name, head_name(model))}
     if replace_head is None:
@@ -55,21 +106,7 @@ def load_weights(
 
 
 def head_name(model: nn.Module) -> tuple[str, ...]:
-    """Find the layers that compute the logits.
-
-    Args:
-        model: The model. timm models name this layer; for other models it is the last linear layer.
-
-    Returns:
-        Layer names; the empty string if the model itself is a linear layer.
-
-    Raises:
-        WeightsError: If the model has no linear layer.
-
-    Example:
-        >>> head_name(nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 3)))
-        ('2',)
-    """
+    """Find the layers that compute the logits."""
     config = getattr(model, "pretrained_cfg", None)
     named = config.get("classifier") if isinstance(config, Mapping) else None
     if named:

@@ -20,20 +20,8 @@ _FACTORY_PATH: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\
 
 
 def origin_of(model: nn.Module, factory: str | None, arguments: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Describe how to rebuild a model, as plain values.
-
-    Args:
-        model: The model.
-        factory: ``"package.module:function"`` that returns such a model. None means `create_model` if it built the model,
-            and otherwise the model's class, called with the ``hparams`` of a LightningModule.
-        arguments: Keyword arguments of the factory.
-
-    Returns:
-        ``name`` and ``arguments`` of `create_model`, or ``factory`` and ``arguments``; ``arguments`` is None if unknown.
-
-    Raises:
-        HyperparameterError: If the factory is malformed, or arguments are passed without a factory.
-    """
+    """Describe how to rebuild a model: ``name`` and ``arguments`` of `create_model`, or ``factory`` and ``arguments``."""
+    # Without a factory, it is the model's class, called with the hparams of a LightningModule.
     if factory is not None and not _FACTORY_PATH.fullmatch(factory):
         raise HyperparameterError(f"factory={factory!r} must have the form 'package.module:function'.")
     if factory is None and arguments is not None:
@@ -57,20 +45,7 @@ def _constructor_arguments(model: nn.Module) -> dict[str, Any] | None:
 
 
 def rebuilt(origin: Mapping[str, Any], model: nn.Module | None, allow: str | Sequence[str], source: str) -> nn.Module:
-    """Build the model of a posterior file from the description of `origin_of`, or return `model` if it is given.
-
-    Args:
-        origin: The description.
-        model: A model to use instead of building one.
-        allow: Packages whose functions may be called.
-        source: The file name, for error messages.
-
-    Returns:
-        The model.
-
-    Raises:
-        PosteriorError: If the model cannot be built, or building it needs code that is not allowed.
-    """
+    """The model that `origin_of` described, or `model` if given; code of packages that are not in `allow` is not run."""
     if model is not None:
         return model
     if "factory" not in origin:

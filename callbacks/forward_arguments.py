@@ -1,0 +1,70 @@
+"""What a batch passes to ``forward`` where a callback calls it in place of a user's step."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias, final
+
+from lightning.pytorch import LightningModule
+
+from lightning_bayes.errors import UnsupportedTrainingError
+
+Call: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@final
+class ForwardArguments:
+    """Calls a function of ``forward``'s arguments with those of a batch, and remembers the form that worked.
+
+    The whole batch comes first, as in Lightning's own ``predict_step``. If ``forward`` raises an error, the entries of a
+    dictionary that have the names of its arguments follow, or the leading entries of a tuple.
+    """
+
+    def __init__(self, module: LightningModule, forward: Callable[..., Any]) -> None:
+        self._module, self._forward = module, forward
+        self._form: int | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a call has shown which form suits ``forward``."""
+        return self._form is not None
+
+    def call(self, function: Callable[..., Any], batch: Any) -> Any:
+        """Call ``function(*args, **kwargs)``; raises `UnsupportedTrainingError` if no form of the batch suits."""
+        forms = list(self._forms(batch))
+        if self._form is not None and self._form < len(forms):
+            args, kwargs = forms[self._form]
+            return function(*args, **kwargs)
+        failures: list[Exception] = []
+        for index, (args, kwargs) in enumerate(forms):
+            try:
+                result = function(*args, **kwargs)
+            except UnsupportedTrainingError:
+                raise
+            except Exception as error:  # whatever a user's forward raises for arguments of another form
+                failures.append(error)
+                continue
+            self._form = index
+            return result
+        raise self._unsuited(batch, failures[-1]) from failures[-1]
+
+    def _forms(self, batch: Any) -> Iterator[Call]:
+        yield (batch,), {}
+        parameters = list(inspect.signature(self._forward).parameters.values())
+        if isinstance(batch, Mapping):
+            named = {p.name: batch[p.name] for p in parameters if p.name in batch}
+            if named:
+                yield (), named
+        elif isinstance(batch, (tuple, list)) and batch:
+            positional = [p for p in parameters if p.kind in {p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD}]
+            required = sum(p.default is p.empty for p in positional)
+            yield tuple(batch[: max(1, required)]), {}
+
+    def _unsuited(self, batch: Any, error: Exception) -> UnsupportedTrainingError:
+        name, kind = type(self._module).__name__, type(batch).__name__
+        keys = f" with the keys {', '.join(map(str, batch))}" if isinstance(batch, Mapping) else ""
+        return UnsupportedTrainingError(
+            f"{name} does not override predict_step, so forward received the whole batch, a {kind}{keys}, and failed: "
+            f"{error}. Define {name}.predict_step(self, batch, batch_idx) that calls self(...) on the batch's inputs."
+        )
