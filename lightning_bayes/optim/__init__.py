@@ -2,7 +2,6 @@
 
 from lightning_bayes.optim.dense.block_tridiagonal import BlockTridiagonalKFAC
 from lightning_bayes.optim.dense.full_gaussian import VONG, FullVON, NNGFull
-from lightning_bayes.optim.dense.joint_optimizer import JointOptimizer
 from lightning_bayes.optim.diagonal.bbb import BBB
 from lightning_bayes.optim.diagonal.cvi import CVI
 from lightning_bayes.optim.diagonal.ivon import IVON
@@ -47,7 +46,6 @@ __all__ = [
     "ExponentialSchedule",
     "FisherName",
     "FullVON",
-    "JointOptimizer",
     "LinearSchedule",
     "MeanFieldState",
     "MomentumVON",

@@ -9,9 +9,7 @@ curvature on and next to the diagonal are Kronecker products, and its inverse is
     m ← β₁ m + (1-β₁)(ĝ + δ̃ M)
     M ← M - α F̂⁻¹ m̂                  F̂ from the new blocks, damped by δ̃ + γ
 
-The functions take the matrices of all layers of a chain of `torch.nn.Linear`. The state of each layer's weight contains the
-layer's S and A as ``output_factor`` and ``input_factor``. Except in the last layer, it also contains S and A between this
-layer and the next as ``output_link`` and ``input_link``.
+The functions take the matrices of all layers of a chain of `torch.nn.Linear`.
 """
 
 from __future__ import annotations
@@ -26,8 +24,8 @@ from typing_extensions import Unpack
 
 from lightning_bayes.curvature import Likelihood, LossReduction
 from lightning_bayes.linalg import BlockTridiagonalInverse, KroneckerProduct, pi_damped
-from lightning_bayes.optim.dense.estimators import ChainFactorsEstimator
-from lightning_bayes.optim.dense.joint_optimizer import JointEquations, JointFields, JointOptimizer, JointState
+from lightning_bayes.optim.dense.measurements import ChainFactors, Labels
+from lightning_bayes.optim.dense.shell import DenseArguments, DenseOptimizer
 from lightning_bayes.optim.diagonal.state import average, debiased
 from lightning_bayes.optim.effective import Effective
 from lightning_bayes.optim.fisher import FisherName
@@ -93,7 +91,7 @@ def update(
     kl_clip: float | None = None,  # bound c of `optim.kronecker.kl_clip`; None for no bound
     invert: Callable[[ChainCurvature, float], BlockTridiagonalInverse] = damped_inverse,
 ) -> ChainState:
-    """One update of the chain; pure. An `invert` that caches its last result can share it with the noise."""
+    """One update of the chain; pure."""
     curvature = average_curvature(state.curvature, measured, beta=betas[1])
     momenta = tuple(
         average(momentum, grad + prior * mean, betas[0])
@@ -109,73 +107,57 @@ def update(
 
 
 @final
-class ChainCovariance(JointEquations[BlockTridiagonal]):
-    """Kronecker-factored blocks of each layer and of each pair of neighbouring layers.
-
-    Args:
-        params: The parameters.
-        layers: The layers in the order of the chain.
-        kl_clip: Bound c of `optim.kronecker.kl_clip`; None for no bound.
-    """
+class ChainCovariance:
+    """Blocks and links of a chain on tensors in the order of the parameters; see `optim.dense.shell.Equations`."""
 
     def __init__(self, params: Sequence[nn.Parameter], layers: list[MatrixLayer], kl_clip: float | None) -> None:
         self.params, self.layers, self.kl_clip = list(params), layers, kl_clip
-        weights = [layer.weight for layer in layers]
-        kinds = [*((weight, "factor") for weight in weights), *((weight, "link") for weight in weights[:-1])]
-        self.places = [(weight, f"{side}_{kind}") for weight, kind in kinds for side in ("output", "input")]
-        self._cached: tuple[Tensor, float, BlockTridiagonalInverse] | None = None  # for this factor and damping
+        kinds = [f"factor_{i}" for i in range(len(layers))] + [f"link_{i}" for i in range(len(layers) - 1)]
+        self.names = [f"{side}_{kind}" for kind in kinds for side in ("output", "input")]
 
-    def initial(self, init_precision: float, effective: Effective) -> list[Tensor]:
-        """Return `factors_at_precision` of each layer, and zero links; see `JointEquations.initial`."""
-        blocks = [factors_at_precision(layer, init_precision, effective) for layer in self.layers]
+    def initial(self, init_precision: float, hyper: Effective) -> list[Tensor]:
+        """`factors_at_precision` of each layer, and zero links."""
+        blocks = [factors_at_precision(layer, init_precision, hyper) for layer in self.layers]
         pairs = [pair for before, after in pairwise(blocks) for pair in zip(before, after, strict=True)]
         return [*chain.from_iterable(blocks), *(before.new_zeros(len(before), len(after)) for before, after in pairs)]
 
-    def sample(self, curvature: list[Tensor], noise: list[Tensor], effective: Effective) -> list[Tensor]:
-        """Draw weights; see `JointEquations.sample`."""
-        weights = sample(
-            self._matrices(self.params),
-            self._invert(self._chain(curvature), effective.prior + effective.noise_damping),
-            self._matrices(noise),
-            num_data=effective.num_data,
-            kl_weight=effective.kl_weight,
-        )
-        return self._tensors(weights)
+    def sample(self, curvature: list[Tensor], noise: list[Tensor], hyper: Effective) -> list[Tensor]:
+        """Draw weights."""
+        inverse = self._inverse(self._chain(curvature), hyper.prior + hyper.noise_damping)
+        means, draws = self._matrices(self.params), self._matrices(noise)
+        return self._tensors(sample(means, inverse, draws, num_data=hyper.num_data, kl_weight=hyper.kl_weight))
 
-    def update(self, state: JointState, grads: list[Tensor], measured: list[Tensor], **arguments: Any) -> JointState:
-        """Update the matrices; see `JointEquations.update`."""
-        new = update(
-            ChainState(self._matrices(state.means), self._matrices(state.momenta), self._chain(state.curvature)),
-            self._matrices(grads),
-            self._chain(measured),
-            kl_clip=self.kl_clip,
-            invert=self._invert,
-            **arguments,
-        )
+    def update(
+        self,
+        curvature: list[Tensor],
+        momenta: list[Tensor],
+        grads: list[Tensor],
+        measured: list[Tensor],
+        **numbers: Any,
+    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """Update the matrices."""
+        old = ChainState(self._matrices(self.params), self._matrices(momenta), self._chain(curvature))
+        arguments = {**numbers, "kl_clip": self.kl_clip, "invert": self._inverse}
+        new = update(old, self._matrices(grads), self._chain(measured), **arguments)
         products = (*new.curvature.blocks, *new.curvature.links)
-        return JointState(self._tensors(new.means), self._tensors(new.momenta), list(chain.from_iterable(products)))
+        return self._tensors(new.means), self._tensors(new.momenta), list(chain.from_iterable(products))
 
     def posterior(
-        self, curvature: list[Tensor], names: dict[nn.Parameter, str], shared: dict[str, Any], effective: Effective
+        self, curvature: list[Tensor], names: dict[nn.Parameter, str], hyper: Effective, **shared: Any
     ) -> BlockTridiagonal:
-        """Damped blocks, and links, times Ñ/τ; see `JointEquations.posterior`."""
+        """Damped blocks, and links, times Ñ/τ."""
         measured = self._chain(curvature)
-        blocks = [pi_damped(block, effective.prior + effective.noise_damping) for block in measured.blocks]
+        blocks = [pi_damped(block, hyper.prior + hyper.noise_damping) for block in measured.blocks]
         weights = [names[layer.weight] for layer in self.layers]
         return BlockTridiagonal(
-            factors=dict(zip(weights, _scaled(blocks, effective.scale), strict=True)),
-            links=dict(zip(weights[:-1], _scaled(measured.links, effective.scale), strict=True)),
+            factors=dict(zip(weights, _scaled(blocks, hyper.scale), strict=True)),
+            links=dict(zip(weights[:-1], _scaled(measured.links, hyper.scale), strict=True)),
             biases={names[layer.weight]: names[layer.params[1]] for layer in self.layers if layer.has_bias},
             **shared,
         )
 
-    def _invert(self, curvature: ChainCurvature, damping: float) -> BlockTridiagonalInverse:
-        """Compute F̂⁻¹, cached for several passes, and for the step if it has the damping of the noise."""
-        factor = curvature.blocks[0].left
-        if self._cached is None or self._cached[0] is not factor or self._cached[1] != damping:
-            inverse = damped_inverse(curvature, damping, [repr(layer.name) for layer in self.layers])
-            self._cached = factor, damping, inverse
-        return self._cached[2]
+    def _inverse(self, curvature: ChainCurvature, damping: float) -> BlockTridiagonalInverse:
+        return damped_inverse(curvature, damping, [repr(layer.name) for layer in self.layers])
 
     def _chain(self, tensors: Sequence[Tensor]) -> ChainCurvature:
         """Join pairs S, A of the layers, then of neighbours."""
@@ -183,12 +165,12 @@ class ChainCovariance(JointEquations[BlockTridiagonal]):
         return ChainCurvature(products[: len(self.layers)], products[len(self.layers) :])
 
     def _matrices(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Convert tensors in the order of the parameters to one matrix per layer."""
+        """One matrix per layer, from tensors in the order of the parameters."""
         of_param = dict(zip(self.params, tensors, strict=True))
         return tuple(layer.join([of_param[param] for param in layer.params]).detach() for layer in self.layers)
 
     def _tensors(self, matrices: Sequence[Tensor]) -> list[Tensor]:
-        """Convert one matrix per layer to tensors in the order of the parameters."""
+        """Tensors in the order of the parameters, from one matrix per layer."""
         of_param: dict[nn.Parameter, Tensor] = {}
         for layer, matrix in zip(self.layers, matrices, strict=True):
             of_param.update(zip(layer.params, layer.split(matrix), strict=True))
@@ -200,7 +182,7 @@ def _scaled(products: Sequence[KroneckerProduct], scale: float) -> list[tuple[Te
 
 
 @final
-class BlockTridiagonalKFAC(JointOptimizer[BlockTridiagonal]):
+class BlockTridiagonalKFAC(DenseOptimizer):
     """Noisy K-FAC with correlations between neighbouring layers (Zhang et al. 2018, section 3.5).
 
     It measures, averages and inverts the factors in every update.
@@ -213,7 +195,7 @@ class BlockTridiagonalKFAC(JointOptimizer[BlockTridiagonal]):
         kl_clip: Bound c on the squared Fisher norm of the step, see `optim.kronecker.kl_clip`; None for no bound.
         limit_mib: Maximum memory of the factors in MiB.
         loss_reduction: How the loss is reduced over examples, see `curvature.measure`.
-        **fields: See `JointFields`.
+        **arguments: See `DenseArguments`.
 
     Example:
         >>> import torch
@@ -238,11 +220,9 @@ class BlockTridiagonalKFAC(JointOptimizer[BlockTridiagonal]):
         kl_clip: float | None = None,
         limit_mib: float = DEFAULT_LIMIT_MIB,
         loss_reduction: LossReduction = "auto",
-        **fields: Unpack[JointFields],
+        **arguments: Unpack[DenseArguments],
     ) -> None:
         linear_chain(model, limit_mib)
-        params = trainable(model)
-        estimator = ChainFactorsEstimator(
-            model, params, "BlockTridiagonalKFAC", fisher=fisher, likelihood=likelihood, loss_reduction=loss_reduction
-        )
-        super().__init__(model, ChainCovariance(params, estimator.layers, kl_clip), estimator, fields)
+        params, labels = trainable(model), Labels(fisher, likelihood)
+        measurement = ChainFactors(model, params, "BlockTridiagonalKFAC", labels, loss_reduction)
+        super().__init__(model, ChainCovariance(params, measurement.layers, kl_clip), measurement, arguments)

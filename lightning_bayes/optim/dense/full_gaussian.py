@@ -30,8 +30,8 @@ from typing_extensions import Unpack
 from lightning_bayes.curvature import Likelihood, LossReduction
 from lightning_bayes.linalg import cholesky, inverse_root
 from lightning_bayes.linalg.cholesky import add_to_diagonal
-from lightning_bayes.optim.dense.estimators import HessianEstimator, OuterProductEstimator
-from lightning_bayes.optim.dense.joint_optimizer import JointEquations, JointFields, JointOptimizer, JointState
+from lightning_bayes.optim.dense.measurements import HessianMeasurement, Labels, OuterProducts
+from lightning_bayes.optim.dense.shell import DenseArguments, DenseOptimizer
 from lightning_bayes.optim.diagonal.state import average, debiased
 from lightning_bayes.optim.effective import Effective
 from lightning_bayes.optim.runtime.parameters import trainable
@@ -83,46 +83,51 @@ def update(
 
 
 @final
-class FullCovariance(JointEquations[FullGaussian]):
-    """S over all weights, ``[D, D]``, with D = the number of weights in `params`."""
+class FullCovariance:
+    """`sample`, `update` and posterior on tensors in the order of the parameters; see `optim.dense.shell.Equations`."""
 
-    def __init__(self, params: Sequence[nn.Parameter]) -> None:
-        self.params = list(params)
-        self.places = [(self.params[0], "joint_curvature")]
+    def __init__(self, model: nn.Module, limit_mib: float) -> None:
+        check_full_size({name: param for name, param in model.named_parameters() if param.requires_grad}, limit_mib)
+        self.params, self.names = trainable(model), ["joint_curvature"]
 
-    def initial(self, init_precision: float, effective: Effective) -> list[Tensor]:
-        """Return a multiple of I; see `JointEquations.initial`."""
+    def initial(self, init_precision: float, hyper: Effective) -> list[Tensor]:
+        """A multiple of I."""
+        size = sum(param.numel() for param in self.params)
+        zero = self.params[0].new_zeros(size, size)
+        return [add_to_diagonal(zero, initial_curvature(init_precision, **hyper.start_arguments))]
+
+    def sample(self, curvature: list[Tensor], noise: list[Tensor], hyper: Effective) -> list[Tensor]:
+        """Draw weights."""
         mean = _flat(self.params)
-        zero = mean.new_zeros(len(mean), len(mean))
-        return [add_to_diagonal(zero, initial_curvature(init_precision, **effective.start_arguments))]
-
-    def sample(self, curvature: list[Tensor], noise: list[Tensor], effective: Effective) -> list[Tensor]:
-        """Draw weights; see `JointEquations.sample`."""
-        mean, (matrix,) = _flat(self.params), curvature
         weights = sample(
-            FullState(mean, matrix, torch.zeros_like(mean)),
+            FullState(mean, curvature[0], torch.zeros_like(mean)),
             _flat(noise),
-            num_data=effective.num_data,
-            prior=effective.prior,
-            kl_weight=effective.kl_weight,
-            damping=effective.noise_damping,
+            num_data=hyper.num_data,
+            prior=hyper.prior,
+            kl_weight=hyper.kl_weight,
+            damping=hyper.noise_damping,
         )
         return self._parts(weights)
 
-    def update(self, state: JointState, grads: list[Tensor], measured: list[Tensor], **arguments: Any) -> JointState:
-        """Update the flat vectors; see `JointEquations.update`."""
-        (matrix,), (new_matrix,) = state.curvature, measured
-        old = FullState(_flat(state.means), matrix, _flat(state.momenta))
-        new = update(old, _flat(grads), new_matrix, **arguments)
-        return JointState(self._parts(new.mean), self._parts(new.momentum), [new.curvature])
+    def update(
+        self,
+        curvature: list[Tensor],
+        momenta: list[Tensor],
+        grads: list[Tensor],
+        measured: list[Tensor],
+        **numbers: Any,
+    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """Update the flat vectors."""
+        old = FullState(_flat(self.params), curvature[0], _flat(momenta))
+        new = update(old, _flat(grads), measured[0], **numbers)
+        return self._parts(new.mean), self._parts(new.momentum), [new.curvature]
 
     def posterior(
-        self, curvature: list[Tensor], names: dict[nn.Parameter, str], shared: dict[str, Any], effective: Effective
+        self, curvature: list[Tensor], names: dict[nn.Parameter, str], hyper: Effective, **shared: Any
     ) -> FullGaussian:
-        """Precision (Ñ/τ)(S + (δ̃ [+ γ]) I); see `JointEquations.posterior`."""
-        (matrix,) = curvature
-        precision = add_to_diagonal(matrix, effective.noise_damping + effective.prior) * effective.scale
-        return FullGaussian(precision=precision, **shared)
+        """Precision (Ñ/τ)(S + (δ̃ [+ γ]) I)."""
+        damped = add_to_diagonal(curvature[0], hyper.noise_damping + hyper.prior)
+        return FullGaussian(precision=damped * hyper.scale, **shared)
 
     def _parts(self, flat: Tensor) -> list[Tensor]:
         parts = torch.split(flat, [param.numel() for param in self.params])
@@ -134,7 +139,7 @@ def _flat(tensors: Sequence[Tensor]) -> Tensor:
 
 
 @final
-class FullVON(JointOptimizer[FullGaussian]):
+class FullVON(DenseOptimizer):
     """Variational online Newton with the full Hessian (Khan et al. 2018, eqs. 7-9), as a `torch.optim.Optimizer`.
 
     The Hessian requires one backward pass per weight. If its negative eigenvalues outweigh the prior, no posterior exists,
@@ -145,7 +150,7 @@ class FullVON(JointOptimizer[FullGaussian]):
         model: Any twice differentiable model.
         limit_mib: Maximum memory of one D × D matrix in MiB.
         loss_reduction: How the loss is reduced over examples, see `curvature.measure`.
-        **fields: See `JointFields`.
+        **arguments: See `DenseArguments`.
 
     Example:
         >>> import torch
@@ -164,21 +169,21 @@ class FullVON(JointOptimizer[FullGaussian]):
         *,
         limit_mib: float = DEFAULT_LIMIT_MIB,
         loss_reduction: LossReduction = "auto",
-        **fields: Unpack[JointFields],
+        **arguments: Unpack[DenseArguments],
     ) -> None:
-        params = _checked_params(model, limit_mib)
-        super().__init__(model, FullCovariance(params), HessianEstimator(model, params, loss_reduction), fields)
+        equations = FullCovariance(model, limit_mib)
+        super().__init__(model, equations, HessianMeasurement(model, equations.params, loss_reduction), arguments)
 
 
 @final
-class VONG(JointOptimizer[FullGaussian]):
+class VONG(DenseOptimizer):
     """Variational online Gauss-Newton with the full empirical Fisher (Khan et al. 2017, https://arxiv.org/abs/1712.01038).
 
     Args:
         model: A model of linear layers and convolutions without groups.
         limit_mib: Maximum memory of one D × D matrix in MiB.
         loss_reduction: How the loss is reduced over examples, see `curvature.measure`.
-        **fields: See `JointFields`.
+        **arguments: See `DenseArguments`.
     """
 
     def __init__(
@@ -187,17 +192,15 @@ class VONG(JointOptimizer[FullGaussian]):
         *,
         limit_mib: float = DEFAULT_LIMIT_MIB,
         loss_reduction: LossReduction = "auto",
-        **fields: Unpack[JointFields],
+        **arguments: Unpack[DenseArguments],
     ) -> None:
-        params = _checked_params(model, limit_mib)
-        estimator = OuterProductEstimator(
-            model, params, "VONG", fisher="empirical", likelihood=None, loss_reduction=loss_reduction
-        )
-        super().__init__(model, FullCovariance(params), estimator, fields)
+        equations = FullCovariance(model, limit_mib)
+        measurement = OuterProducts(model, equations.params, "VONG", Labels("empirical", None), loss_reduction)
+        super().__init__(model, equations, measurement, arguments)
 
 
 @final
-class NNGFull(JointOptimizer[FullGaussian]):
+class NNGFull(DenseOptimizer):
     """Noisy natural gradient with the full Fisher (NNG-full, Zhang et al. 2018, eqs. 9-10, https://arxiv.org/abs/1712.02390).
 
     Args:
@@ -205,7 +208,7 @@ class NNGFull(JointOptimizer[FullGaussian]):
         limit_mib: Maximum memory of one D × D matrix in MiB.
         likelihood: Likelihood to sample labels from; None uses the model's attribute ``likelihood``.
         loss_reduction: How the loss is reduced over examples, see `curvature.measure`.
-        **fields: See `JointFields`.
+        **arguments: See `DenseArguments`.
     """
 
     draws_labels = True
@@ -217,16 +220,8 @@ class NNGFull(JointOptimizer[FullGaussian]):
         limit_mib: float = DEFAULT_LIMIT_MIB,
         likelihood: Likelihood | None = None,
         loss_reduction: LossReduction = "auto",
-        **fields: Unpack[JointFields],
+        **arguments: Unpack[DenseArguments],
     ) -> None:
-        params = _checked_params(model, limit_mib)
-        estimator = OuterProductEstimator(
-            model, params, "NNGFull", fisher="sampled", likelihood=likelihood, loss_reduction=loss_reduction
-        )
-        super().__init__(model, FullCovariance(params), estimator, fields)
-
-
-def _checked_params(model: nn.Module, limit_mib: float) -> list[nn.Parameter]:
-    """Return the trainable parameters, and raise an error if their D × D matrix exceeds the memory limit."""
-    check_full_size({name: param for name, param in model.named_parameters() if param.requires_grad}, limit_mib)
-    return trainable(model)
+        equations = FullCovariance(model, limit_mib)
+        measurement = OuterProducts(model, equations.params, "NNGFull", Labels("sampled", likelihood), loss_reduction)
+        super().__init__(model, equations, measurement, arguments)

@@ -7,8 +7,8 @@ import torch
 from random_matrices import F64, normal, seeded, spd
 
 from lightning_bayes.errors import NotPositiveDefiniteError
-from lightning_bayes.optim.dense.estimators import outer_products
 from lightning_bayes.optim.dense.full_gaussian import FullState, sample, update
+from lightning_bayes.optim.dense.measurements import outer_products
 
 N, DELTA, NOISE_PRECISION = 40, 2.0, 4.0
 

@@ -1,0 +1,194 @@
+"""The shell of optimizers whose posterior correlates all weights of a small model: it carries tensors in and out.
+
+Hyperparameters are constants, and there is one parameter group. Unless ``init_precision`` is set, the first pass uses no
+noise and the curvature average starts with the first measurement.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypedDict
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bayes.curvature import Capture
+from lightning_bayes.curvature.parameters import require_full_precision
+from lightning_bayes.errors import HyperparameterError, PosteriorError, UnsupportedTrainingError
+from lightning_bayes.optim.dense.measurements import JointMeasurement
+from lightning_bayes.optim.effective import Effective
+from lightning_bayes.optim.hyperparameters import Hyperparameters
+from lightning_bayes.optim.runtime.base import NoisyOptimizer
+from lightning_bayes.optim.runtime.noise import CounterNoise
+from lightning_bayes.optim.runtime.parameters import require_initialised
+from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass, Measurement
+from lightning_bayes.optim.settings import plain
+
+
+class DenseArguments(TypedDict, total=False):
+    """Arguments of all optimizers with a joint posterior, as in `OptimizerFields`; ``lr`` is 0.01 by default."""
+
+    lr: float
+    betas: tuple[float, float]
+    num_data: int | None
+    prior_precision: float
+    kl_weight: float
+    data_augmentation_factor: float
+    damping: float
+    damping_in_noise: bool
+    init_precision: float | None
+    mc_samples: int
+    seed: int
+    max_nonfinite_steps: int
+
+
+class Equations(Protocol):
+    """A method's equations, on lists of tensors in the order of its parameters; curvatures in the order of `names`."""
+
+    params: list[nn.Parameter]
+    names: list[str]  # of the curvature's tensors in the state of the first parameter
+
+    def initial(self, init_precision: float, hyper: Effective) -> list[Tensor]:
+        """The curvature whose posterior has the precision `init_precision`."""
+
+    def sample(self, curvature: list[Tensor], noise: list[Tensor], hyper: Effective) -> list[Tensor]:
+        """A posterior sample from standard normal noise."""
+
+    def update(
+        self,
+        curvature: list[Tensor],
+        momenta: list[Tensor],
+        grads: list[Tensor],
+        measured: list[Tensor],
+        **numbers: Any,
+    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """The new means, momenta and curvature; `numbers` are lr, betas, prior, damping and step."""
+
+    def posterior(
+        self, curvature: list[Tensor], names: dict[nn.Parameter, str], hyper: Effective, **shared: Any
+    ) -> Any:
+        """The posterior, from the constructor arguments that all posteriors share."""
+
+
+class DenseOptimizer(NoisyOptimizer, ABC):
+    """Trains a joint posterior over all weights; subclasses choose the equations and what they measure."""
+
+    joins_weights = True
+
+    @abstractmethod
+    def __init__(
+        self, model: nn.Module, equations: Equations, measurement: JointMeasurement, arguments: DenseArguments
+    ) -> None:
+        accepted = DenseArguments.__annotations__
+        if unknown := sorted(set(arguments) - set(accepted)):
+            raise TypeError(
+                f"There is no argument {', '.join(unknown)}. The arguments are: {', '.join(sorted(accepted))}."
+            )
+        if functions := sorted(name for name, value in arguments.items() if callable(value)):
+            raise HyperparameterError(
+                f"{', '.join(functions)} cannot be a function of the step in {type(self).__name__}."
+            )
+        require_initialised(model)
+        require_full_precision(equations.params)
+        values = Hyperparameters.given(arguments, {"lr": 1e-2})
+        self.equations, self.joint_measurement = equations, measurement
+        super().__init__(
+            model,
+            measurement.engine,
+            equations.params,
+            plain({**Hyperparameters.group_values(values), "noise_seed": values["seed"]}),
+            mc_samples=values["mc_samples"],
+            max_nonfinite_steps=values["max_nonfinite_steps"],
+        )
+
+    @torch.no_grad()
+    def posterior(self) -> Any:
+        """Copies of mean and precision by name; raises `PosteriorError` before the first update without `init_precision`."""
+        hyper = self._hyperparameters
+        curvature = self._curvature(hyper)
+        if curvature is None:
+            raise PosteriorError(
+                f"{type(self).__name__} has no posterior before its first update. Train it first, or pass init_precision=..."
+            )
+        names = {param: name for name, param in self.model.named_parameters()}
+        mean = {names[param]: param.detach().clone() for param in self.equations.params}
+        state = self.model.state_dict()
+        return self.equations.posterior(
+            curvature,
+            names,
+            hyper.effective(),
+            mean=mean,
+            prior_precision=dict.fromkeys(mean, hyper.prior_precision),
+            num_data=hyper.num_data,
+            constants={name: value.detach().clone() for name, value in state.items() if name not in mean},
+        )
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add the only parameter group; a second one raises `UnsupportedTrainingError`."""
+        if self.param_groups:
+            raise UnsupportedTrainingError(
+                f"{type(self).__name__} joins all weights under one set of hyperparameters, so it has one parameter group. "
+                "To exclude parameters, freeze them with requires_grad_(False) before constructing the optimizer."
+            )
+        super().add_param_group(param_group)
+
+    @property
+    def _hyperparameters(self) -> Hyperparameters:
+        return Hyperparameters.of(self.param_groups[0])
+
+    def _curvature(self, hyper: Hyperparameters) -> list[Tensor] | None:
+        """The curvature of the noise; None before the first update without an initial precision."""
+        state = self.state[self.equations.params[0]]
+        if state:
+            return [state[name] for name in self.equations.names]
+        return None if hyper.init_precision is None else self.equations.initial(hyper.init_precision, hyper.effective())
+
+    def _sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
+        hyper, params = self._hyperparameters, self.equations.params
+        curvature = self._curvature(hyper)
+        if curvature is None:
+            return {}
+        draws = [torch.empty_like(param, requires_grad=False) for param in params]
+        noise.fill_(draws)
+        values = self.equations.sample(curvature, draws, hyper.effective())
+        return {param: value.clone() for param, value in zip(params, values, strict=True)}
+
+    def _capture(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
+        params = set(self.equations.params)
+        frozen = [name for name, p in self.model.named_parameters() if p in params and not p.requires_grad]
+        if frozen:
+            raise UnsupportedTrainingError(
+                f"{type(self).__name__} joins all weights that were trainable when it was constructed, but "
+                f"{', '.join(frozen)} were frozen afterwards. Freeze parameters before constructing the optimizer."
+            )
+        return self.joint_measurement.capture(self.label_seed(sample), loss_scale)
+
+    def _read_pass(self, finished: FinishedPass) -> Curvature:
+        return dict(enumerate(self.joint_measurement.read(finished.captured, finished.loss_scale)))
+
+    def _finalise_curvature(self, curvature: Curvature) -> Curvature:
+        return dict(curvature)
+
+    def _update_all(self, measurement: Measurement) -> None:
+        hyper, params = self._hyperparameters, self.equations.params
+        effective, states = hyper.effective(), [self.state[param] for param in params]
+        measured = list(measurement.curvature.values())
+        old = self._curvature(hyper) or measured
+        momenta = [state.get("momentum", torch.zeros_like(param)) for param, state in zip(params, states, strict=True)]
+        means, momenta, curvature = self.equations.update(
+            old,
+            momenta,
+            [measurement.grads[param] for param in params],
+            measured,
+            lr=hyper.lr,
+            betas=hyper.betas,
+            prior=effective.prior,
+            damping=effective.damping,
+            step=hyper.step + 1,
+        )
+        for param, state, mean, momentum in zip(params, states, means, momenta, strict=True):
+            param.copy_(mean)
+            state["momentum"] = momentum.clone()
+        states[0].update(zip(self.equations.names, curvature, strict=True))
+        self.param_groups[0]["step"] += 1
