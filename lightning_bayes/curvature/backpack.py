@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from lightning_bayes.curvature.backpack_hooks import BackpackCapture, Calls, hooked, is_stock
 from lightning_bayes.curvature.capture import Capture
+from lightning_bayes.curvature.forward_state import in_full_precision, in_modes
 from lightning_bayes.curvature.hooks import HookedEngine
-from lightning_bayes.curvature.layer_calls import in_full_precision, in_modes
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.measured_modules import (
     MeasuredModule,

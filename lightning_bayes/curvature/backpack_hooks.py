@@ -11,14 +11,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, final
 
 import torch
 from backpack import backpack, extend
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.capture import refuse_layouts, refuse_losses
-from lightning_bayes.curvature.hooks import HookedCapture, compiled_modules_eager
+from lightning_bayes.curvature.forward_state import compiled_modules_eager
+from lightning_bayes.curvature.hooks import HookedCapture, HookedEngine
 from lightning_bayes.curvature.layer_calls import LayerCall
 from lightning_bayes.curvature.layouts import LayerOutput
 from lightning_bayes.curvature.measured_modules import BoundCall, MeasuredModule
@@ -37,10 +38,27 @@ STOCK_LAYERS = (
 )
 
 
+@final
 class BackpackCapture(HookedCapture):
-    """A capture filled by BackPACK."""
+    """A capture filled by BackPACK; with `as_modules`, by one of its second-order quantities."""
 
     measure_losses = refuse_losses
+
+    def __init__(self, engine: HookedEngine, as_modules: AsModules | None = None) -> None:
+        super().__init__(engine)
+        self.as_modules = as_modules
+
+    def observe(self, loss: Tensor, divided_by_host: bool = False) -> None:
+        """Require also a loss that BackPACK supports; see `Capture.observe`."""
+        super().observe(loss, divided_by_host)
+        if self.as_modules is not None:
+            self.as_modules.require_loss(loss, divided_by_host)
+
+    def mean_curvature(self) -> dict[nn.Parameter, Tensor]:
+        """The mean of the measured quantity; see `Capture.mean_curvature`."""
+        if self.as_modules is None:
+            return super().mean_curvature()
+        return self.scaled_squares(self.gradient_factor())  # BackPACK's values scale with the loss, like the gradient
 
     def handles_call(self, call: LayerCall, inputs: list[Any], grads: list[Tensor | None]) -> bool:
         """Leave every call to BackPACK, apart from the check."""

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from lightning_bayes.curvature.loss import LossRecord, LossReduction, require_sc
 from lightning_bayes.curvature.loss_graph import is_layer, mark_division
 from lightning_bayes.curvature.loss_recorder import LossRecorder
 from lightning_bayes.curvature.loss_scale import read_loss
-from lightning_bayes.curvature.model_call import ModelCall
+from lightning_bayes.curvature.model_call import ModelCall, model_call
 from lightning_bayes.curvature.per_example_loss import KEY, attached_losses, compared
 from lightning_bayes.curvature.single_examples import SingleExamples, can_repeat_backward
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedTrainingError, name_some
@@ -116,7 +116,7 @@ class Capture(ABC):
     def _find_examples(self, loss: Tensor, num_losses: int = 0) -> list[LayerOutput]:
         """Set the layout of every call that the loss reaches, and return these calls."""
         outputs = [out for out in self.outputs if not out.is_reached and all(is_alive(node) for node, _ in out.edges)]
-        if self.finder is None or loss.grad_fn is None or not outputs or self._is_empty:
+        if self.finder is None or loss.grad_fn is None or not outputs or self.is_empty:
             return []
         with self.following():
             search = LayoutSearch(loss, outputs, self.model_call, self.loss_reduction, num_losses)
@@ -137,6 +137,11 @@ class Capture(ABC):
             return None
         examples = SingleExamples(loss, reader, (), leaves)
         return examples if examples.is_possible else None
+
+    def note_model_call(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        """Forward hook: record the first call whose first input and first output have equally many rows."""
+        if self.model_call is None and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            self.model_call = model_call(args, kwargs, output)
 
     def drop_nodes(self) -> None:
         """Drop the autograd nodes. They refer to this capture, a cycle that Python cannot collect."""
@@ -191,7 +196,7 @@ class Capture(ABC):
         self.sizes.setdefault(label, set()).add(size)
 
     @property
-    def _is_empty(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether no layer saw an example. A single layer may see none, such as an expert that receives no row."""
         return any(self.sizes.values()) and not any(size for sizes in self.sizes.values() for size in sizes)
 
@@ -203,7 +208,7 @@ class Capture(ABC):
             ExampleDimensionError: If layers saw different numbers of examples, or no example.
         """
         sizes = set().union(*self.sizes.values())
-        if self._is_empty:
+        if self.is_empty:
             raise ExampleDimensionError(
                 f"The batch holds no example (seen by {next(iter(self.sizes))}), so its mean is undefined. Skip it: drop "
                 "empty batches in the data loader, or return None from training_step."

@@ -12,23 +12,21 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.layer_calls import without_autocast
+from lightning_bayes.curvature.forward_state import without_autocast
+from lightning_bayes.curvature.hooks import HookedCapture
 from lightning_bayes.curvature.single_examples import SingleExamples
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedTrainingError, name_some
-
-if TYPE_CHECKING:
-    from lightning_bayes.curvature.fused import FusedCapture
 
 
 class ExampleLoop:
     """Computes contributions to parameters from one loss, one example at a time."""
 
-    def __init__(self, captured: FusedCapture) -> None:
+    def __init__(self, captured: HookedCapture) -> None:
         self.captured = captured
         self._squares: dict[nn.Parameter, Tensor] = {}  # Σ_i c_i², on the scale of the observed loss
         self._names = {param: name for name, param in captured.engine.model.named_parameters()}

@@ -11,28 +11,27 @@ not fit, is measured by a loop over the examples (`curvature.example_loop`), or 
 
 from __future__ import annotations
 
-import sys
 from abc import ABC
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
-from torch.utils.checkpoint import CheckpointFunction
 
 from lightning_bayes.curvature.capture import Capture
 from lightning_bayes.curvature.engine import AbstractEngine
-from lightning_bayes.curvature.layer_calls import (
-    GenericCall,
-    LayerCall,
-    RuleCall,
-    Start,
+from lightning_bayes.curvature.forward_state import (
+    compiled_modules_eager,
     in_full_precision,
+    in_reentrant_checkpoint,
     without_autocast,
 )
+from lightning_bayes.curvature.gradient_check import failing_parameters
+from lightning_bayes.curvature.layer_calls import GenericCall, LayerCall, RuleCall, Start
 from lightning_bayes.curvature.layouts import LOOPED, ROWS, SHARED, LayerOutput
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.measured_modules import MeasuredModule, refuse_scripted
@@ -71,13 +70,6 @@ class HookedEngine(AbstractEngine, ABC):
             captured.finish()
 
 
-def compiled_modules_eager() -> AbstractContextManager[None]:
-    """Run compiled modules eagerly, because code compiled without hooks would not call them. Has no effect in torch 2.5."""
-    has_switch = "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance")
-    switch: AbstractContextManager[None] = torch.compiler.set_stance("force_eager") if has_switch else nullcontext()
-    return switch
-
-
 class HookedCapture(Capture, ABC):
     """The results of one pass, and the hooks that fill them."""
 
@@ -112,7 +104,7 @@ class HookedCapture(Capture, ABC):
         if self._is_replaying:
             return None
         has_gradients = torch.is_grad_enabled()
-        if not has_gradients and not _in_reentrant_checkpoint():
+        if not has_gradients and not in_reentrant_checkpoint():
             return None
         if has_gradients and is_in_functorch():
             raise UnsupportedTrainingError(
@@ -263,40 +255,24 @@ class HookedCapture(Capture, ABC):
         self.unmeasured |= params
 
     def _failing(self, loss: Tensor, known: set[nn.Parameter]) -> set[nn.Parameter]:
-        """The parameters, apart from `known` ones, whose contributions do not add up to the gradient of the loss."""
-        kind = self.layouts.kind
-        if kind in self.engine.probe.failing:
-            return self.engine.probe.failing[kind]
+        """The parameters, apart from `known` ones, that fail the check; it runs once for each kind of pass."""
+        kind, checked = self.layouts.kind, self.engine.probe.failing
         params = [param for param in self.engine.trained().values() if param not in known]
-        if not params or loss.grad_fn is None or self._is_empty or not can_repeat_backward(loss):
-            return set()
+        if kind in checked or not params or self.is_empty or not can_repeat_backward(loss):
+            return checked.get(kind, set())
         squares, self.squares, self.sums = self.squares, {}, {}
         try:
             with self.left_alone(), user_hooks_off(params):
-                grads = dict(zip(params, self.measuring_backward(loss, params), strict=True))
+                grads = zip(params, self.measuring_backward(loss, params), strict=True)
             sums, found = self.sums, self.squares
         finally:
             self.squares, self.sums = squares, None
             self.shared.clear()
-        largest = max(
-            (float(grad.abs().max()) for grad in grads.values() if grad is not None and grad.numel()), default=0
-        )
-        if not largest < float("inf"):  # the update will be skipped
-            return set()
-        failing = {
-            param
-            for param, grad in grads.items()
-            if grad is not None and not self._agree(sums.get(param), grad, found.get(param), largest)
-        }
-        # Terms that depend on no example, such as a penalty on the weights, have no contributions.
-        of_terms = self._constant(loss, [param for param in failing if param in sums and bool(sums[param].any())])
-        for param, constant in of_terms.items():
-            grad = grads[param]
-            if grad is not None and self._agree(sums[param] + constant, grad, found.get(param), largest):
-                failing.discard(param)
-        if kind is not None:
-            self.engine.probe.failing[kind] = failing
-        return failing
+        of_loss = {param: grad for param, grad in grads if grad is not None}
+        failing = failing_parameters(sums, found, of_loss, partial(self._constant, loss), self.is_half)
+        if failing is not None and kind is not None:
+            checked[kind] = failing
+        return failing or set()
 
     def _constant(self, loss: Tensor, params: list[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
         """The gradients of the terms of a loss that depend on no example."""
@@ -306,21 +282,3 @@ class HookedCapture(Capture, ABC):
         with self.following(), user_hooks_off(params), examples.separated() as gradients:
             grads = gradients(None).others
         return {param: grad for param, grad in zip(params, grads, strict=True) if grad is not None}
-
-    def _agree(self, total: Tensor | None, grad: Tensor, square: Tensor | None, largest: float) -> bool:
-        """Whether Σ_i c_i is the gradient up to rounding; `largest` is the largest gradient of all parameters."""
-        if total is None or not grad.numel():
-            return not bool(grad.any())
-        is_double = grad.dtype == torch.float64
-        tolerance = 5e-2 if self.is_half else 1e-6 if is_double else 2e-4 if grad.is_cpu else 5e-3
-        size = float(grad.abs().max()) + (0.0 if square is None else float(square.max()) ** 0.5)
-        # Gradients that are zero but for rounding, such as an attention key's bias, are measured by the largest of all.
-        return float((total - grad.to(total.dtype)).abs().max()) <= tolerance * (size + 0.01 * largest)
-
-
-def _in_reentrant_checkpoint() -> bool:
-    """Whether a reentrant checkpoint runs this segment without gradients, to repeat it in backward."""
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code is not CheckpointFunction.forward.__code__:
-        frame = frame.f_back  # type: ignore[assignment]
-    return frame is not None

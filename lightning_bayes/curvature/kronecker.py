@@ -20,8 +20,9 @@ from torch import Generator, Tensor, nn
 
 from lightning_bayes.curvature.capture import Capture, refuse_losses
 from lightning_bayes.curvature.factors import FactorMoments, LayerRecords, Request, has_factors
+from lightning_bayes.curvature.forward_state import in_full_precision
 from lightning_bayes.curvature.hooks import HookedCapture, HookedEngine
-from lightning_bayes.curvature.layer_calls import LayerCall, in_full_precision
+from lightning_bayes.curvature.layer_calls import LayerCall
 from lightning_bayes.curvature.likelihood import Likelihood
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.loss_calls import LIKELIHOODS, LossCalls

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from operator import itemgetter
 from typing import Any, NamedTuple, final
 
 import torch
-from torch import Tensor, nn
-from torch.autograd.graph import register_multi_grad_hook
+from torch import Tensor
 
+from lightning_bayes.curvature.forward_state import in_full_precision, in_modes
 from lightning_bayes.curvature.layouts import LayerOutput, Layout, added_up, examples_first
 from lightning_bayes.curvature.measured_modules import BoundCall, MeasuredModule
 from lightning_bayes.curvature.rules.example_inputs import ExampleInputs
@@ -84,23 +84,23 @@ class LayerCall(ABC):
         """Call `on_gradients` in the backward of these outputs; return them, some as copies."""
         is_simple = isinstance(output, Tensor) and self.unit.rule is not None
         tensors, rebuild = ([output], itemgetter(0)) if is_simple else differentiable(output)
+        live = [index for index, tensor in enumerate(tensors) if tensor.requires_grad]
         # Outputs may be views of one another or parameters. A hook on a view is lost when its base is changed in place.
         is_copied = len(tensors) > 1 or any(is_view(tensor) or tensor.is_leaf for tensor in tensors)
-        if is_copied:
-            tensors = [tensor.clone() for tensor in tensors]
-        live = [index for index, tensor in enumerate(tensors) if tensor.requires_grad]
-        watched = [tensors[index] for index in live]
-        self.output = LayerOutput(self.unit, self.rows, self.dim, watched, self._sources)
+        if is_copied and live:
+            for index, copy in zip(live, _Copies.apply(*(tensors[index] for index in live)), strict=True):
+                tensors[index] = copy
+        self.output = LayerOutput(self.unit, self.rows, self.dim, [tensors[index] for index in live], self._sources)
         count = len(tensors)
 
         def on_all(grads: Iterable[Tensor | None]) -> None:
             by_index = dict(zip(live, grads, strict=True))
             on_gradients(self, [by_index.get(index) for index in range(count)])
 
-        if len(watched) == 1:
-            self.output.hook = watched[0].register_hook(lambda grad: on_all([grad]))
-        elif watched:
-            self.output.hook = register_multi_grad_hook(watched, on_all)
+        if is_copied and live:
+            self.output.hook = self.output.edges[0][0].register_prehook(on_all)
+        elif live:
+            self.output.hook = tensors[0].register_hook(lambda grad: on_all([grad]))
         return rebuild(tensors) if is_copied else output
 
     @property
@@ -242,36 +242,21 @@ class _Saved(torch.autograd.Function):
         raise AssertionError("nothing depends on the result")
 
 
+class _Copies(torch.autograd.Function):
+    """Copies by one node, so that a hook on it sees the gradients of all outputs at once."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        return tuple(tensor.clone() for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        return grads
+
+
 def _leaf() -> Tensor:
     return torch.empty(0, requires_grad=True)
-
-
-def in_full_precision(value: Any) -> Any:
-    """Convert half-precision tensors to float32: float16 underflows for squared gradients such as 1e-4²."""
-    is_half = isinstance(value, Tensor) and value.dtype in {torch.float16, torch.bfloat16}
-    return value.float() if is_half else value
-
-
-def without_autocast(device: str) -> AbstractContextManager[Any]:
-    """A context manager that disables autocast."""
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
-
-
-def in_modes(modes: Iterable[tuple[nn.Module, bool]]) -> AbstractContextManager[None]:
-    """Set modules to training (True) or evaluation mode, and restore their modes on exit."""
-    changed = [module for module, training in modes if module.training != training]
-    return _switched(changed) if changed else nullcontext()
-
-
-@contextmanager
-def _switched(modules: list[nn.Module]) -> Iterator[None]:
-    for module in modules:
-        module.training = not module.training
-    try:
-        yield
-    finally:
-        for module in modules:
-            module.training = not module.training
 
 
 @contextmanager

@@ -66,8 +66,8 @@ class LayerOutput:
         self.tensors = [ref(tensor) for tensor in tensors]
         self.layout, self.is_reached = ROWS, False
         self.hook: RemovableHandle | None = None
-        for index, (node, _) in enumerate(self.edges):
-            mark_measured(node, unit, index)
+        for node, _ in self.edges:
+            mark_measured(node, unit)
 
     def drop(self) -> None:
         """Drop the autograd nodes and the hook on them. They refer to the capture, a cycle that Python cannot collect."""

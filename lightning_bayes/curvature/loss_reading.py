@@ -126,11 +126,11 @@ class LossReader:
 
     def _layer_output(self, edge: graph.Edge) -> Examples | Unclear:
         node, shape = edge[0], graph.shape_of(edge)
-        unit, index = measured_module(node)
+        unit = measured_module(node)
         if math.prod(shape) == 1:
             return Unclear(f"is returned by {unit.label} as one number" if unit else _reduced_by(node))
         if len(shape) == 3 and unit is not None and isinstance(unit.module, nn.RNNBase):
-            is_first = unit.module.batch_first and not index  # last states are always [layers, B, features]
+            is_first = unit.module.batch_first and not edge[1]  # last states are always [layers, B, features]
             return Examples(1 if is_first else shape[0])
         has_several_rows = shape[0] % self.batch_size == 0 and shape[0] > self.batch_size
         is_second = shape[1:2] == (self.batch_size,)

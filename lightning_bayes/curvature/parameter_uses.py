@@ -8,15 +8,14 @@ from typing import Any
 _KEY = "measured_module"  # in a node's metadata
 
 
-def mark_measured(node: Any, unit: Any, index: int) -> None:
-    """Mark a node as the output `index` of a call of `unit`."""
-    node.metadata[_KEY] = unit, index
+def mark_measured(node: Any, unit: Any) -> None:
+    """Mark a node as the output of a call of `unit`."""
+    node.metadata[_KEY] = unit
 
 
-def measured_module(node: Any) -> tuple[Any, int]:
-    """The measured module whose output a node is, and the index of that output; None for any other node."""
-    found: tuple[Any, int] = node.metadata.get(_KEY, (None, 0))
-    return found
+def measured_module(node: Any) -> Any:
+    """The measured module whose output a node is; None for any other node."""
+    return node.metadata.get(_KEY)
 
 
 def enters_measured_layer(node: Any) -> bool:

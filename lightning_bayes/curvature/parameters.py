@@ -54,9 +54,15 @@ def require_full_precision(params: Iterable[nn.Parameter]) -> None:
 
 
 def rows_without_gradient(model: nn.Module) -> dict[nn.Parameter, Tensor]:
-    """The rows of embeddings that get no gradient by construction (`padding_idx`), as a mask ``[rows]`` by parameter.
+    """The rows of embeddings that get no gradient by construction (`padding_idx`).
 
     A table that another module shares gets gradients there, so it has no such rows.
+
+    Args:
+        model: The model.
+
+    Returns:
+        A mask ``[rows]`` by parameter.
     """
     owners = Counter(param for module in model.modules() for param in own_parameters(module).values())
     rows: dict[nn.Parameter, Tensor] = {}

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, final
+from typing import Any
 
 from backpack import extensions
-from torch import Tensor, nn
+from torch import nn
 
 from lightning_bayes.curvature.backpack_hooks import BackpackCapture, is_stock, watched
 from lightning_bayes.curvature.capture import Capture
@@ -65,7 +65,7 @@ class SecondOrderEngine(HookedEngine):
         _check_supported(units, supported, self.quantity)
         layers = _layers(self.model, supported)
         as_modules = AsModules(self.quantity)
-        captured = _SecondOrderCapture(self, as_modules)
+        captured = BackpackCapture(self, as_modules)
         hooks = watched(self.model, layers, extension, as_modules, _OTHERWISE)
         with self.run(captured), hooks as captured.squares:
             yield captured
@@ -76,22 +76,6 @@ class SecondOrderEngine(HookedEngine):
         extension = extensions.DiagGGNMC(self.mc_samples)
         seed_labels(extension, self.mc_samples, new_seed() if self.seed is None else self.seed)
         return extension
-
-
-@final
-class _SecondOrderCapture(BackpackCapture):
-    def __init__(self, engine: SecondOrderEngine, as_modules: AsModules) -> None:
-        super().__init__(engine)
-        self.as_modules = as_modules
-
-    def observe(self, loss: Tensor, divided_by_host: bool = False) -> None:
-        super().observe(loss, divided_by_host)
-        self.as_modules.require_loss(loss, divided_by_host)
-
-    def mean_curvature(self) -> dict[nn.Parameter, Tensor]:
-        """BackPACK's values scale with the loss, like the gradient, so the same factor turns them into means."""
-        factor = self.gradient_factor()
-        return {param: value * factor for param, value in self.squares.items()}
 
 
 def _check_supported(units: list[MeasuredModule], supported: set[type[nn.Module]], quantity: str) -> None:

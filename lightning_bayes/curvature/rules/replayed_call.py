@@ -50,7 +50,7 @@ class ReplayedCall(ABC):
         self._buffers_after = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         tensors = [*outputs, *self.module.parameters()]
         if not any(t.dtype in _HALF or torch.is_autocast_enabled(t.device.type) for t in tensors):
-            self._outputs = [output.detach() for output in outputs]
+            self._outputs = [output.detach().clone() for output in outputs]
 
     def from_either_state(self, function: Callable[[list[Tensor | None]], Any], grads: list[Tensor | None]) -> Any:
         """The result of `function` with the buffers before the forward; if they fail the check, with those after it."""
