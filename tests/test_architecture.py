@@ -81,8 +81,8 @@ CIRCLES = {  # today's exceptions, modules of the package: an entry goes with it
     ("optim.diagonal.cohort_update", "optim.diagonal.family", "optim.variational"),
 }
 BATCH = {  # files and functions that a VOGN batch passes: lowered with the code, never raised
-    "measured": (50, 254),  # the goal is 15 and 70
-    "unmeasured": (23, 95),  # the goal is 10 and 40
+    "measured": (46, 242),  # the goal is 15 and 70
+    "unmeasured": (21, 93),  # the goal is 10 and 40
 }
 VAGUE_NAMES = {"utils.py", "util.py", "helpers.py", "helper.py", "common.py", "misc.py"}
 
