@@ -5,15 +5,20 @@ import torch
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
 from lightning_bayes.errors import NonFiniteError, ShapeError
-from lightning_bayes.metrics.misclassification import (
+from lightning_bayes.metrics.detection import (
+    OODAUPR,
+    OODAUROC,
+    OODFPR95,
     MisclassificationAUPR,
     MisclassificationAUROC,
     MisclassificationFPR95,
     misclassification_aupr,
     misclassification_auroc,
     misclassification_fpr95,
+    ood_aupr,
+    ood_auroc,
+    ood_fpr95,
 )
-from lightning_bayes.metrics.ood import OODAUPR, OODAUROC, OODFPR95, ood_aupr, ood_auroc, ood_fpr95
 
 
 def scikit_learn_fpr95(is_ood, scores):
