@@ -28,12 +28,11 @@ from lightning_bayes.optim.diagonal.state import MeanFieldState, start_state
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.groups import KEY, SHARED, flat
 from lightning_bayes.optim.hyperparameters import Hyperparameters, OptimizerFields, StepRule
-from lightning_bayes.optim.readout.parameter import effective_parameters, store_shape
-from lightning_bayes.optim.readout.state import WeightPosterior, posterior_of_model
+from lightning_bayes.optim.readout import WeightPosterior, effective_parameters, posterior_of_model
 from lightning_bayes.optim.resuming import RECORD, require_same
 from lightning_bayes.optim.runtime.base import NoisyOptimizer
 from lightning_bayes.optim.runtime.family import PosteriorFamily
-from lightning_bayes.optim.runtime.measuring import BASE_INTERVAL, SHAPE_INTERVAL, require_interval
+from lightning_bayes.optim.runtime.measuring import BASE_INTERVAL, require_interval
 from lightning_bayes.optim.runtime.noise import CounterNoise
 from lightning_bayes.optim.runtime.parameters import (
     deterministic_params,
@@ -297,9 +296,7 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
             step.finish(self.param_groups, self.state)
         for group, schedules in zip(self.param_groups, self._schedules, strict=True):
             self._count_update(group, schedules)
-        if self.num_updates % SHAPE_INTERVAL == 0:
-            for group, param in self.trained():
-                store_shape(group, self.state[param], param)
+        self.family.refresh(measured=bool(measurement.curvature))
         if self._check_batch_size is not None:
             self._check_batch_size(measurement, self.param_groups[0])
 
@@ -346,6 +343,7 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
             self.hyperparameters.check(plain(flat(group)))
             if self.signed_curvature:
                 keep_all_positive_([self.state[param] for param in group["params"]], group)
+        self.family.refresh(measured=False, always=True)
 
     @torch.no_grad()
     def posterior(self) -> WeightPosterior:
@@ -368,6 +366,6 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
             A scalar between 0 and the number of weights with noise.
         """
         self.family.start_curvature()
-        counts = [effective_parameters(group, self.state[param], param.detach()) for group, param in self.trained()]
+        counts = [effective_parameters(group, self.state[param]) for group, param in self.trained()]
         known = [count for count in counts if count is not None]
         return torch.stack(known).sum() if known else torch.zeros(())
