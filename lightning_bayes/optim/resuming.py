@@ -45,14 +45,14 @@ def require_same(state_dict: Mapping[str, Any], record: Mapping[str, Any]) -> No
         )
     saved = state_dict[RECORD]
     differences = [
-        f"{words} was {_said(saved[name], record[name])} and is {_said(record[name], saved[name])}"
+        f"{words} (saved: {_said(saved[name], record[name])}; now: {_said(record[name], saved[name])})"
         for name, words in _MUST_AGREE.items()
         if saved[name] != record[name]
     ]
     if differences:
         raise PosteriorError(
-            f"The run cannot resume from this state: {'; '.join(differences)}. Restore the old setting; or, to start anew "
-            "from the weights alone, load them into the model and train without the state (without ckpt_path)."
+            f"The run cannot resume, because these have changed: {', '.join(differences)}. Restore the old setting; or, to "
+            "start anew from the weights alone, load them into the model and train without the state (without ckpt_path)."
         )
 
 
@@ -63,4 +63,4 @@ def _said(value: Any, other: Any) -> str:
     if value and isinstance(value[0], list):
         return " | ".join(name_some(group, _LENGTH) for group in value)
     own = [name for name in value if name not in other]
-    return f"{len(value)} parameters" + (f" with {name_some(own, _LENGTH)}" if own else "")
+    return f"{len(value)}, with {name_some(own, _LENGTH)}" if own else str(len(value))

@@ -123,13 +123,15 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
         self._check_batch_size = None if self.estimator.is_linear else BatchSizeCheck(type(self).__name__)
         if params is None:
             params = trainable(model) if base is None else base
-        engine, quantity = values["engine"], self.estimator.quantity
+        engine, quantity, reduction = values["engine"], self.estimator.quantity, values["loss_reduction"]
+        if base is not None and reduction == "auto":
+            reduction = "auto_or_mean"  # the noise of this step does not depend on the scale of the curvature
         settings = self.hyperparameters.group_values(values)
         if values["radius"] != "sgd":
             del settings["momentum"]
         super().__init__(  # calls add_param_group, which needs the attributes above
             model,
-            make_engine(engine, model, values["loss_reduction"], values["workspace_mib"], quantity=quantity),
+            make_engine(engine, model, reduction, values["workspace_mib"], quantity=quantity),
             params,
             {**settings, "noisy": self.noisy, "noise_seed": values["seed"]},
             mc_samples=values["mc_samples"],
@@ -225,7 +227,12 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
             "step": self.posterior_defaults["step_rule"],
             "base": type(self.base_step.base).__name__ if self.base_step else None,
             "groups": groups,
-            "posterior": sorted(name for param, name in names.items() if self.state.get(param, {}).get("noisy")),
+            "posterior": sorted(
+                names[param]
+                for group in self.param_groups
+                for param in group["params"]
+                if self.noisy and param in names and param not in self.deterministic
+            ),
         }
 
     def _start_state(self, param: nn.Parameter, group: Mapping[str, Any]) -> None:

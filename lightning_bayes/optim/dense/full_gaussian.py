@@ -29,7 +29,7 @@ from typing_extensions import Unpack
 
 from lightning_bayes.curvature import Likelihood, LossReduction
 from lightning_bayes.linalg import cholesky, inverse_root
-from lightning_bayes.linalg.cholesky import add_to_diagonal
+from lightning_bayes.linalg.factors import add_to_diagonal
 from lightning_bayes.optim.dense.measurements import HessianMeasurement, Labels, OuterProducts
 from lightning_bayes.optim.dense.shell import DenseArguments, DenseOptimizer
 from lightning_bayes.optim.diagonal.state import average, debiased
@@ -206,7 +206,7 @@ class NNGFull(DenseOptimizer):
     Args:
         model: A model of linear layers and convolutions without groups.
         limit_mib: Maximum memory of one D × D matrix in MiB.
-        likelihood: Likelihood to sample labels from; None uses the model's attribute ``likelihood``.
+        likelihood: Likelihood to sample labels from; None uses the model's attribute ``lightning_bayes_likelihood``.
         loss_reduction: How the loss is reduced over examples, see `curvature.measure`.
         **arguments: See `DenseArguments`.
     """
