@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from lightning_bayes.curvature import Capture, make_engine
-from lightning_bayes.curvature.parameters import require_full_precision
+from lightning_bayes.curvature.parameters import require_full_precision, rows_without_gradient
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.optim.diagonal.estimators import BatchSizeCheck, CurvatureEstimator, SquaredGradients
 from lightning_bayes.optim.diagonal.family import DiagonalFamily
@@ -111,6 +111,7 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
         values = self.hyperparameters.given(arguments, self.own_defaults)
         require_initialised(model)
         self._reference = reference_weights(model)
+        self._rows_without_noise = rows_without_gradient(model)
         self.steps = make_steps(base)
         step = step_for(values["step_rule"], self.steps)
         self.deterministic = deterministic_params(model, values["bayesian"], norms=step.is_published)
@@ -244,6 +245,8 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
             state |= start_state(param, fields, reference, noisy=param not in self.deterministic)
             state |= prior_state(param, group, self.weight_priors)
             state |= self.family.counters
+            if param in self._rows_without_noise:
+                state["rows_without_noise"] = self._rows_without_noise[param]
             if not fields and self.estimator.quantity == "squared_gradients":
                 self.engine.left_out.add(param)  # a parameter without curvature is not measured
 
@@ -275,6 +278,13 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
             for group, param in self.trained():
                 finished.add_prior_at_sample_(param, stated_prior_of(group, self.state[param]))
         return curvature
+
+    @property
+    def _reads_count(self) -> bool:
+        if not self.estimator.reads_count:
+            return False
+        states = (self.state[param] for param in self._measured_params())
+        return any(not (state["noisy"] and state["step"]) for state in states)
 
     def _measured_params(self) -> list[nn.Parameter]:
         return [key for key in self._measured_shapes() if isinstance(key, nn.Parameter)]
@@ -350,6 +360,10 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
             self.hyperparameters.check(plain(flat(group)))
             if self.signed_curvature:
                 keep_all_positive_([self.state[param] for param in group["params"]], group)
+        self.refresh_noise()
+
+    def refresh_noise(self) -> None:
+        """Store the covariance of the noise anew, after a change of settings between two measurements."""
         self.family.refresh(measured=False, always=True)
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""The covariance of independent weights, stored in each parameter's state beside its curvature s:
+"""The covariance of independent weights, stored in each parameter's state beside its curvature s.
 
     1/Σ = scale · (max(s, floor) + damping)        scale = Ñ/τ_t, damping = γ_t, the prior's δ̃ included
 

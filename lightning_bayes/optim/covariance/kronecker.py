@@ -1,8 +1,8 @@
-"""The covariance of a layer's matrix, stored in the state of its weight beside S and A:
+"""The covariance of a layer's matrix, stored in the state of its weight beside S and A.
 
     1/Σ = scale · (S ⊗ A, π-damped by damping)        scale = Ñ/τ_t, damping = γ_t, the prior's δ̃ included
 
-An inversion stores the damping and the root of the damped inverse, with which samples are drawn; `refresh` stores the scale.
+An inversion stores the damping and the root of the damped inverse, which samples use; `refresh` stores the scale.
 """
 
 from __future__ import annotations

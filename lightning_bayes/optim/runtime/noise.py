@@ -4,7 +4,8 @@ An exact resume therefore needs no saved state, ranks draw different noise by us
 global random number generator is never touched.
 
 Antithetic pairs: updates 2j and 2j+1 use the same draws with opposite signs. The first-order effect of noise on the gradient
-cancels over the pair, and every draw is used twice: a family may keep it for the twin. The noise of every single update is still N(0, I).
+cancels over the pair, and a family may keep the draws for the second update. The noise of every single update is still
+N(0, I).
 """
 
 from __future__ import annotations
