@@ -46,7 +46,7 @@ def at_the_start(optimizer: VariationalOptimizer, name: str, link: Link | None, 
 def at_the_end(optimizer: VariationalOptimizer, name: str) -> str:
     """The line at the end of a fit: effective number of parameters, temperatures, and size of the noise."""
     total, determined = _count(_params(optimizer, noisy=True)), float(optimizer.effective_parameters())
-    log_temperatures = sorted(math.log(tau) for tau in temperatures(optimizer).values())
+    log_temperatures = sorted(math.log(tau) if tau else -math.inf for tau in temperatures(optimizer).values())
     if not log_temperatures:  # such as in a run resumed from a checkpoint without noise
         return f"{name}: no parameter has noise, so there is no posterior."
     ratio = diagnostics.noise_to_weight(optimizer.posterior())
