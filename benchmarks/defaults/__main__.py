@@ -1,7 +1,7 @@
 """Callbacks with default arguments, compared with the user's optimizer alone at equal epochs.
 
     python -m benchmarks.defaults --root DATA [--problems digits yacht] [--methods user vogn] [--optimizers adam]
-        [--first-seed 0] [--seeds 5] [--json benchmarks/results/defaults.json] [--table | --markdown] [--against user flat]
+        [--first-seed 0] [--seeds 5] [--json defaults.json] [--table | --markdown] [--against user flat]
 
 See `benchmarks.defaults.methods` for the names of methods and controls.
 Runs that are already in the JSON file are skipped. `--table` and `--markdown` only print the file.

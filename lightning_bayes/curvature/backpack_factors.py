@@ -18,9 +18,9 @@ from backpack import backpack, extensions
 from backpack.extensions.module_extension import ModuleExtension
 from torch import Tensor, nn
 
+from lightning_bayes.curvature.backpack_hooks import is_stock, watched
 from lightning_bayes.curvature.factors import FactorMoments, input_factor
 from lightning_bayes.curvature.factors.layer_records import LayerRecords, Request
-from lightning_bayes.curvature.hooks import BackpackCapture, is_stock, watched
 from lightning_bayes.curvature.measured_modules import MeasuredModule, find_measured_modules, refuse
 from lightning_bayes.curvature.measurement import KroneckerFactors, KroneckerQuantity
 from lightning_bayes.curvature.modules import CREATED, AsModules
@@ -110,8 +110,7 @@ class BackpackFactors(LayerRecords):
         layers, passing = self._split_modules(model)
         self._check(units, layers, passing)
         _add_pass_through(extension, passing, self._as_modules)
-        hooked_layers, calls = [*layers, *passing], BackpackCapture()
-        with watched(model, hooked_layers, extension, self._as_modules, calls, _OTHERWISE) as self._values:
+        with watched(model, [*layers, *passing], extension, self._as_modules, _OTHERWISE) as self._values:
             yield
 
     def observe(self, loss: Tensor, divided_by_host: bool) -> None:
