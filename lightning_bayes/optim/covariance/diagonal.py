@@ -9,7 +9,6 @@ the bound has scale Ñ/τ and damping δ̃ + γ. Negative s count as 0 in shaped
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from lightning_bayes.optim.effective import Effective, effective
 from lightning_bayes.optim.runtime.measuring import SHAPE_INTERVAL
 from lightning_bayes.posteriors import noise_shape, noise_statistics
 
+_NO_FLOOR = -3e38  # every float32 is above
 NO_NOISE = 1e24  # damping of weights without noise: a standard deviation that no sum in float32 notices
 
 
@@ -52,7 +52,7 @@ def refresh(group: Mapping[str, Any], params: Sequence[Tensor], states: Sequence
     hyper = effective(group)
     if hyper.relative_noise is None:
         for state in states:
-            state.update(scale=hyper.scale, floor=-math.inf, damping=_damping(hyper, state, hyper.noise_damping))
+            state.update(scale=hyper.scale, floor=_NO_FLOOR, damping=_damping(hyper, state, hyper.noise_damping))
         return
     statistics = [_statistics(hyper, param, state) for param, state in zip(params, states, strict=True)]
     shapes = [noise_shape(numbers[None], hyper.relative_noise, hyper.scale) for numbers in statistics]
