@@ -43,16 +43,6 @@ def require_real_and_separate(model: nn.Module) -> None:
         )
 
 
-def rows_without_gradient(model: nn.Module) -> dict[nn.Parameter, int]:
-    """The row of each embedding's weight that gets no gradient by construction: its ``padding_idx``."""
-    uses: dict[nn.Parameter, set[int | None]] = {}
-    for module in model.modules():
-        row = module.padding_idx if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) else None
-        for param in module.parameters(recurse=False):
-            uses.setdefault(param, set()).add(row)
-    return {param: row for param, rows in uses.items() for row in rows if len(rows) == 1 and row is not None}
-
-
 def require_full_precision(params: Iterable[nn.Parameter]) -> None:
     """Raise `UnsupportedTrainingError` if parameters are stored in half precision."""
     half = {str(param.dtype) for param in params if param.dtype in {torch.float16, torch.bfloat16}}

@@ -111,7 +111,9 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
         values = self.hyperparameters.given(arguments, self.own_defaults)
         require_initialised(model)
         self._reference = reference_weights(model)
-        self._rows_without_noise = rows_without_gradient(model)
+        self._rows_without_noise = {
+            p: mask.nonzero()[:, 0].tolist() for p, mask in rows_without_gradient(model).items()
+        }
         self.steps = make_steps(base)
         step = step_for(values["step_rule"], self.steps)
         self.deterministic = deterministic_params(model, values["bayesian"], norms=step.is_published)

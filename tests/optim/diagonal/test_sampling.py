@@ -227,3 +227,18 @@ def test_large_tensors_have_memory_of_their_own_and_the_same_law(bias, generator
     weight = model[0].weight
     ratio = found[12] * opt.posterior().precision["0.weight"].sqrt()
     assert abs(float(ratio.square().mean()) - 1) < 5 * (2 / weight.numel()) ** 0.5
+
+
+@pytest.mark.parametrize("relative_noise", [None, 0.3])
+def test_the_row_of_padding_has_no_noise_and_the_others_have(relative_noise, generator):
+    model = nn.Sequential(nn.Embedding(5, 3, padding_idx=0), nn.Flatten(), nn.Linear(6, 2))
+    opt = VOGN(model, lr=0.01, num_data=50, init_precision=80.0, relative_noise=relative_noise)
+    tokens = torch.tensor([[1, 2], [3, 0], [4, 1]])
+    for _ in range(3):
+        with opt.sampled_params():
+            F.cross_entropy(model(tokens), torch.tensor([0, 1, 0])).backward()
+        opt.step()
+        opt.zero_grad()
+    drawn = opt.posterior().sample(generator)["0.weight"] - model[0].weight.detach()
+    assert drawn[0].abs().max() < 1e-10
+    assert drawn[1:].abs().min() > 1e-5
