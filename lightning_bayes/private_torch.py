@@ -105,11 +105,6 @@ def is_view(tensor: Tensor) -> bool:
     return tensor._is_view()
 
 
-def version_of(tensor: Tensor) -> int:
-    """Version counter of a tensor: autograd increments it with every in-place change."""
-    return tensor._version
-
-
 def is_in_functorch() -> bool:
     """Whether a torch.func transform is active."""
     return bool(torch._C._are_functorch_transforms_active())
