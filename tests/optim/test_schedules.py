@@ -55,7 +55,12 @@ def test_a_function_equals_its_values_set_by_hand(name, function, problem):
     train(scheduled, opt, problem, 7)
     by_hand, other = build(**{name: function(0)})
     place = other.param_groups[0] if name == "lr" else other.param_groups[0]["posterior"]
-    train(by_hand, other, problem, 7, lambda step: place.update({name: function(step)}))
+
+    def set_by_hand(step):
+        place[name] = function(step)
+        other.refresh_noise()
+
+    train(by_hand, other, problem, 7, set_by_hand)
     assert torch.equal(weights(scheduled), weights(by_hand))
     plain, constant = build(**{name: function(0)})
     train(plain, constant, problem, 7)
