@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_bayes.callbacks.evaluation import EvaluationCallback
 from lightning_bayes.errors import HyperparameterError, PosteriorError
-from lightning_bayes.optim.readout import callback_state, posterior_from_checkpoint, read_checkpoint
+from lightning_bayes.optim.readout import POSTERIOR_KEY, callback_state, posterior_from_checkpoint, read_checkpoint
 from lightning_bayes.predictive import Link, MemberPosteriors, MemberSamples, NetworkSamples, misfits
 
 
@@ -37,8 +37,8 @@ class DeepEnsembleCallback(EvaluationCallback):
         members: Paths of M Lightning checkpoints.
         samples: Weight samples of each member's posterior; 0 uses its mean.
         seed: The seed of these samples.
-        link: How outputs become predictions in evaluation. None: the module's attribute ``link``, else the link of a
-            member's training loss, else ``"softmax"``.
+        link: How outputs become predictions in evaluation. None: the module's
+            attribute ``lightning_bayes_link``, else the link of the training loss, else raw outputs are averaged.
 
     Raises:
         HyperparameterError: If `members` is empty or a single path, or `samples` is not a whole number of at least 0.
@@ -78,7 +78,8 @@ class DeepEnsembleCallback(EvaluationCallback):
                 f"The member {path} is not a {type(module).__name__} of this architecture ({mismatch}). Build the module "
                 "with the arguments that the member was trained with."
             )
-        self.loss_link = self.loss_link or callback_state(checkpoint).get("link")
+        states = (callback_state(checkpoint), checkpoint.get("callbacks", {}).get(POSTERIOR_KEY, {}))
+        self.loss_link = self.loss_link or next((state["link"] for state in states if state.get("link")), None)
         return checkpoint
 
 

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning_utilities.core.rank_zero import rank_zero_info
 
 from lightning_bayes.callbacks.checks import refuse_other_package
+from lightning_bayes.callbacks.loss_link import LinkRecorder
 from lightning_bayes.callbacks.patches import Patches
 from lightning_bayes.callbacks.recalibration import recalibrated
 from lightning_bayes.callbacks.sampled_forward import SampledForward
 from lightning_bayes.callbacks.spread import spread
-from lightning_bayes.curvature import loss_functions
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.predictive import Link, Samples, check_link
 
-_LINKS: dict[str, Link] = {
-    "NllLoss": "softmax",
-    "NllLoss2D": "softmax",
-    "BinaryCrossEntropyWithLogits": "sigmoid",
-    "BinaryCrossEntropy": "identity",  # outputs are probabilities, and so is their average
-    "MseLoss": "identity",
-    "SmoothL1Loss": "identity",
-    "HuberLoss": "identity",
-}
+LINK_ATTRIBUTE: Final = "lightning_bayes_link"  # of modules that state their link; no other attribute is read
 
 
 @runtime_checkable
@@ -41,7 +34,8 @@ class EvaluationCallback(Callback, ABC):
     """Averages a module's predictions over samples in validation, test and prediction.
 
     Args:
-        link: How outputs become predictions; None reads it from the module, then from the training loss.
+        link: How outputs become predictions; None reads it from the module's attribute
+            ``lightning_bayes_link``, then from the training loss.
 
     Attributes:
         loss_link: The link of the training loss; None if unknown.
@@ -56,6 +50,8 @@ class EvaluationCallback(Callback, ABC):
         self.link = link
         self.loss_link: Link | None = None
         self._has_seen_loss = False
+        self._recorder: LinkRecorder | None = None
+        self._has_told_link = False
         self._forward: SampledForward | None = None
         self._patches = Patches()  # of a run; `undo` reverts them
 
@@ -64,9 +60,20 @@ class EvaluationCallback(Callback, ABC):
         """The samples to average over; None to leave the module alone."""
 
     def link_of(self, module: LightningModule) -> Link | None:
-        """The argument ``link``, else the module's attribute, else the link of the training loss; None if unknown."""
-        link: Link | None = self.link or getattr(module, "link", None) or self.loss_link
+        """The argument ``link``, else the module's ``lightning_bayes_link``, else the link of its loss; None if unknown."""
+        link: Link | None = self.link or getattr(module, LINK_ATTRIBUTE, None) or self.loss_link
         return link
+
+    def link_or_raw(self, module: LightningModule) -> Link:
+        """`link_of`; where it is unknown, raw outputs are averaged, and a line says how to set it."""
+        link = self.link_of(module)
+        if link is None and not self._has_told_link:
+            self._has_told_link = True
+            rank_zero_info(
+                f"{type(self).__name__}: the training loss does not tell how outputs become predictions, so the raw outputs "
+                "are averaged. Pass link='softmax', 'sigmoid', 'exp' or 'identity'."
+            )
+        return link or "identity"
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse trainers of the package pytorch_lightning, and undo what an earlier run may have left behind."""
@@ -76,13 +83,32 @@ class EvaluationCallback(Callback, ABC):
 
     def undo(self) -> None:
         """Undo all changes of the trainer and the module."""
+        self._stop_recording()
         self._stop(warn=False)
         self._patches.undo()
 
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Record the first losses of a fit."""
+        if not self._has_seen_loss and self._recorder is None:
+            self._recorder = LinkRecorder(pl_module)
+            self._recorder.start()
+
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor) -> None:
         """Read the link from the first loss of a fit."""
-        if not self._has_seen_loss:
-            self._has_seen_loss, self.loss_link = True, link_of_loss(loss)
+        if not self._has_seen_loss and self._recorder is not None:
+            self._has_seen_loss, self.loss_link = True, self._recorder.link_of(loss)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Stop recording."""
+        if self._recorder is not None:
+            self._stop_recording()
+
+    def _stop_recording(self) -> None:
+        if self._recorder is not None:
+            self._recorder.stop()
+            self._recorder = None
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start averaging."""
@@ -108,7 +134,7 @@ class EvaluationCallback(Callback, ABC):
         if samples is None:
             return
         require_single_evaluation(trainer)
-        link = self.link_of(module) or "softmax"
+        link = self.link_or_raw(module)
         is_fit = trainer.state.fn == "fit"
         if not is_fit:
             for callback in trainer.callbacks:  # type: ignore[attr-defined]
@@ -142,21 +168,3 @@ def require_single_evaluation(trainer: Trainer) -> None:
     names = [type(c).__name__ for c in trainer.callbacks if isinstance(c, EvaluationCallback)]  # type: ignore[attr-defined]
     if len(names) > 1:
         raise UnsupportedTrainingError(f"{' and '.join(names)} each average predictions. Keep one of them.")
-
-
-def link_of_loss(loss: torch.Tensor) -> Link | None:
-    """The link that matches a loss.
-
-    Args:
-        loss: Scalar with a graph.
-
-    Returns:
-        The link; None if the loss uses none of torch's loss functions, or functions with different links.
-
-    Example:
-        >>> import torch
-        >>> link_of_loss(torch.nn.functional.mse_loss(torch.zeros(2, requires_grad=True), torch.ones(2)))
-        'identity'
-    """
-    links = {_LINKS[name] for name in loss_functions(loss) if name in _LINKS}
-    return links.pop() if len(links) == 1 else None

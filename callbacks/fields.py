@@ -60,8 +60,8 @@ class CallbackFields(HyperparameterFields, total=False):
         curvature_interval: T, updates between curvature measurements, after ten updates that all measure; the other updates
             run the bare model. None: 10 if the user's optimizer sets the step or its length and updates may skip the
             measurement (`optim.runtime.measuring`), else 1.
-        link: How outputs become predictions in evaluation. None: the module's attribute ``link``, else the link of the
-            training loss (``mse_loss``: ``"identity"``), else ``"softmax"``.
+        link: How outputs become predictions in evaluation. None: the module's
+            attribute ``lightning_bayes_link``, else the link of the training loss, else raw outputs are averaged.
         bayesian: Regular expression for the names of the parameters that have a posterior. The other parameters take the
             same step without noise. None selects all parameters; the default step excludes normalisation layers, each of
             whose parameters scales or shifts a whole channel: noise in them hurt a small ResNet most (a heuristic).
@@ -88,8 +88,8 @@ class KroneckerFields(CallbackFields, total=False):
         inverse_interval: T_inv, updates between inversions of a layer's factors; layers take turns. Default 100, or 200 with
             the user's step.
         max_side: Layers whose matrix has a longer side are treated as mean-field; default 4096.
-        fisher: ``"sampled"`` draws labels from the module's attribute ``likelihood`` (the Fisher); ``"empirical"`` uses the
-            labels of the data. None draws labels if the module has such an attribute.
+        fisher: ``"sampled"`` draws labels from the module's ``lightning_bayes_likelihood`` (the Fisher). ``"empirical"``
+            uses the labels of the data. None draws labels if the module has such an attribute.
         kl_clip: c, bound of the squared Fisher norm of the algorithm's own step; None disables it.
         factors: ``"kfac"`` with either engine; ``"kflr"`` or ``"kfra"`` with ``engine="backpack"``. Default ``"kfac"``.
         unsupported_layers: How to treat layers for which ``engine="backpack"`` has no factors: ``"refuse"`` raises an error

@@ -15,7 +15,8 @@ from torch import Tensor
 from torchmetrics.utilities.distributed import gather_all_tensors
 
 from lightning_bayes.callbacks.collected import CollectedPredictions, ExtremeImages, Gather, Predicted
-from lightning_bayes.callbacks.step_outputs import has_step_outputs, step_outputs
+from lightning_bayes.callbacks.step_outputs import has_class_outputs, has_step_outputs, step_outputs
+from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.metrics import (
     by_severity,
     certainty_sheet,
@@ -24,6 +25,7 @@ from lightning_bayes.metrics import (
     score_histograms,
     shift_curves,
 )
+from lightning_bayes.predictive import TEMPERATURE
 
 SHEET = (2, 8)  # rows and columns, for the most and for the least certain images
 
@@ -68,15 +70,26 @@ class EvaluationFigures(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         """Collect the results of a batch."""
-        if not self.required and not has_step_outputs(outputs):
+        if not has_class_outputs(outputs) and (not self.required or has_step_outputs(outputs)):
+            self._require_classes(pl_module, outputs)
             return
         step = step_outputs(pl_module, "test_step", outputs)
         name = outputs.get("set", f"ood/set{dataloader_idx}" if dataloader_idx else "test")
-        temperature = getattr(pl_module, "temperature", None)
+        temperature = getattr(pl_module, TEMPERATURE, None)
         probs = self._collected.add(step, name, outputs.get("mean_outputs"), temperature)
         inputs = batch[0] if isinstance(batch, (tuple, list)) else None
         if name == "test" and isinstance(inputs, Tensor):
             self._images.add(_unnormalised(inputs, trainer), step.targets, probs)
+
+    def _require_classes(self, module: LightningModule, outputs: Any) -> None:
+        """Raise `UnsupportedTrainingError` if figures are required but the step is no classifier's."""
+        if self.required:
+            shapes = tuple(outputs["outputs"].shape), tuple(outputs["targets"].shape)
+            raise UnsupportedTrainingError(
+                f"EvaluationFigures draws classifiers, with logits [batch, classes] and class indices [batch], but "
+                f"{type(module).__name__}.test_step returned outputs {shapes[0]} and targets {shapes[1]} of "
+                f"{outputs['targets'].dtype}. Remove the callback, or pass required=False."
+            )
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draw, write and log."""

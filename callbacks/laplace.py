@@ -6,6 +6,7 @@ from typing import Any, Final, final
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.trainer.states import RunningStage
 from lightning_utilities.core.rank_zero import rank_zero_info
 
 from lightning_bayes.callbacks.last_epoch import is_last_epoch
@@ -57,8 +58,8 @@ class LaplaceCallback(PosthocCallback):
         mc_samples: Labels drawn per example for ``"fisher"``.
         online_every: Epochs between maximisations of the marginal likelihood during the fit. Each sets the optimizer's
             weight decay to δ/N (Immer et al. 2021, https://arxiv.org/abs/2104.04975). None disables them.
-        likelihood: Likelihood of the targets. None: the module's attribute ``likelihood``, else the likelihood of its
-            attribute ``link``, else of the training loss, else ``"classification"``.
+        likelihood: Likelihood of the targets. None: the module's attribute ``lightning_bayes_likelihood``, else the
+            likelihood of its ``lightning_bayes_link``, else of the training loss; where none of them tells, an error asks.
         seed: Seed of drawn labels and samples.
         save_to: Where to write a checkpoint whose posterior was computed before an evaluation; None does not write it.
 
@@ -154,8 +155,15 @@ class LaplaceCallback(PosthocCallback):
         return link_of(find_likelihood(self._likelihood_of(module))[0]) != "identity"
 
     def _likelihood_of(self, module: LightningModule) -> Likelihood | LikelihoodName:
-        likelihood = self.likelihood or getattr(module, "likelihood", None)
-        return likelihood or _NAMES[self.link_of(module) or "softmax"]
+        likelihood = self.likelihood or getattr(module, "lightning_bayes_likelihood", None)
+        if likelihood is None:
+            likelihood = _NAMES.get(self.link_of(module) or "exp")
+        if likelihood is None:
+            raise HyperparameterError(
+                f"{type(self).__name__} does not know the likelihood of the targets: the training loss of "
+                f"{type(module).__name__} does not tell. Pass likelihood='classification', 'binary' or 'regression'."
+            )
+        return likelihood
 
     def _approximate(self, trainer: Trainer, module: LightningModule) -> Laplace:
         loader = training_loader(trainer, module, self._fitted_on, type(self).__name__)
@@ -167,14 +175,14 @@ class LaplaceCallback(PosthocCallback):
         with torch.inference_mode(False), evaluation_mode(module), random_state_kept(module):
             self.result = laplace(
                 module,
-                OnDevice(trainer, loader),
+                OnDevice(trainer, loader, RunningStage.TRAINING),
                 self._likelihood_of(module),
                 self.structure,
                 self.subset,
                 self.curvature,
                 prior,
                 prior_structure=self.prior_structure,
-                validation=None if validation is None else OnDevice(trainer, validation),
+                validation=None if validation is None else OnDevice(trainer, validation, RunningStage.VALIDATING),
                 mc_samples=self.mc_samples,
                 seed=self.seed,
                 require_trained=trainer.state.fn != "fit",  # do not lose a finished fit to an error

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
-from typing import Any, final
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Final, final
 
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from lightning_bayes.callbacks.step_outputs import StepOutputs, concatenated, stored
 from lightning_bayes.errors import UnsupportedTrainingError
+
+_END: Final = object()
 
 
 @final
@@ -76,7 +79,7 @@ class ValidationSet:
             UnsupportedTrainingError: If a batch has another form, or there is none.
         """
         steps = []
-        for batch in OnDevice(trainer, batches):
+        for batch in OnDevice(trainer, batches, RunningStage.VALIDATING):
             if not isinstance(batch, (tuple, list)) or len(batch) != 2 or not isinstance(batch[1], Tensor):
                 raise UnsupportedTrainingError(
                     f"{self.callback} calls {type(module).__name__} on the inputs of batches (inputs, targets), but the "
@@ -140,11 +143,33 @@ def random_state_kept(module: LightningModule) -> AbstractContextManager[None]:
 
 @final
 class OnDevice:
-    """A loader whose batches are in the trainer's precision and on its device, as a step receives them."""
+    """A loader whose batches are loaded, converted and moved as in a stage of the trainer, hooks of the module included.
 
-    def __init__(self, trainer: Trainer, loader: Any) -> None:
-        self.trainer, self.loader = trainer, loader
+    Args:
+        trainer: The trainer.
+        loader: The loader.
+        stage: The stage to which the data belong: augmentation that asks ``trainer.training`` gets the answer of that stage.
+    """
+
+    def __init__(self, trainer: Trainer, loader: Any, stage: RunningStage) -> None:
+        self.trainer, self.loader, self.stage = trainer, loader, stage
 
     def __iter__(self) -> Iterator[Any]:
-        strategy, precision = self.trainer.strategy, self.trainer.precision_plugin
-        return (strategy.batch_to_device(precision.convert_input(batch)) for batch in self.loader)
+        with self._in_stage():
+            batches = iter(self.loader)
+        while True:
+            with self._in_stage():  # not around the yield: the consumer's code runs in the trainer's own stage
+                batch = next(batches, _END)
+                if batch is _END:
+                    return
+                converted = self.trainer.precision_plugin.convert_input(batch)
+                moved = self.trainer.strategy.batch_to_device(converted)
+            yield moved
+
+    @contextmanager
+    def _in_stage(self) -> Iterator[None]:
+        before, self.trainer.state.stage = self.trainer.state.stage, self.stage
+        try:
+            yield
+        finally:
+            self.trainer.state.stage = before

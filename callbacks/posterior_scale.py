@@ -48,7 +48,7 @@ class PosteriorScale(Callback):
     `lightning_bayes.predictive.fit_scale` for the search.
 
     The module is called on the inputs of batches ``(inputs, targets)``. The likelihood follows from the link of the
-    evaluation. With the identity link, the noise comes from the module's attribute ``likelihood``, if it is a
+    evaluation. With the identity link, the noise comes from the module's ``lightning_bayes_likelihood``, if it is a
     `lightning_bayes.curvature.Gaussian`; otherwise σ is chosen together with the width.
 
     With linearised samples, the validation set is evaluated twice, for any number of widths. Otherwise, also with the closed
@@ -121,7 +121,7 @@ class PosteriorScale(Callback):
             samples = callback.find_samples(trainer, pl_module)
             if samples is None:
                 return
-            link = callback.link_of(pl_module) or "softmax"
+            link = callback.link_or_raw(pl_module)
             self._choose(trainer, pl_module, self._scalable(samples), link)
         pl_module.log("val/posterior_scale", float(self.scale or 0.0), sync_dist=True)
 
@@ -161,7 +161,7 @@ class PosteriorScale(Callback):
             return self._validation.outputs(trainer, module, forward, islice(loader, limit))
 
         linear_outputs = _linear_in_scale(samples, evaluate) if isinstance(samples, LinearizedSamples) else None
-        likelihood = getattr(module, "likelihood", None)
+        likelihood = getattr(module, "lightning_bayes_likelihood", None)
         noise_std = likelihood.std if isinstance(likelihood, Gaussian) else None
         reduce = sum_over_processes(trainer, module)
 

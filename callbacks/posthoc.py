@@ -78,7 +78,7 @@ class PosthocCallback(EvaluationCallback, ABC):
                 rank_zero_info(f"The checkpoint with its posterior is {self.save_to}")
         assert self._posterior is not None
         samples = PosteriorSamples(self._posterior.to(pl_module.device), self.eval_samples, self.seed)
-        return predictive_samples(samples, self.linearized, self.link_of(pl_module) or "softmax")
+        return predictive_samples(samples, self.linearized, self.link_or_raw(pl_module))
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,12 +19,13 @@ def origins(datasets: Sequence[Any], dataloader_idx: Tensor, index: Tensor) -> d
 
     Args:
         datasets: The data set of each loader. Its attributes ``file_names`` and ``targets`` are read, also through a
-            ``Subset``. In a ``TensorDataset``, a last tensor of integers counts as the targets.
+            ``Subset``. In a ``TensorDataset``, the last of several tensors counts as the targets.
         dataloader_idx: Index of each row's loader, ``[rows]``.
         index: Position of each row in its data set, ``[rows]``.
 
     Returns:
-        The columns ``file`` and ``target``, each if known for any row; unknown entries are ``""`` and -1.
+        The columns ``file`` and ``target``, each if known for any row. Targets are written as they are: numbers, rows of
+        numbers, or texts. Unknown entries are ``""``, -1 for whole numbers, and ``nan`` for others.
 
     Example:
         >>> data = TensorDataset(torch.zeros(3, 2), torch.tensor([5, 6, 7]))
@@ -32,16 +34,33 @@ def origins(datasets: Sequence[Any], dataloader_idx: Tensor, index: Tensor) -> d
     """
     files = [_column(data, lambda data: getattr(data, "file_names", None)) for data in datasets]
     targets = [_column(data, _targets) for data in datasets]
-    row_files, row_targets = [], []
+    row_files: list[str] = []
+    row_targets: list[Any] = []
     for loader, row in zip(dataloader_idx.tolist(), index.tolist(), strict=True):
         row_files.append("" if files[loader] is None else str(files[loader][row]))
-        row_targets.append(UNKNOWN if targets[loader] is None else int(targets[loader][row]))
-    columns: dict[str, Column] = {}
-    if any(row_files):
-        columns["file"] = row_files
-    if any(target != UNKNOWN for target in row_targets):
-        columns["target"] = torch.tensor(row_targets)
-    return columns
+        row_targets.append(None if targets[loader] is None else targets[loader][row])
+    columns: dict[str, Column] = {"file": row_files} if any(row_files) else {}
+    target = target_column(row_targets)
+    return columns if target is None else {**columns, "target": target}
+
+
+def target_column(targets: Sequence[Any]) -> Column | None:
+    """One column of targets of any kind, unknown ones being None; None if all are unknown."""
+    known = [target for target in targets if target is not None]
+    if not known:
+        return None
+    try:
+        tensors = [torch.as_tensor(target) for target in known]
+        first = torch.stack(tensors)[0]
+    except (TypeError, ValueError, RuntimeError):  # texts, objects, or rows of several lengths
+        return ["" if target is None else str(target) for target in targets]
+    unknown = torch.full_like(first, math.nan if first.is_floating_point() else UNKNOWN)
+    if first.dtype == torch.bool:
+        unknown = unknown.new_zeros(unknown.shape)
+    values = iter(tensors)
+    column = torch.stack([unknown if target is None else next(values) for target in targets])
+    is_unlabelled = not column.is_floating_point() and first.dtype != torch.bool and bool((column == UNKNOWN).all())
+    return None if is_unlabelled else column
 
 
 def decisions(probs: Tensor, class_names: Sequence[str], reject_below: float | None) -> dict[str, Column]:
@@ -107,7 +126,6 @@ def _column(dataset: Any, read: Callable[[Any], Any]) -> Any:
 
 def _targets(dataset: Any) -> Sequence[Any] | Tensor | None:
     if isinstance(dataset, TensorDataset) and len(dataset.tensors) > 1:
-        last = dataset.tensors[-1]
-        return last if last.ndim == 1 and not last.is_floating_point() else None
+        return dataset.tensors[-1]
     attribute: Any = getattr(dataset, "targets", None)
     return attribute if isinstance(attribute, (Tensor, list, tuple)) and len(attribute) == len(dataset) else None

@@ -12,9 +12,10 @@ from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
+from lightning_bayes.callbacks.evaluation import LINK_ATTRIBUTE
 from lightning_bayes.callbacks.prediction_files import require_format, save
 from lightning_bayes.callbacks.prediction_table import Column, decisions, origins
-from lightning_bayes.predictive import Link, as_dict, check_threshold, summarise
+from lightning_bayes.predictive import TEMPERATURE, Link, as_dict, check_threshold, summarise
 
 FILENAME = "predictions.pt"
 
@@ -25,8 +26,8 @@ class PredictionWriter(BasePredictionWriter):
 
     The columns are the entries of the dict that ``predict_step`` returns: with a `VariationalCallback`, ``probs``,
     ``entropy`` and ``mutual_information`` (in nats), or ``mean`` and ``variance``. Without samples and with Lightning's
-    default ``predict_step``, the module's attribute ``link`` converts its output to the same columns, with a mutual
-    information of 0; without a ``link``, the output becomes the column ``outputs``.
+    default ``predict_step``, the module's ``lightning_bayes_link`` converts its output to the same columns, with a mutual
+    information of 0; without it, the output becomes the column ``outputs``.
 
     If the data set provides them, ``file`` and ``target`` are added. With probabilities, ``label`` (the class name if the
     module or the data module has ``class_names``) and ``reject`` are added. Two columns locate a row: ``dataloader_idx``,
@@ -75,7 +76,7 @@ class PredictionWriter(BasePredictionWriter):
         folder = trainer.log_dir if self.dirpath is None else self.dirpath
         if trainer.fast_dev_run or folder is None or self._is_replaced(trainer):  # type: ignore[attr-defined]
             return
-        temperature = getattr(pl_module, "temperature", None) or 1.0
+        temperature = getattr(pl_module, TEMPERATURE, None) or 1.0
         loaders = [predictions] if trainer.predict_loop.num_dataloaders == 1 else predictions
         rows = [
             columns(output, link_of(pl_module), temperature) | {"dataloader_idx": torch.tensor(index)}
@@ -119,9 +120,9 @@ def _as_list(loaders: Any) -> list[Any]:
 
 
 def link_of(module: LightningModule) -> Link | None:
-    """The module's attribute ``link``; None without one, and if the user overrides ``predict_step``."""
+    """The module's attribute ``lightning_bayes_link``; None without one, and if the user overrides ``predict_step``."""
     overrides_step = type(module).predict_step is not LightningModule.predict_step
-    return None if overrides_step else getattr(module, "link", None)
+    return None if overrides_step else getattr(module, LINK_ATTRIBUTE, None)
 
 
 def columns(output: Any, link: Link | None, temperature: float = 1.0) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ from typing import Any, Literal, final
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.states import RunningStage
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
@@ -78,7 +79,7 @@ class BatchNormRecalibration(Callback):
     def _runs(self, trainer: Trainer, pl_module: LightningModule) -> Iterator[partial[Any]]:
         loader = training_loader(trainer, pl_module, self._fitted_on, type(self).__name__)
         arguments = ForwardArguments(pl_module, pl_module.forward)
-        for batch in islice(OnDevice(trainer, loader), self.batches):
+        for batch in islice(OnDevice(trainer, loader, RunningStage.TRAINING), self.batches):
             yield partial(_run, trainer, pl_module, arguments, batch)
 
 

@@ -21,7 +21,16 @@ from torch import Tensor
 from lightning_bayes.callbacks.forward_arguments import ForwardArguments
 from lightning_bayes.callbacks.patches import Patches
 from lightning_bayes.errors import UnsupportedTrainingError
-from lightning_bayes.predictive import Link, SampledModule, Samples, as_dict, check_link, combine, summarise
+from lightning_bayes.predictive import (
+    TEMPERATURE,
+    Link,
+    SampledModule,
+    Samples,
+    as_dict,
+    check_link,
+    combine,
+    summarise,
+)
 
 
 @final
@@ -145,7 +154,7 @@ class SampledForward:
         return step
 
     def _summary(self, outputs: Tensor) -> dict[str, Tensor]:
-        return as_dict(summarise(outputs / (getattr(self.module, "temperature", None) or 1.0), self.link))
+        return as_dict(summarise(outputs / (getattr(self.module, TEMPERATURE, None) or 1.0), self.link))
 
     def _warn_without_uncertainty(self, result: Any, calls: int) -> None:
         if self._has_warned or not calls:

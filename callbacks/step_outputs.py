@@ -54,6 +54,15 @@ def step_outputs(module: LightningModule, step: str, returned: Any) -> StepOutpu
     return stored(outputs if outputs.ndim == 3 else outputs.unsqueeze(0), returned["targets"])
 
 
+def has_class_outputs(returned: Any) -> bool:
+    """Whether a step returned the logits of a classifier, ``[…, batch, classes]``, and one class index per example."""
+    if not has_step_outputs(returned):
+        return False
+    outputs, targets = returned["outputs"], returned["targets"]
+    is_index = targets.ndim == 1 and not targets.is_floating_point() and not targets.is_complex()
+    return bool(is_index and outputs.shape[-1] > 1 and outputs.shape[-2] == len(targets))
+
+
 def has_step_outputs(returned: Any) -> bool:
     """Whether a step returned logits and targets, so that `step_outputs` can read them."""
     if not isinstance(returned, Mapping):

@@ -7,6 +7,7 @@ from typing import Any, final
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.trainer.states import RunningStage
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch.optim.swa_utils import update_bn
 
@@ -39,8 +40,8 @@ class SWAGCallback(PosthocCallback):
             schedule.
         eval_samples: S, weight samples in validation, test and prediction after the fit; 0 evaluates at the mean.
         linearized: The predictive; False samples networks, as in the paper. See `lightning_bayes.mc_predict`.
-        link: How outputs become predictions. None: the module's attribute ``link``, else the link of the training loss, else
-            ``"softmax"``.
+        link: How outputs become predictions. None: the module's
+            attribute ``lightning_bayes_link``, else the link of the training loss, else raw outputs are averaged.
         seed: The seed of the samples.
 
     Raises:
@@ -87,6 +88,7 @@ class SWAGCallback(PosthocCallback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Set the constant learning rate."""
+        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
         if self.lr is not None and self._is_late(trainer, trainer.current_epoch):
             for optimizer in trainer.optimizers:
                 for group in optimizer.param_groups:
@@ -111,7 +113,7 @@ class SWAGCallback(PosthocCallback):
             params[name].copy_(mean)
         if running_statistics(module):
             with random_state_kept(module):
-                update_bn(OnDevice(trainer, trainer.train_dataloader), module)
+                update_bn(OnDevice(trainer, trainer.train_dataloader, RunningStage.TRAINING), module)
         constants = {n: v.detach().clone() for n, v in module.state_dict().items() if n not in means}
         self.keep(self.moments.posterior(num_data, dict.fromkeys(means, math.nan), constants))
         rank_zero_info(f"SWAGCallback: set the module's weights to their mean over {self.moments.count} epochs.")

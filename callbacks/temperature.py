@@ -12,7 +12,7 @@ from lightning_bayes.callbacks.patches import Patches
 from lightning_bayes.callbacks.posterior_scale import PosteriorScale
 from lightning_bayes.callbacks.step_outputs import StepOutputs, concatenated, step_outputs
 from lightning_bayes.errors import UnsupportedTrainingError
-from lightning_bayes.predictive import ScaledModule, fit_temperature
+from lightning_bayes.predictive import TEMPERATURE, ScaledModule, fit_temperature
 from lightning_bayes.predictive.temperature import LARGEST, SMALLEST
 
 
@@ -92,7 +92,7 @@ class TemperatureScaling(Callback):
         """Scale the module's logits; fit the temperature first if there is none."""
         if not isinstance(pl_module, ScaledModule):
             raise UnsupportedTrainingError(
-                "TemperatureScaling sets a module's attribute temperature and calls its sampled_forward, but "
+                "TemperatureScaling sets a module's attribute bayes_temperature and calls its sampled_forward, but "
                 f"{type(pl_module).__name__} lacks them (see lightning_bayes.predictive.ScaledModule). Use "
                 "lightning_bayes.zoo.BayesClassifier, or call lightning_bayes.predictive.fit_temperature yourself."
             )
@@ -106,7 +106,7 @@ class TemperatureScaling(Callback):
             rank_zero_info(
                 f"The temperature {self.temperature:.4f} was fitted on the validation set before this evaluation."
             )
-        self._patches.set(pl_module, "temperature", self.temperature)
+        self._patches.set(pl_module, TEMPERATURE, self.temperature)
 
     on_predict_epoch_start = on_test_epoch_start
 

@@ -31,7 +31,8 @@ _ASSUMED: Final = (
     "The loss does not show how it reduces the examples of a batch, so it counts as a mean over them. Pass "
     "loss_reduction='mean' or 'sum' to state it."
 )
-ReadTerm: TypeAlias = tuple[Term, Reading, set[LossLink]]
+Linked: TypeAlias = tuple[LossLink, Any]  # and the autograd node of the outputs that the link belongs to
+ReadTerm: TypeAlias = tuple[Term, Reading, set[Linked]]
 # "auto_or_mean" is "auto" where the scale of the curvature does not matter: an unknown reduction counts as a mean.
 LossReduction: TypeAlias = Literal["auto", "auto_or_mean", "mean", "sum"]
 
@@ -70,6 +71,7 @@ class LossRecord:
         why: Why it is unknown, as the predicate of a sentence about the loss.
         terms: The terms that depend on the examples.
         link: The link from the outputs to predictions; None if unknown.
+        linked: The autograd nodes of these outputs.
         call: The call of a loss function that returned this loss; None if anything changed its result.
     """
 
@@ -78,6 +80,7 @@ class LossRecord:
     terms: tuple[LossTerm, ...] = ()
     link: LossLink | None = None
     call: LossCall | None = None
+    linked: Sequence[Any] = ()
     _num_examples: dict[int, int] = field(default_factory=dict, repr=False)  # n by batch size
 
     def num_examples(self, batch_size: int, positions_first: bool = False) -> int:
@@ -115,14 +118,15 @@ def _rows(mask: Tensor, batch_size: int, positions_first: bool) -> Tensor:
 def record_of(read: Sequence[ReadTerm], batch_size: int | None) -> LossRecord:
     """The record of the terms that depend on examples."""
     terms = tuple(_loss_term(term, reading) for term, reading, _ in read)
-    link = only({only(links) for _, _, links in read})
+    link = only({only({link for link, _ in links}) for _, _, links in read})
+    linked = [node for _, _, links in read for _, node in links]
     reductions = {reading.reduction for _, reading, _ in read}
     if not read or batch_size == 1:  # one example: mean and sum coincide
-        return LossRecord("mean", "", terms, link)
+        return LossRecord("mean", "", terms, link, linked=linked)
     if len(reductions) > 1 or not reductions <= {"mean", "sum"}:
         whys = [reading.why for _, reading, _ in read if reading.why]
-        return LossRecord("unknown", whys[0] if whys else _MIXED, terms, link)
-    return LossRecord(reductions.pop(), "", terms, link)
+        return LossRecord("unknown", whys[0] if whys else _MIXED, terms, link, linked=linked)
+    return LossRecord(reductions.pop(), "", terms, link, linked=linked)
 
 
 def settled(record: LossRecord, reduction: LossReduction, batch_size: int | None) -> LossRecord:

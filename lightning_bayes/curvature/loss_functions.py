@@ -2,6 +2,7 @@
 
     softmax    cross entropy with hard or soft targets, NLL of log-probabilities
     sigmoid    BCE with logits, multi-label soft margin
+    exp        Poisson NLL of log-rates
     identity   MSE, L1, smooth L1, Huber, Gaussian NLL, BCE of probabilities, Poisson NLL of rates
 
 Other losses say nothing about predictions: CTC, KL and margin losses may act on embeddings or on sequences.
@@ -18,7 +19,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 import torch.nn.functional as F
 from torch import Tensor
 
-LossLink: TypeAlias = Literal["softmax", "sigmoid", "identity"]
+LossLink: TypeAlias = Literal["softmax", "sigmoid", "identity", "exp"]
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
 
 
@@ -42,7 +43,7 @@ LOSS_FUNCTIONS: Final[dict[Callable[..., Tensor], LossFunction]] = {
     F.smooth_l1_loss: LossFunction("identity"),
     F.huber_loss: LossFunction("identity"),
     F.gaussian_nll_loss: LossFunction("identity"),
-    F.poisson_nll_loss: LossFunction(),
+    F.poisson_nll_loss: LossFunction("exp"),
     F.kl_div: LossFunction(),
     F.ctc_loss: LossFunction(None, "log_probs", "targets", 1),
     F.soft_margin_loss: LossFunction(),

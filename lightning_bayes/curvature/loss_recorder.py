@@ -8,9 +8,8 @@ from typing import Any, final
 
 from torch import Tensor
 
-from lightning_bayes.curvature.loss import LossRecord, only, record_of
+from lightning_bayes.curvature.loss import Linked, LossRecord, only, record_of
 from lightning_bayes.curvature.loss_choices import leaves_out
-from lightning_bayes.curvature.loss_functions import LossLink
 from lightning_bayes.curvature.loss_tape import LossTape
 from lightning_bayes.curvature.loss_terms import Reading, Term
 
@@ -53,13 +52,16 @@ class LossRecorder(LossTape):
         terms = (self.before.get(node) if divided_by_host else None) or self.terms.get(node)
         if terms is None:
             why = "is computed by a function that is not recorded"
-            return LossRecord("unknown", why, link=only(self._links_of(self._path(node))))
+            links = self._links_of(self._path(node))
+            return LossRecord(
+                "unknown", why, link=only({link for link, _ in links}), linked=[node for _, node in links]
+            )
         read = [(term, *self._read_term(term, batch_size)) for term in terms]
         record = record_of([(term, reading, links) for term, reading, links, depends in read if depends], batch_size)
         is_call = len(terms) == 1 and not terms[0].steps and terms[0].call is not None
         return replace(record, call=terms[0].call) if is_call else record
 
-    def _read_term(self, term: Term, batch_size: int | None) -> tuple[Reading, set[LossLink], bool]:
+    def _read_term(self, term: Term, batch_size: int | None) -> tuple[Reading, set[Linked], bool]:
         """How a term reduces its examples, its links, and whether it depends on examples."""
         path = self._path(term.outputs.grad_fn)
         inner = [float(self.numbers[node]) for node in path.nodes if node in self.numbers]
@@ -67,7 +69,8 @@ class LossRecorder(LossTape):
         why = reading.why or self._why_unclear(path, batch_size)
         if any(self._path(factor.grad_fn).depends for factor in term.learned):
             why = why or "is multiplied by a factor that depends on the examples"
-        links: set[LossLink] = {term.call.link} if term.call and term.call.link else self._links_of(path)
+        call = term.call
+        links = {(call.link, call.outputs.grad_fn)} if call and call.link else self._links_of(path)
         return Reading("unknown" if why else reading.reduction, why, reading.factor), links, path.depends
 
     def _why_unclear(self, path: _Path, batch_size: int | None) -> str:
@@ -97,8 +100,8 @@ class LossRecorder(LossTape):
             seen.update(children)
         return path
 
-    def _links_of(self, path: _Path) -> set[LossLink]:
-        """The links of the loss functions on a path, or of its log-probabilities."""
+    def _links_of(self, path: _Path) -> set[Linked]:
+        """The links of the loss functions on a path, or of its log-probabilities, and the nodes that they act on."""
         calls = [term.call for node in path.nodes for term in self.terms.get(node, ()) if term.call is not None]
-        links: set[LossLink] = {call.link for call in calls if call.link is not None}
-        return links or ({"softmax"} if not self.log_softmax.isdisjoint(path.nodes) else set())
+        links: set[Linked] = {(call.link, call.outputs.grad_fn) for call in calls if call.link is not None}
+        return links or {("softmax", node) for node in self.log_softmax.intersection(path.nodes)}

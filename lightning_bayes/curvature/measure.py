@@ -86,7 +86,7 @@ def _kronecker_engine(
 
 def check_names(engine: str, loss_reduction: str) -> None:
     """Raise `HyperparameterError` for an unknown engine or loss reduction."""
-    if loss_reduction not in {"auto", "mean", "sum"}:
+    if loss_reduction not in get_args(LossReduction):
         raise HyperparameterError(f"loss_reduction={loss_reduction!r} is unknown; use 'auto', 'mean' or 'sum'.")
     if engine not in {"fused", "backpack"}:
         raise HyperparameterError(f"engine={engine!r} is unknown; use 'fused' or 'backpack'.")

@@ -24,7 +24,7 @@ def label_source(fisher: FisherName | None, likelihood: Likelihood | None, model
     Args:
         fisher: ``"empirical"`` uses the labels of the data, ``"sampled"`` requires a likelihood, and None samples if there
             is a likelihood.
-        likelihood: The likelihood; None uses the model's attribute ``likelihood``.
+        likelihood: The likelihood; None uses the model's attribute ``lightning_bayes_likelihood``.
         model: The model.
 
     Returns:
@@ -33,12 +33,12 @@ def label_source(fisher: FisherName | None, likelihood: Likelihood | None, model
     Raises:
         HyperparameterError: If `fisher` is ``"sampled"`` and there is no likelihood to sample from.
     """
-    candidate = likelihood if likelihood is not None else getattr(model, "likelihood", None)
+    candidate = likelihood if likelihood is not None else getattr(model, "lightning_bayes_likelihood", None)
     source = candidate if isinstance(candidate, Likelihood) else None
     if fisher == "sampled" and source is None:
         raise HyperparameterError(
             f"fisher='sampled' requires a likelihood that can be sampled, but {type(model).__name__} has {candidate!r}. "
             "Pass likelihood=Softmax(), Bernoulli() or Gaussian(std) from lightning_bayes.curvature, set it as the module's "
-            "attribute `likelihood`, or pass fisher='empirical'."
+            "attribute `lightning_bayes_likelihood`, or pass fisher='empirical'."
         )
     return None if fisher == "empirical" else source

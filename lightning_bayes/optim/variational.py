@@ -120,10 +120,12 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
         self._check_batch_size = None if self.estimator.is_linear else BatchSizeCheck(type(self).__name__)
         if params is None:
             params = groups_of(step.base) if isinstance(step, BaseOptimizerStep) else trainable(model)
-        engine, quantity = values["engine"], self.estimator.quantity
+        engine, quantity, reduction = values["engine"], self.estimator.quantity, values["loss_reduction"]
+        if isinstance(step, BaseOptimizerStep) and reduction == "auto":
+            reduction = "auto_or_mean"  # the noise of this step does not depend on the scale of the curvature
         super().__init__(  # calls add_param_group, which needs the attributes above
             model,
-            make_engine(engine, model, values["loss_reduction"], values["workspace_mib"], quantity=quantity),
+            make_engine(engine, model, reduction, values["workspace_mib"], quantity=quantity),
             params,
             {**self.hyperparameters.group_values(values), "noisy": self.noisy, "noise_seed": values["seed"]},
             mc_samples=values["mc_samples"],

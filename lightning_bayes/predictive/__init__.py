@@ -39,7 +39,7 @@ from lightning_bayes.predictive.members import MemberPosteriors, MemberSamples
 from lightning_bayes.predictive.monte_carlo import mc_predict
 from lightning_bayes.predictive.recalibration import RecalibratedSamples, recalibrate
 from lightning_bayes.predictive.rejection import Rejector, check_threshold, fewest_rows
-from lightning_bayes.predictive.sampled_module import SampledModule, ScaledModule
+from lightning_bayes.predictive.sampled_module import TEMPERATURE, SampledModule, ScaledModule
 from lightning_bayes.predictive.samples import (
     NetworkSamples,
     PosteriorSamples,
@@ -65,6 +65,7 @@ from lightning_bayes.predictive.temperature import fit_temperature, minimise_ove
 
 __all__ = [
     "OOD_SCORES",
+    "TEMPERATURE",
     "ClosedFormSamples",
     "ConformalIntervals",
     "ConformalSets",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from lightning_bayes.errors import HyperparameterError, ShapeError
 from lightning_bayes.predictive.decomposition import entropy, mutual_information
 
-Link: TypeAlias = Literal["softmax", "sigmoid", "identity"]
+Link: TypeAlias = Literal["softmax", "sigmoid", "identity", "exp"]
 
 
 class Prediction(NamedTuple):
@@ -33,8 +33,8 @@ class Moments(NamedTuple):
 
 def check_link(link: str) -> None:
     """Raise a `HyperparameterError` if `link` is not a known link."""
-    if link not in {"softmax", "sigmoid", "identity"}:
-        raise HyperparameterError(f"link={link!r} is unknown; use 'softmax', 'sigmoid' or 'identity'.")
+    if link not in get_args(Link):
+        raise HyperparameterError(f"link={link!r} is unknown; use 'softmax', 'sigmoid', 'exp' or 'identity'.")
 
 
 def _check_shape(outputs: Tensor, link: Link) -> None:
@@ -52,7 +52,7 @@ def combine(outputs: Tensor, link: Link) -> Tensor:
         outputs: Model outputs under each sample, ``[S, B, C, …]`` logits or ``[S, B, …]`` values.
         link: ``"softmax"`` returns the log of the mean probability. Its softmax is the mean probability, so cross-entropy
             and accuracy score the averaged prediction. Raises `ShapeError` for fewer than two classes. ``"sigmoid"``
-            returns the logit of the mean probability, ``"identity"`` the mean.
+            returns the logit of the mean probability, ``"exp"`` the log of the mean rate, ``"identity"`` the mean.
 
     Returns:
         ``[B, C, …]``, or ``[B, …]``.
@@ -64,6 +64,8 @@ def combine(outputs: Tensor, link: Link) -> Tensor:
     _check_shape(outputs, link)
     if link == "identity":
         return outputs.mean(0)
+    if link == "exp":
+        return outputs.logsumexp(0) - math.log(len(outputs))
     if link == "softmax":
         return outputs.log_softmax(2).logsumexp(0) - math.log(len(outputs))
     log_one = torch.nn.functional.logsigmoid(outputs).logsumexp(0)
@@ -75,6 +77,8 @@ def predicted(outputs: Tensor, link: Link) -> Tensor:
     """Turn outputs under each sample, ``[S, B, …]``, into probabilities; unchanged for the identity link."""
     if link == "identity":
         return outputs
+    if link == "exp":
+        return outputs.exp()
     return outputs.softmax(2) if link == "softmax" else outputs.sigmoid()
 
 
@@ -86,12 +90,12 @@ def summarise(outputs: Tensor, link: Link) -> Prediction | Moments:
         link: As in `combine`.
 
     Returns:
-        `Moments` for the identity link, `Prediction` otherwise.
+        `Moments` for the links ``"identity"`` and ``"exp"``, `Prediction` otherwise.
     """
     _check_shape(outputs, link)
     samples = predicted(outputs, link)
     mean = samples.mean(0)
-    if link == "identity":
+    if link in {"identity", "exp"}:
         return Moments(mean, samples.var(0, correction=0), samples)
     if link == "softmax":
         return Prediction(mean, entropy(mean, 1), mutual_information(samples, 2), samples)

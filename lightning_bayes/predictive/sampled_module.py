@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -29,12 +29,15 @@ class SampledModule(Protocol):
         ...
 
 
+TEMPERATURE: Final = "bayes_temperature"  # the only attribute of a module by which logits are divided
+
+
 @runtime_checkable
 class ScaledModule(SampledModule, Protocol):
     """A classifier that divides its logits by a temperature in testing and prediction.
 
     Attributes:
-        temperature: The temperature; None keeps the logits.
+        bayes_temperature: The temperature; None keeps the logits.
     """
 
-    temperature: float | None
+    bayes_temperature: float | None

@@ -72,7 +72,7 @@ def by_hand(modules):
 
 def test_a_test_is_of_the_members_averaged_probability(members):
     paths, modules = members
-    logits, loss = evaluated(Net(), DeepEnsembleCallback(paths))
+    logits, loss = evaluated(Net(), DeepEnsembleCallback(paths, link="softmax"))
     probs = by_hand(modules).mean(0)
     torch.testing.assert_close(logits.softmax(-1), probs)
     assert loss == pytest.approx(F.nll_loss(probs.log(), blobs().tensors[1]).item(), rel=1e-5)
@@ -102,7 +102,9 @@ def test_what_else_a_checkpoint_holds_is_let_go_before_the_next_is_read(samples,
 
 def test_prediction_tells_how_much_the_members_disagree(members):
     paths, modules = members
-    predictions = quiet_trainer(DeepEnsembleCallback([str(path) for path in paths])).predict(Net(), loader())
+    predictions = quiet_trainer(DeepEnsembleCallback([str(path) for path in paths], link="softmax")).predict(
+        Net(), loader()
+    )
     each = by_hand(modules)
     total = torch.distributions.Categorical(probs=each.mean(0)).entropy()
     found = torch.cat([p["mutual_information"] for p in predictions])

@@ -127,7 +127,7 @@ def test_the_log_says_what_is_measured_where(caplog):
     assert expected in caplog.text
     rest = "mean-field: net.1.conv (side 36 > max_side=16), net.3 (side 17 > max_side=16), net.0.2, net.1.norm."
     assert rest in caplog.text
-    module.likelihood = Softmax()
+    module.lightning_bayes_likelihood = Softmax()
     with caplog.at_level(logging.INFO):
         fit(module, NoisyKFACCallback())
     assert "factors for 3 layers, labels drawn from Softmax (Fisher)" in caplog.text
@@ -171,7 +171,7 @@ def test_resume_between_two_inversions_is_bit_equal(callback, tmp_path):
             Classifier(net=residual_net()),
             ModelCheckpoint(dirpath=tmp_path, filename="{epoch}", save_top_k=-1),
         )
-        module.likelihood = Softmax()
+        module.lightning_bayes_likelihood = Softmax()
         both = callback(stats_interval=5, inverse_interval=9), keep
         quiet_trainer(*both, max_epochs=5, enable_checkpointing=True).fit(module, loader(), **options)
         return weights(module)
@@ -222,7 +222,7 @@ class CountReductions(Callback):
 def train(batches, same_noise=False, sampled=False, **options):
     module = Classifier(adamw, mlp())
     if sampled:
-        module.likelihood = Softmax()
+        module.lightning_bayes_likelihood = Softmax()
     callback, count = NoisyKFACCallback(stats_interval=2, inverse_interval=3, num_data=48), CountReductions()
     if same_noise:
         build = callback._wrap_closure

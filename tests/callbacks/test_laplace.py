@@ -78,7 +78,7 @@ def test_a_checkpoint_without_a_posterior_gets_one_before_its_test(tmp_path):
     torch.manual_seed(0)
     module = NormedClassifier()
     fit(module, max_epochs=EPOCHS).save_checkpoint(tmp_path / "adam.ckpt")
-    callback = LaplaceCallback()
+    callback = LaplaceCallback(likelihood="classification")
     other = NormedClassifier()
     other.train_dataloader = lambda: loader()
     found = scored(other, callback, ckpt_path=tmp_path / "adam.ckpt")
@@ -210,7 +210,7 @@ def test_a_fit_that_is_no_better_than_chance_is_not_lost():
     fit(module, callback, limit_train_batches=1)
     assert callback.posterior is not None
     with pytest.raises(UnsupportedTrainingError, match=r"NormedClassifier was not trained: its NLL"):
-        scored(untrained(), LaplaceCallback())
+        scored(untrained(), LaplaceCallback(likelihood="classification"))
 
 
 def untrained():

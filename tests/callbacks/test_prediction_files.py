@@ -35,7 +35,7 @@ class Files(Dataset):
 class Echo(LightningModule):
     """A module that returns its input."""
 
-    link = "softmax"
+    lightning_bayes_link = "softmax"
     class_names = NAMES
 
     def forward(self, batch):

@@ -31,7 +31,7 @@ class Plain(LightningModule):
 
 
 class Stated(Plain):
-    link = "softmax"
+    lightning_bayes_link = "softmax"
 
 
 class Returning(Stated):

@@ -140,7 +140,7 @@ def test_the_first_precision_of_lenet_with_batchnorm_is_that_of_its_first_curvat
 def test_every_preset_trains(preset):
     whole = "all examples in one batch" in preset.setting
     callback, module = build(preset), Classifier()
-    module.likelihood = Softmax()  # labels for the Fisher
+    module.lightning_bayes_likelihood = Softmax()  # labels for the Fisher
     fit(module, callback, data=loader(EXAMPLES if whole else 8), max_epochs=None, max_steps=2)
     assert callback.optimizer.num_updates == 2
     assert all(param.isfinite().all() for param in callback.optimizer.model.parameters())

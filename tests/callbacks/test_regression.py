@@ -43,7 +43,7 @@ def fit(callback, batches, path):
 def test_the_test_likelihood_is_the_mixture_over_the_callbacks_own_samples(callback, batches, tmp_path):
     path = tmp_path / "last.ckpt"
     task = fit(callback(eval_samples=16), batches, path)
-    assert task.likelihood.std == pytest.approx(0.3, rel=0.35)
+    assert task.lightning_bayes_likelihood.std == pytest.approx(0.3, rel=0.35)
     (results,) = Trainer(callbacks=[callback(eval_samples=16)], **QUIET).test(
         task, batches, ckpt_path=path, verbose=False
     )

@@ -40,7 +40,7 @@ def test_living_memory_is_the_same_after_more_updates(optimizer, fisher):
     model = nn.Sequential(nn.Linear(side, side), nn.Tanh(), nn.Linear(side, 3))
     assert optimizer.joins_weights or model[0].weight.numel() >= MIN_REUSED_ELEMENTS
     if fisher == "drawn":
-        model.likelihood = Softmax()
+        model.lightning_bayes_likelihood = Softmax()
     opt = construct(optimizer, model, lr=1e-4, num_data=100, damping=1e-2, init_precision=1e4)
     x, y = torch.randn(8, side), torch.arange(8) % 3
     living = []

@@ -246,6 +246,7 @@ def test_an_example_counts_if_one_of_its_tokens_does(layout, generator):
 LINKS = {
     "softmax": ["cross entropy", "soft cross entropy", "smoothed cross entropy", "nll"],
     "sigmoid": ["bce with logits"],
+    "exp": ["poisson nll"],
     "identity": ["mse", "l1", "smooth l1", "huber", "bce", "gaussian nll", "mse, targets first"],
     None: ["margin", "triplet", "soft margin"],
 }

@@ -117,7 +117,7 @@ def test_training_finds_the_noise_of_the_data(noise, quiet_trainer):
     )
     loader = DataLoader(TensorDataset(inputs, targets), batch_size=40)
     quiet_trainer(max_epochs=20).fit(task, loader, loader)
-    assert task.likelihood.std == pytest.approx(0.2, rel=0.1)  # the standard error of the data is 3.5 %
+    assert task.lightning_bayes_likelihood.std == pytest.approx(0.2, rel=0.1)  # the standard error of the data is 3.5 %
 
 
 def test_a_checkpoint_keeps_the_noise(quiet_trainer):
@@ -126,7 +126,11 @@ def test_a_checkpoint_keeps_the_noise(quiet_trainer):
     task.noise.observe(torch.zeros(50))
     other = BayesRegressor(MLP(1, 1), noise="gamma")
     other.load_state_dict(task.state_dict())
-    assert other.likelihood.std == task.likelihood.std != BayesRegressor(MLP(1, 1)).likelihood.std
+    assert (
+        other.lightning_bayes_likelihood.std
+        == task.lightning_bayes_likelihood.std
+        != BayesRegressor(MLP(1, 1)).lightning_bayes_likelihood.std
+    )
 
 
 def test_learned_noise_rejects_data_without_a_length(quiet_trainer):

@@ -93,7 +93,7 @@ def test_keeps_double_precision(toy):
 
 
 def test_has_the_stated_link():
-    assert BayesRegressor.link == "identity"
+    assert BayesRegressor.lightning_bayes_link == "identity"
 
 
 @pytest.mark.parametrize("noise_std", [0.0, -1.0, float("nan"), float("inf")])
@@ -127,7 +127,9 @@ def test_the_nll_averages_densities_over_samples_per_example(monkeypatch):
 
 def test_the_likelihood_draws_labels_with_the_noise_of_the_loss():
     task = BayesRegressor(nn.Linear(1, 1), noise_std=0.5)
-    draws = task.likelihood.sample(torch.zeros(10_000), torch.Generator().manual_seed(0))
+    draws = task.lightning_bayes_likelihood.sample(torch.zeros(10_000), torch.Generator().manual_seed(0))
     assert abs(draws.var() / 0.25 - 1) < 4 * (2 / 10_000) ** 0.5
     mean, targets = torch.zeros(3), torch.ones(3)
-    torch.testing.assert_close(task.likelihood.loss(mean, targets), task.noise.expected_nll(mean, targets))
+    torch.testing.assert_close(
+        task.lightning_bayes_likelihood.loss(mean, targets), task.noise.expected_nll(mean, targets)
+    )

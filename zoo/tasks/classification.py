@@ -68,8 +68,10 @@ class BayesClassifier(SupervisedTask):
         torch.Size([2, 3])
     """
 
-    link: ClassVar[str] = "softmax"  # how callbacks turn outputs into predictions
-    likelihood: ClassVar[Likelihood] = Softmax()  # distribution of the sampled labels of a Fisher estimate
+    lightning_bayes_link: ClassVar[str] = "softmax"  # how callbacks turn outputs into predictions
+    lightning_bayes_likelihood: ClassVar[Likelihood] = (
+        Softmax()
+    )  # distribution of the sampled labels of a Fisher estimate
 
     def __init__(
         self,
@@ -87,7 +89,7 @@ class BayesClassifier(SupervisedTask):
         test_metrics = classification_metrics(num_classes, prefix="test/")
         super().__init__(model, optimizer, lr_scheduler, val_metrics, test_metrics)
         self.num_classes = num_classes
-        self.temperature: float | None = None  # divides the logits of every posterior sample
+        self.bayes_temperature: float | None = None  # divides the logits of every posterior sample
         self.class_names: tuple[str, ...] = ()  # from the data module of the last fit, saved in checkpoints
         self._sets = EvaluationSets()
         self._evaluations: dict[str, ClassifierEvaluation] = {}  # by predictor: "test", "test_mean", "test/post"
@@ -133,10 +135,10 @@ class BayesClassifier(SupervisedTask):
             evaluations["test_mean"] = ClassifierEvaluation(
                 metrics, self._sets, "_mean", POINT_SCORES, device=self.device
             )
-        if self.temperature is not None:
+        if self.bayes_temperature is not None:
             metrics = self._metrics("test/post/")
             evaluations["test/post"] = ClassifierEvaluation(
-                metrics, EvaluationSets(), temperature=self.temperature, device=self.device
+                metrics, EvaluationSets(), temperature=self.bayes_temperature, device=self.device
             )
         self._evaluations = evaluations
 
@@ -164,8 +166,8 @@ class BayesClassifier(SupervisedTask):
         for evaluation in self._evaluations.values():
             # compute() reduces over all processes, as in log_metrics.
             self.log_dict(evaluation.compute(), sync_dist=True)
-        if self.temperature is not None:
-            self.log("test/post/temperature", self.temperature, sync_dist=True)
+        if self.bayes_temperature is not None:
+            self.log("test/post/temperature", self.bayes_temperature, sync_dist=True)
 
     def _metrics(self, prefix: str) -> MetricCollection:
         return classification_metrics(self.num_classes, prefix=prefix).to(self.device)

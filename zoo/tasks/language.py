@@ -46,8 +46,8 @@ class BayesLanguageModel(SupervisedTask):
         torch.Size([4, 30, 7])
     """
 
-    link: ClassVar[str] = "softmax"
-    likelihood: ClassVar[Likelihood] = Softmax()
+    lightning_bayes_link: ClassVar[str] = "softmax"
+    lightning_bayes_likelihood: ClassVar[Likelihood] = Softmax()
 
     def __init__(
         self,

@@ -50,7 +50,7 @@ class BayesRegressor(SupervisedTask):
         torch.Size([2, 1])
     """
 
-    link: ClassVar[str] = "identity"  # how callbacks turn outputs into predictions
+    lightning_bayes_link: ClassVar[str] = "identity"  # how callbacks turn outputs into predictions
 
     target_mean: Tensor
     target_std: Tensor
@@ -73,7 +73,7 @@ class BayesRegressor(SupervisedTask):
         self.register_buffer("target_std", torch.tensor(1.0))
 
     @property
-    def likelihood(self) -> Gaussian:
+    def lightning_bayes_likelihood(self) -> Gaussian:
         """The distribution of sampled labels, at the current expected precision."""
         return Gaussian(float(self.noise.moments()[0]) ** -0.5)
 

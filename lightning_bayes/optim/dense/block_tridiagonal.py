@@ -191,7 +191,7 @@ class BlockTridiagonalKFAC(DenseOptimizer):
         model: A chain of trainable linear layers with element-wise activations in between.
         fisher: ``"sampled"`` samples labels from the likelihood, ``"empirical"`` uses the data's labels. None samples labels
             if there is a likelihood.
-        likelihood: The likelihood of the model's outputs; None uses the model's attribute ``likelihood``.
+        likelihood: The likelihood of the model's outputs; None uses the model's attribute ``lightning_bayes_likelihood``.
         kl_clip: Bound c on the squared Fisher norm of the step, see `optim.kronecker.kl_clip`; None for no bound.
         limit_mib: Maximum memory of the factors in MiB.
         loss_reduction: How the loss is reduced over examples, see `curvature.measure`.

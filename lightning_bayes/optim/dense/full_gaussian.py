@@ -206,7 +206,7 @@ class NNGFull(DenseOptimizer):
     Args:
         model: A model of linear layers and convolutions without groups.
         limit_mib: Maximum memory of one D × D matrix in MiB.
-        likelihood: Likelihood to sample labels from; None uses the model's attribute ``likelihood``.
+        likelihood: Likelihood to sample labels from; None uses the model's attribute ``lightning_bayes_likelihood``.
         loss_reduction: How the loss is reduced over examples, see `curvature.measure`.
         **arguments: See `DenseArguments`.
     """

@@ -98,7 +98,7 @@ def test_labels_drawn_from_softmax_give_the_fisher_not_the_empirical_one(generat
     x, y = torch.randn(n, 2, generator=generator, dtype=F64), torch.zeros(n, dtype=torch.long)
     exact = torch.eye(3, dtype=F64) / 3 - 1 / 9
     for fisher, is_fisher in (("sampled", True), ("empirical", False)):
-        model.likelihood = Softmax()
+        model.lightning_bayes_likelihood = Softmax()
         opt = KFAC(copy.deepcopy(model), num_data=N, fisher=fisher)
         with opt.sampled_params():
             F.cross_entropy(opt.model(x), y).backward()
@@ -578,7 +578,7 @@ def test_intervals_that_do_not_fit_are_refused():
 
 def test_a_likelihood_that_cannot_be_sampled_is_refused():
     model = small_net()
-    model.likelihood = "softmax"
+    model.lightning_bayes_likelihood = "softmax"
     with pytest.raises(HyperparameterError, match=r"can be sampled, but Sequential has 'softmax'"):
         NoisyKFAC(model, fisher="sampled")
     NoisyKFAC(model)  # labels of the data

@@ -1,0 +1,55 @@
+"""The link from outputs to predictions, from the record of a training loss."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+from lightning.pytorch import LightningModule
+from torch import Tensor
+
+from lightning_bayes.curvature.loss_recorder import LossRecorder
+from lightning_bayes.predictive import Link
+from lightning_bayes.private_torch import tree_leaves
+
+
+class LinkRecorder:
+    """Records the loss functions of a training step, and the outputs of the module's forward.
+
+    Args:
+        module: The module.
+    """
+
+    def __init__(self, module: LightningModule) -> None:
+        self._module, self._recorder, self._undo = module, LossRecorder(), ExitStack()
+        self._outputs: set[Any] = set()  # autograd nodes
+
+    def start(self) -> None:
+        """Record from now on."""
+        hook = self._module.register_forward_hook(self._note_outputs)
+        self._undo.callback(hook.remove)
+        self._undo.enter_context(self._recorder)
+
+    def stop(self) -> None:
+        """Record no longer, and forget."""
+        self._undo.close()
+        self._recorder.clear()
+        self._outputs.clear()
+
+    def link_of(self, loss: Tensor) -> Link | None:
+        """The link of a loss on the module's outputs; None if the loss does not tell, or acts on other values."""
+        record = self._recorder.read(loss)
+        if self._outputs and not all(map(self._is_output, record.linked)):
+            return None
+        return record.link
+
+    def _note_outputs(self, module: LightningModule, args: Any, output: Any) -> None:
+        leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.dim()]
+        self._outputs.update(leaf.grad_fn for leaf in leaves if leaf.grad_fn is not None)
+
+    def _is_output(self, node: Any) -> bool:
+        """Whether functions of the outputs alone lead to a node: no product of outputs, and no further layer."""
+        while node is not None and node not in self._outputs:
+            children = [child for child, _ in node.next_functions if child is not None]
+            node = children[0] if len(set(children)) == 1 else None
+        return node is not None

@@ -1,0 +1,115 @@
+"""Links and noise of losses as users write them: known by their calls, else raw outputs are averaged, aloud."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import LightningModule, Trainer
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_bayes import LaplaceCallback, MCDropoutCallback, VOGNCallback
+from lightning_bayes.errors import HyperparameterError
+
+X = torch.randn(32, 4, generator=torch.Generator().manual_seed(0))
+Y = (X[:, 0] > 0).long()
+LOADER = DataLoader(TensorDataset(X, Y), 16)
+
+
+class Net(LightningModule):
+    """Two outputs, and a loss that is a function of the network's outputs and of labels."""
+
+    def __init__(self, loss):
+        super().__init__()
+        self.net, self.loss = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2)), loss
+
+    def forward(self, x):
+        return self.net(x)
+
+    def training_step(self, batch, index):
+        return self.loss(self(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), 0.01)
+
+
+def fit(module, *callbacks):
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = Trainer(max_epochs=1, accelerator="cpu", enable_model_summary=False, callbacks=list(callbacks), **quiet)
+    trainer.fit(module, LOADER)
+    return trainer
+
+
+def one_hot(y):
+    return F.one_hot(y, 2).float()
+
+
+def vicinal(f, y):
+    return 0.3 * F.cross_entropy(f, y) + 0.7 * F.cross_entropy(f, y.flip(0))  # mixup
+
+
+LINKS = {
+    "hard labels": (lambda f, y: F.cross_entropy(f, y), "softmax"),
+    "soft labels": (lambda f, y: F.cross_entropy(f, one_hot(y) * 0.9 + 0.05), "softmax"),
+    "mixup": (vicinal, "softmax"),
+    "by hand": (lambda f, y: -(one_hot(y) * F.log_softmax(f, 1)).sum(1).mean(), "softmax"),
+    "distillation": (lambda f, y: F.kl_div(F.log_softmax(f / 2, 1), one_hot(y), reduction="batchmean"), "softmax"),
+    "focal": (lambda f, y: ((c := F.cross_entropy(f, y, reduction="none")) * (1 - (-c).exp())).mean(), "softmax"),
+    "labels of each output": (lambda f, y: F.binary_cross_entropy_with_logits(f, one_hot(y)), "sigmoid"),
+    "counts": (lambda f, y: F.poisson_nll_loss(f, one_hot(y)), "exp"),
+    "l1": (lambda f, y: F.l1_loss(f, one_hot(y)), "identity"),
+    "huber, with a penalty": (lambda f, y: F.huber_loss(f, one_hot(y)) + 1e-3 * f.abs().mean(), None),
+    "mean and variance": (lambda f, y: F.gaussian_nll_loss(f[:, 0], y.float(), f[:, 1].exp()), "identity"),
+    "quantiles": (lambda f, y: (d := one_hot(y) - f).maximum(-0.1 * d).mean(), None),
+    "log cosh": (lambda f, y: (f - one_hot(y)).cosh().log().mean(), None),
+    "two kinds": (lambda f, y: F.cross_entropy(f, y) + F.mse_loss(f[:, 0], y.float()), None),
+    "embeddings": (lambda f, y: F.cross_entropy(f @ f.T, torch.arange(len(f))), None),
+    "triplets": (lambda f, y: F.triplet_margin_loss(f, f.roll(1, 0), f.roll(2, 0)), None),
+}
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_the_link_follows_the_calls_of_the_loss(name):
+    loss, link = LINKS[name]
+    callback = MCDropoutCallback(2)
+    fit(Net(loss), callback)
+    assert callback.loss_link == link
+
+
+@pytest.mark.parametrize("name", ["l1", "log cosh", "quantiles", "two kinds"])
+def test_raw_outputs_are_averaged_where_nobody_says_more(name, caplog):
+    callback = MCDropoutCallback(4)
+    module = Net(LINKS[name][0])
+    trainer = fit(module, callback)
+    with caplog.at_level(logging.INFO):
+        mean = torch.cat([batch["mean"] for batch in trainer.predict(module, LOADER)])
+    assert mean.shape == (32, 2)
+    assert ("Pass link=" in caplog.text) == (LINKS[name][1] is None)
+
+
+@pytest.mark.parametrize("name", ["soft labels", "by hand", "distillation", "focal"])
+def test_soft_labels_get_the_noise_of_hard_ones(name):
+    noise = []
+    for loss in (LINKS["hard labels"][0], LINKS[name][0]):
+        callback = VOGNCallback()
+        fit(Net(loss), callback)
+        noise.append(callback.optimizer.param_groups[0]["relative_noise"])
+    assert noise[0] == noise[1]
+
+
+@pytest.mark.parametrize("attribute", ["link", "likelihood"])
+def test_attributes_with_common_names_belong_to_the_user(attribute):
+    module, callback = Net(LINKS["l1"][0]), VOGNCallback()
+    setattr(module, attribute, "softmax")
+    fit(module, callback)
+    assert callback.link_of(module) == "identity"
+    module.lightning_bayes_link = "softmax"
+    assert callback.link_of(module) == "softmax"
+
+
+def test_laplace_asks_for_an_unknown_likelihood():
+    with pytest.raises(HyperparameterError, match="Pass likelihood="):
+        fit(Net(LINKS["log cosh"][0]), LaplaceCallback())
