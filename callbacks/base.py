@@ -33,12 +33,7 @@ from lightning_bayes.callbacks.fields import CallbackFields, complete_arguments
 from lightning_bayes.callbacks.num_data import example_count_check, set_num_data
 from lightning_bayes.callbacks.presets import Preset, find_preset, presets_of
 from lightning_bayes.callbacks.private_lightning import wrap_closures
-from lightning_bayes.callbacks.resume import (
-    RollbackOnFailedResume,
-    require_same_order,
-    resumable_state,
-    warn_of_changes,
-)
+from lightning_bayes.callbacks.resume import resumable_state, warn_of_changes
 from lightning_bayes.callbacks.swap import swap_optimizer
 from lightning_bayes.callbacks.validation_samples import sample_count
 from lightning_bayes.optim import VariationalOptimizer
@@ -82,7 +77,6 @@ class VariationalCallback(EvaluationCallback, ABC):
         self.mc_samples: int = self.optimizer_kwargs["mc_samples"]
         self.seed: int = self.optimizer_kwargs["seed"]
         self.optimizer: VariationalOptimizer | None = None
-        self._rollback: RollbackOnFailedResume | None = None  # None outside of a fit
         self._resumed: dict[str, Any] = {}  # the callback's state in the checkpoint that the fit resumes from
         self._posterior = EvaluatedPosterior()
         self._ranks_agree = self._is_announced = False
@@ -141,12 +135,11 @@ class VariationalCallback(EvaluationCallback, ABC):
         use_atomic_files(trainer)
         if stage == "fit":
             checks.check_training(trainer, pl_module)
-            self._resumed, rollback = {}, RollbackOnFailedResume(trainer.strategy, pl_module)
-            self._patches.on_undo(rollback.roll_back)
-            self._patches.set(self, "_rollback", rollback)
-            self._patches.set(trainer.strategy, "load_checkpoint", rollback.load_checkpoint)
+            self._resumed = {}
             swap = partial(self._set_up_and_swap, trainer.strategy.setup_optimizers, pl_module)
             self._patches.set(trainer.strategy, "setup_optimizers", swap)
+            step = partial(trainer.strategy.optimizer_step, closure_opens_passes=True)
+            self._patches.set(trainer.strategy, "optimizer_step", step)
             wrap_closures(trainer, partial(self._wrap_closure, trainer), self._patches)
 
     def _set_up_and_swap(self, set_up: Callable[[Trainer], None], pl_module: LightningModule, trainer: Trainer) -> None:
@@ -156,38 +149,31 @@ class VariationalCallback(EvaluationCallback, ABC):
         self.optimizer = swap_optimizer(trainer, pl_module, self._chosen)
         self._posterior = EvaluatedPosterior()  # of the last fit no longer
         self._ranks_agree = self._is_announced = False
-        if "param_names" in self._resumed:
-            require_same_order(self._resumed["param_names"], _param_names(self.optimizer))
         ranks.share_inversions(trainer, self.optimizer)
 
     def _wrap_closure(self, trainer: Trainer, closure: Closure) -> Closure:
         optimizer = self.optimizer
         assert optimizer is not None  # the strategy sets optimizers up before the first batch
-        set_num_data(trainer, optimizer, self.num_data, self._chosen.prior)
-        self._commit()  # also here: Lightning's tuner does not call on_train_start
-        # The tuner removes callbacks. A batch size that it accepts must leave memory for updates that measure curvature.
-        optimizer.always_measures_curvature = self not in trainer.callbacks  # type: ignore[attr-defined]
+        if trainer.fit_loop.epoch_loop.batch_idx == 0 or optimizer.posterior_defaults["num_data"] is None:
+            set_num_data(
+                trainer, optimizer, self.num_data
+            )  # in every epoch, because loaders are reloaded and data sets grow
         if not self._ranks_agree:
             ranks.require_agreement(trainer, optimizer, self.mc_samples)
             self._ranks_agree = True
-        wrapped = MonteCarloClosure(closure, trainer, optimizer, ranks.noise_samples(trainer, self.mc_samples))
+        # The tuner removes callbacks. A batch size that it accepts must leave memory for updates that measure curvature.
+        is_tuned = self not in trainer.callbacks  # type: ignore[attr-defined]
+        samples = ranks.noise_samples(trainer, self.mc_samples)
+        wrapped = MonteCarloClosure(closure, trainer, optimizer, samples, always_measures=is_tuned)
         if self.num_data is None:
             wrapped.on_first_capture = example_count_check(trainer, optimizer)
         return wrapped
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Warn about arguments that the checkpoint of a resumed run overrides."""
-        self._commit()
         if self.optimizer is None or not self.optimizer.num_updates:
             return
-        # Groups added later inherit N from the defaults.
-        self.optimizer.defaults["num_data"] = self.optimizer.param_groups[0]["num_data"]
         warn_of_changes(trainer, self.optimizer, self._chosen, self._resumed)
-
-    def _commit(self) -> None:
-        """Keep the loaded weights: the run has started."""
-        if self._rollback is not None:
-            self._rollback.commit()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -247,7 +233,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         if self.optimizer is None:
             return {}
         return {
-            "format": 1,
+            "format": 2,
             "param_names": _param_names(self.optimizer),
             "link": self.loss_link,
             "lr": None if callable(self.lr) else self.lr,
@@ -270,11 +256,6 @@ class VariationalCallback(EvaluationCallback, ABC):
             return
         self.loss_link = callback_state(checkpoint).get("link")
         self._posterior.load(checkpoint)
-
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """End a run without errors; one that was finished before keeps the weights that it has loaded."""
-        self._commit()
-        super().teardown(trainer, pl_module, stage)
 
 
 def _param_names(optimizer: VariationalOptimizer) -> list[list[str]]:

@@ -32,17 +32,25 @@ class MonteCarloClosure(Closure):
         optimizer: The noisy optimizer, which has replaced the user's.
         sample_indices: Index of the weight sample of each pass, which seeds its noise. The micro-batches of an update share
             the indices, so that they draw the same noise as one large batch.
+        always_measures: Whether every update measures the curvature, as at the largest batch that a tuner tries.
 
     Attributes:
         on_first_capture: Called with the capture of the first pass that has a loss; None does nothing.
     """
 
     def __init__(
-        self, lightning_closure: Closure, trainer: Trainer, optimizer: NoisyOptimizer, sample_indices: list[int]
+        self,
+        lightning_closure: Closure,
+        trainer: Trainer,
+        optimizer: NoisyOptimizer,
+        sample_indices: list[int],
+        *,
+        always_measures: bool = False,
     ) -> None:
         self._parts = closure_parts(lightning_closure)
         super().__init__(*self._parts)
         self._trainer, self._optimizer, self._sample_indices = trainer, optimizer, sample_indices
+        self._always_measures = always_measures
         self._step_follows = step_follows(trainer)  # Lightning, too, decides this before it runs the closure
         self.on_first_capture: Callable[[Capture], None] | None = None
 
@@ -78,7 +86,9 @@ class MonteCarloClosure(Closure):
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         loss_scale = scaler.get_scale() if scaler is not None else 1.0
         is_only_batch = trainer.accumulate_grad_batches == 1 and trainer.world_size == 1
-        measured_pass = self._optimizer.measured_pass(index, loss_scale=loss_scale, is_only_batch=is_only_batch)
+        measured_pass = self._optimizer.measured_pass(
+            index, loss_scale=loss_scale, is_only_batch=is_only_batch, always_measures=self._always_measures
+        )
         with block_sync(), measured_pass as captured:
             result = self._parts.step()
             if result.closure_loss is not None:

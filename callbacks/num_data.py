@@ -10,11 +10,12 @@ from lightning.pytorch.utilities import CombinedLoader
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch.utils.data import IterableDataset, SubsetRandomSampler
 
-from lightning_bayes.callbacks.default_policy import DefaultPrior
 from lightning_bayes.curvature import Capture
 from lightning_bayes.errors import UnknownNumDataError
 from lightning_bayes.optim import VariationalOptimizer
+from lightning_bayes.optim.effective import effective
 
+_STRONG_PRIOR = 10.0  # a prior precision that hurt small networks
 _HINT = "Pass num_data=... to the callback: the posterior's precision grows with it."
 
 
@@ -38,19 +39,24 @@ def infer_num_data(trainer: Trainer) -> int:
     return _examples_of(loaders[0], trainer)
 
 
-def set_num_data(trainer: Trainer, optimizer: VariationalOptimizer, num_data: int | None, prior: DefaultPrior) -> None:
-    """Set N, and the prior that an L2 penalty implies, once the data loader exists; ``num_data=None`` counts examples."""
-    # Check the groups, not the defaults: Lightning's tuner restores groups from before the first step.
-    unset = [group for group in optimizer.param_groups if group["num_data"] is None]
-    if not unset:
+def set_num_data(trainer: Trainer, optimizer: VariationalOptimizer, num_data: int | None) -> None:
+    """Set N; ``num_data=None`` counts the examples of the current data loader. The prior of an L2 penalty follows."""
+    # The groups, not the defaults: a resumed run restores them, and Lightning's tuner those from before the first step.
+    old = optimizer.param_groups[0]["posterior"]["num_data"]
+    new = infer_num_data(trainer) if num_data is None else old or num_data
+    if new == old:
+        optimizer.posterior_defaults["num_data"] = new
         return
-    num_data = num_data or infer_num_data(trainer)
-    for group in (optimizer.defaults, *unset):  # groups added later inherit the defaults
-        group["num_data"] = num_data
-        prior.take_penalty(group)
-    for group in unset:
-        optimizer.hyperparameters.check(group)
-    prior.warn_if_strong(unset)
+    optimizer.set_num_data(new)
+    if old is not None:
+        rank_zero_info(f"The training data now have {new:,} examples (before: {old:,}); N follows.")
+    strongest = max(optimizer.param_groups, key=lambda group: effective(group).prior_precision)
+    precision = effective(strongest).prior_precision
+    if strongest["posterior"]["decay"] == "prior" and precision > _STRONG_PRIOR:
+        rank_zero_warn(
+            f"weight_decay={strongest['weight_decay']:g} with {effective(strongest).num_data:g} examples implies a prior "
+            f"precision of {precision:.4g}, which is strong. Pass prior_precision=1.0 for a weaker prior."
+        )
 
 
 def with_augmentation_factor(hyperparameters: Mapping[str, Any], trainer: Trainer) -> dict[str, Any]:

@@ -1,10 +1,11 @@
-"""Transfers the user's learning-rate schedulers to another optimizer."""
+"""An explicit learning rate under the user's schedulers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -16,21 +17,32 @@ _GROUP_RATES = ("lr", "initial_lr", "max_lr", "min_lr")  # group entries that sc
 _SCHEDULER_RATES = ("base_lrs", "max_lrs", LAST_RATES)
 
 
-def override_rates(groups: list[dict[str, Any]], schedulers: Iterable[Any], lr: float | Schedule) -> None:
+def override_rates(optimizer: Optimizer, schedulers: Sequence[Any], lr: float | Schedule) -> None:
     """Make `lr` the peak of every group's schedule, and keep the schedule's shape.
 
     Schedulers compute learning rates from the initial rates, so changing only the current rate would not last beyond their
-    next step.
+    next step. A scheduler that cycles the momentum of the user's optimizer, which takes no step, does not change the betas
+    of the algorithm.
 
-    Args:
-        groups: Converted groups; changed in place.
-        schedulers: The user's schedulers; changed in place.
-        lr: Learning rate, or a schedule. A schedule raises UnsupportedTrainingError if the user has schedulers as well.
+    Raises:
+        UnsupportedTrainingError: If `lr` is a schedule and the user has schedulers as well.
     """
+    groups = optimizer.param_groups
     if callable(lr):
-        _set_schedule(groups, list(schedulers), lr)
+        if schedulers:
+            raise UnsupportedTrainingError(
+                f"lr={lr!r} is a schedule, and configure_optimizers returns {type(schedulers[0]).__name__}, so both would "
+                "set the learning rate. Keep one of them."
+            )
+        for group in groups:
+            group["lr"] = lr
         return
     all_schedulers = list(_with_inner(schedulers))
+    if any(getattr(scheduler, "cycle_momentum", False) for scheduler in all_schedulers):
+        rank_zero_warn(
+            f"The scheduler cycles the momentum of {type(optimizer).__name__}, which takes no step with lr={lr:g}; the "
+            "callback's betas stay. Pass cycle_momentum=False to the scheduler."
+        )
     cyclic = [scheduler.max_lrs for scheduler in all_schedulers if hasattr(scheduler, "max_lrs")]
     factors = []
     for index, group in enumerate(groups):
@@ -45,28 +57,6 @@ def override_rates(groups: list[dict[str, Any]], schedulers: Iterable[Any], lr: 
             if hasattr(scheduler, name):
                 rates = [rate * factor for rate, factor in zip(getattr(scheduler, name), factors, strict=True)]
                 setattr(scheduler, name, rates)
-
-
-def _set_schedule(groups: list[dict[str, Any]], schedulers: list[Any], lr: Schedule) -> None:
-    if schedulers:
-        raise UnsupportedTrainingError(
-            f"lr={lr!r} is a schedule, and configure_optimizers returns {type(schedulers[0]).__name__}, so both would set "
-            "the learning rate. Keep one of them."
-        )
-    for group in groups:
-        group["lr"] = lr
-
-
-def cycles_momentum(schedulers: Iterable[Any]) -> bool:
-    """Whether a learning-rate scheduler, or an inner one, changes the momentum, as OneCycleLR does."""
-    return any(getattr(scheduler, "cycle_momentum", False) for scheduler in _with_inner(schedulers))
-
-
-def rebind_schedulers(schedulers: Iterable[Any], old: Optimizer, new: Optimizer) -> None:
-    """Point schedulers, and their inner schedulers, from the optimizer `old` to `new`."""
-    for scheduler in _with_inner(schedulers):
-        if getattr(scheduler, "optimizer", None) is old:
-            scheduler.optimizer = new
 
 
 def _with_inner(schedulers: Iterable[Any]) -> Iterator[Any]:

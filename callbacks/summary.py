@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from lightning_bayes.errors import name_some
 from lightning_bayes.optim import VariationalOptimizer
+from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.readout import temperature_of
 from lightning_bayes.posteriors import diagnostics
 from lightning_bayes.predictive import Link
@@ -25,17 +27,17 @@ _REGRESSION_NOTE = (
 def at_the_start(optimizer: VariationalOptimizer, name: str, link: Link | None, eval_samples: int) -> str:
     """The line after the first update: step, number of parameters with a posterior, N, prior, noise and prediction."""
     group, base = optimizer.param_groups[0], optimizer.base_step
-    step = type(base.base).__name__ if base else _STEPS[group["step_rule"]]
+    step = type(base.base).__name__ if base else _STEPS[group["posterior"]["step_rule"]]
     noisy, deterministic = _count(_params(optimizer, noisy=True)), _count(_params(optimizer, noisy=False))
     sentences = [
         f"{name}: {step} updates the mean",
         f"{noisy:,} of {noisy + deterministic:,} parameters have a posterior",
-        f"N = {group['num_data']:,} training examples",
+        f"N = {group['posterior']['num_data']:,} training examples",
     ]
     if noisy:
         averages = f"average {eval_samples} weight samples" if eval_samples else "use the posterior mean"
         sentences += [_prior(optimizer), _noise(group), f"Predictions {averages}" + (f" ({link} link)" if link else "")]
-        if link == "identity" and group["relative_noise"] is not None:
+        if link == "identity" and group["posterior"]["relative_noise"] is not None:
             sentences.append(_REGRESSION_NOTE)
     return ". ".join(sentences) + "."
 
@@ -85,7 +87,8 @@ def _params(optimizer: VariationalOptimizer, *, noisy: bool) -> list[Tensor]:
         param
         for group in optimizer.param_groups
         for param in group["params"]
-        if param.requires_grad and bool(group["noisy"] and optimizer.state[param].get("noisy", True)) == noisy
+        if param.requires_grad
+        and bool(group["posterior"]["noisy"] and optimizer.state[param].get("noisy", True)) == noisy
     ]
 
 
@@ -95,8 +98,8 @@ def _count(params: Iterable[Tensor]) -> int:
 
 def _prior(optimizer: VariationalOptimizer) -> str:
     group = optimizer.param_groups[0]
-    default = f"the prior precision is {group['prior_precision']:g}"
-    if group["step_rule"] == "user" and not group["prior_on_mean"]:
+    default = f"the prior precision is {effective(group).prior_precision:g}"
+    if not effective(group).stated_prior:
         default = "no prior is set, so the mean is unregularised"
     params = [(name, param) for name, param in optimizer.model.named_parameters() if param in optimizer.state]
     with_prior = [param for _, param in params if "prior_precision" in optimizer.state[param]]
@@ -107,7 +110,8 @@ def _prior(optimizer: VariationalOptimizer) -> str:
     return f"{text}; for {name_some(others, 60)}, {default}" if others else text
 
 
-def _noise(group: dict[str, object]) -> str:
-    if group["relative_noise"] is None:
+def _noise(group: Mapping[str, Any]) -> str:
+    if group["posterior"]["relative_noise"] is None:
         return "The noise follows from the variational bound"
-    return f"The noise scale is κ = {group['relative_noise']:.2g} times each tensor's size, shaped by the curvature"
+    noise = group["posterior"]["relative_noise"]
+    return f"The noise scale is κ = {noise:.2g} times each tensor's size, shaped by the curvature"

@@ -16,11 +16,11 @@ class RecordedUpdate(CohortUpdate):
         for param, grad in zip(self.params, grads or [torch.zeros_like(mean) for mean in means], strict=True):
             param.grad = grad
         self.states = [{"prior_mean": mean} for mean in prior_means] or [{} for _ in means]
-        self.group = {**Hyperparameters.defaults(), "num_data": 10}
+        self.group = {"lr": 1e-3, "posterior": {**Hyperparameters.defaults(), "num_data": 10}}
         self.index, self.changes, self.calls = index, changes, []
 
     def prior_weights(self):
-        return effective({**self.group, "step_rule": "user"}).stated_prior
+        return effective({"posterior": {**self.group["posterior"], "step_rule": "user"}}).stated_prior
 
     def move_(self):
         self.calls.append(("move_",))

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_bayes.linalg.cholesky import cholesky
+from lightning_bayes.linalg.factors import cholesky
 from lightning_bayes.linalg.kronecker import KroneckerProduct
 
 SPECTRUM_FLOOR = 1e-4  # minimum of 1 - s₁ s₂, which vanishes by rounding or for perfectly correlated layers
@@ -47,17 +47,7 @@ class DifferenceInverse(NamedTuple):
     def of(
         cls, product: KroneckerProduct, subtracted: KroneckerProduct | None, name: str = "Kronecker product"
     ) -> DifferenceInverse:
-        """Factorise.
-
-        Args:
-            product: A ⊗ B, symmetric positive definite factors.
-            subtracted: C ⊗ D, symmetric positive semi-definite factors; None for zero. The difference must be positive
-                definite.
-            name: Name of A ⊗ B for error messages.
-
-        Returns:
-            The inverse of the difference.
-        """
+        """Factorise A ⊗ B - C ⊗ D, which must be positive definite; `subtracted` is None for zero."""
         left_subtracted, right_subtracted = (None, None) if subtracted is None else subtracted
         left = _diagonalised(product.left, left_subtracted, f"left factor S of {name}")
         right = _diagonalised(product.right, right_subtracted, f"right factor A of {name}")

@@ -1,8 +1,12 @@
-"""The Kronecker product of two matrices, without forming it.
+"""The Kronecker product of two matrices without forming it, and damping that keeps it a Kronecker product.
 
-    (L ⊗ R) vec(X) = vec(L X Rᵀ)
+    (L ⊗ R) vec(X) = vec(L X Rᵀ)                   where vec flattens a matrix row by row, as ``X.flatten()`` does
 
-where vec flattens a matrix row by row, as ``X.flatten()`` does.
+    S ⊗ A + γ I  ≈  (S + √γ/π I) ⊗ (A + π√γ I)     π = √( (tr A / dim A) / (tr S / dim S) )
+
+The second is Martens & Grosse 2015, section 6.3 (https://arxiv.org/abs/1503.05671). The right-hand side is larger by
+√γ (S π ⊗ I + I ⊗ A / π). This π gives both excess terms the same trace norm, and makes the result independent of how a
+scale is split between A and S.
 """
 
 from __future__ import annotations
@@ -13,8 +17,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_bayes.linalg.cholesky import cholesky, inverse, inverse_root
-from lightning_bayes.linalg.triangular import upper_matmul
+from lightning_bayes.linalg.factors import add_to_diagonal, cholesky, inverse, inverse_root, upper_matmul
+
+MAX_RATIO = 1e6  # of π
 
 
 class KroneckerProduct(NamedTuple):
@@ -75,14 +80,7 @@ class KroneckerProduct(NamedTuple):
         return _diagonal(self.left)[..., :, None] * _diagonal(self.right)[..., None, :]
 
     def squared_rows(self, weights: Tensor | float = 1.0) -> Tensor:
-        """The diagonal of (L ⊗ R) diag(weights) (L ⊗ R)ᵀ as a matrix.
-
-        Args:
-            weights: Matrix ``[..., m, n]``, or one number for all.
-
-        Returns:
-            (L²) weights (R²)ᵀ with element-wise squares, ``[..., p, q]``.
-        """
+        """The diagonal of (L ⊗ R) diag(weights) (L ⊗ R)ᵀ as a matrix; `weights` is ``[..., m, n]`` or one number."""
         shape = (*self.left.shape[:-2], self.left.shape[-1], self.right.shape[-1])
         weights = torch.as_tensor(weights, dtype=self.left.dtype, device=self.left.device).expand(shape)
         return self.left.square() @ weights @ self.right.square().mT
@@ -99,3 +97,39 @@ def _diagonal(matrix: Tensor) -> Tensor:
 
 def _log_det(matrix: Tensor, name: str) -> Tensor:
     return 2 * _diagonal(cholesky(matrix, name)).log().sum(-1)
+
+
+def pi_ratio(product: KroneckerProduct) -> Tensor:
+    """π of a product S ⊗ A of positive semi-definite factors.
+
+    Args:
+        product: S and A, ``[..., n, n]``.
+
+    Returns:
+        π, ``[...]``, within [1e-6, 1e6]. If one factor vanishes (a dead layer), the bounds make the damped product
+        nearly γ I. If both vanish, π = 1.
+    """
+    left = product.left.diagonal(dim1=-2, dim2=-1).mean(-1)
+    right = product.right.diagonal(dim1=-2, dim2=-1).mean(-1)
+    ratio = (right.clamp_min(0) / left.clamp_min(0)).sqrt()
+    return torch.where((left <= 0) & (right <= 0), 1.0, ratio.clamp(1 / MAX_RATIO, MAX_RATIO))
+
+
+def pi_damped(product: KroneckerProduct, damping: float | Tensor) -> KroneckerProduct:
+    """(S + √γ/π I) ⊗ (A + π√γ I) for a damping γ ≥ 0.
+
+    Args:
+        product: S and A, ``[..., n, n]``.
+        damping: γ, a number or ``[...]``.
+
+    Returns:
+        The damped factors.
+
+    Example:
+        >>> damped = pi_damped(KroneckerProduct(4 * torch.eye(2), torch.eye(3)), 0.01)
+        >>> damped.left.diagonal(), damped.right.diagonal()
+        (tensor([4.2000, 4.2000]), tensor([1.0500, 1.0500, 1.0500]))
+    """
+    ratio = pi_ratio(product)
+    root = torch.as_tensor(damping, dtype=ratio.dtype, device=ratio.device).sqrt()
+    return KroneckerProduct(add_to_diagonal(product.left, root / ratio), add_to_diagonal(product.right, root * ratio))

@@ -21,11 +21,9 @@ from lightning_bayes.metrics.collections import (
     sampled_regression_metrics,
 )
 from lightning_bayes.metrics.figure_certainty import certainty_sheet
-from lightning_bayes.metrics.figure_entropy import entropy_histogram
+from lightning_bayes.metrics.figure_curves import risk_coverage_diagram, shift_curves
+from lightning_bayes.metrics.figure_histograms import entropy_histogram, score_histograms
 from lightning_bayes.metrics.figure_reliability import reliability_diagram
-from lightning_bayes.metrics.figure_risk import risk_coverage_diagram
-from lightning_bayes.metrics.figure_scores import score_histograms
-from lightning_bayes.metrics.figure_shift import shift_curves
 from lightning_bayes.metrics.misclassification import (
     MisclassificationAUPR,
     MisclassificationAUROC,

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from lightning_bayes.metrics.bins import DEFAULT_BINS, BinSums, bin_sums, check_bins
+from lightning_bayes.metrics.states import DEFAULT_BINS, BinSums, bin_sums, check_bins
 from lightning_bayes.metrics.top_label import TopLabelMetric, checked_probs, mean_over_ties, top_label
 
 
@@ -147,13 +147,7 @@ def _classwise_sums(probs: Tensor, targets: Tensor, bins: int) -> BinSums:
 
 
 class BinnedMetric(Metric, ABC):
-    """Base class of errors over bins of equal width, averaged over groups with separate bins, with one summed state.
-
-    Args:
-        bins: Number of bins.
-        num_groups: Number of groups.
-        **kwargs: Passed to `torchmetrics.Metric`.
-    """
+    """Base class of errors over bins of equal width, averaged over groups with separate bins, with one summed state."""
 
     is_differentiable = False
     higher_is_better = False
@@ -192,11 +186,6 @@ class ExpectedCalibrationError(BinnedMetric):
     Args:
         bins: Number of bins.
         **kwargs: Passed to `torchmetrics.Metric`.
-
-    Example:
-        >>> metric = ExpectedCalibrationError()
-        >>> metric(torch.tensor([[0.8, 0.2], [0.8, 0.2]]), torch.tensor([0, 1]))
-        tensor(0.3000)
     """
 
     measure = staticmethod(BinSums.expected_error)
@@ -209,11 +198,6 @@ class MaximumCalibrationError(BinnedMetric):
     Args:
         bins: Number of bins.
         **kwargs: Passed to `torchmetrics.Metric`.
-
-    Example:
-        >>> metric = MaximumCalibrationError()
-        >>> metric(torch.tensor([[0.8, 0.2], [0.4, 0.6]]), torch.tensor([0, 0]))
-        tensor(0.6000)
     """
 
     measure = staticmethod(BinSums.largest_error)
@@ -227,11 +211,6 @@ class ClasswiseCalibrationError(BinnedMetric):
         num_classes: Number of classes.
         bins: Number of bins.
         **kwargs: Passed to `torchmetrics.Metric`.
-
-    Example:
-        >>> metric = ClasswiseCalibrationError(num_classes=2)
-        >>> metric(torch.tensor([[0.8, 0.2], [0.8, 0.2]]), torch.tensor([0, 1]))
-        tensor(0.3000)
     """
 
     measure = staticmethod(BinSums.expected_error)
@@ -251,11 +230,6 @@ class AdaptiveCalibrationError(TopLabelMetric):
     Args:
         bins: Number of bins.
         **kwargs: Passed to `torchmetrics.Metric`.
-
-    Example:
-        >>> metric = AdaptiveCalibrationError(bins=2)
-        >>> metric(torch.tensor([[0.8, 0.2], [0.4, 0.6]]), torch.tensor([0, 0]))
-        tensor(0.4000)
     """
 
     higher_is_better = False

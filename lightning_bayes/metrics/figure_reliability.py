@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from torch import Tensor
 
-from lightning_bayes.metrics.bins import DEFAULT_BINS
 from lightning_bayes.metrics.calibration import ReliabilityBins, expected_calibration_error, reliability_bins
 from lightning_bayes.metrics.figure_style import BLUE, DPI, GREY, ORANGE, PANEL_WIDTH, check_not_empty, quiet_frame
+from lightning_bayes.metrics.states import DEFAULT_BINS
 
 
 def reliability_diagram(curves: Mapping[str, tuple[Tensor, Tensor]], bins: int = DEFAULT_BINS) -> Figure:

@@ -14,7 +14,7 @@ from typing import final
 from torch import Tensor
 
 from lightning_bayes.metrics.ood import ood_aupr, ood_auroc, ood_fpr95
-from lightning_bayes.metrics.stored import StoredMetric
+from lightning_bayes.metrics.states import StoredMetric
 from lightning_bayes.metrics.top_label import top_label
 
 
@@ -93,14 +93,7 @@ class ErrorMetric(StoredMetric):
 
 @final
 class MisclassificationAUROC(ErrorMetric):
-    """Area under the ROC curve with errors as the positive class (see `misclassification_auroc`).
-
-    Example:
-        >>> import torch
-        >>> metric = MisclassificationAUROC()
-        >>> metric(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
-        tensor(1.)
-    """
+    """Area under the ROC curve with errors as the positive class (see `misclassification_auroc`)."""
 
     higher_is_better = True
     measure = staticmethod(ood_auroc)
@@ -108,14 +101,7 @@ class MisclassificationAUROC(ErrorMetric):
 
 @final
 class MisclassificationAUPR(ErrorMetric):
-    """Average precision with errors as the positive class (see `misclassification_aupr`).
-
-    Example:
-        >>> import torch
-        >>> metric = MisclassificationAUPR()
-        >>> metric(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
-        tensor(1.)
-    """
+    """Average precision with errors as the positive class (see `misclassification_aupr`)."""
 
     higher_is_better = True
     measure = staticmethod(ood_aupr)
@@ -123,14 +109,7 @@ class MisclassificationAUPR(ErrorMetric):
 
 @final
 class MisclassificationFPR95(ErrorMetric):
-    """False-positive rate at 95 % true-positive rate, errors positive (see `misclassification_fpr95`).
-
-    Example:
-        >>> import torch
-        >>> metric = MisclassificationFPR95()
-        >>> metric(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
-        tensor(0.)
-    """
+    """False-positive rate at 95 % true-positive rate, errors positive (see `misclassification_fpr95`)."""
 
     higher_is_better = False
     measure = staticmethod(ood_fpr95)

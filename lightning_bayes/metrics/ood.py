@@ -17,7 +17,7 @@ from torch import Tensor
 from torchmetrics.functional.classification import binary_auroc, binary_average_precision, binary_roc
 
 from lightning_bayes.errors import NonFiniteError, ShapeError
-from lightning_bayes.metrics.stored import StoredMetric
+from lightning_bayes.metrics.states import StoredMetric
 
 TRUE_POSITIVE_RATE = 0.95  # the 95 in FPR95
 
@@ -119,13 +119,7 @@ class OODMetric(StoredMetric):
 
 @final
 class OODAUROC(OODMetric):
-    """Area under the ROC curve with OOD as the positive class (see `ood_auroc`).
-
-    Example:
-        >>> metric = OODAUROC()
-        >>> metric(torch.tensor([-3.0, 20.0, 30.0, 40.0]), torch.tensor([0, 1, 0, 1]))
-        tensor(0.7500)
-    """
+    """Area under the ROC curve with OOD as the positive class (see `ood_auroc`)."""
 
     higher_is_better = True
     measure = staticmethod(ood_auroc)
@@ -133,13 +127,7 @@ class OODAUROC(OODMetric):
 
 @final
 class OODAUPR(OODMetric):
-    """Average precision with OOD as the positive class (see `ood_aupr`).
-
-    Example:
-        >>> metric = OODAUPR()
-        >>> metric(torch.tensor([-3.0, 20.0, 30.0, 40.0]), torch.tensor([0, 1, 0, 1]))
-        tensor(0.8333)
-    """
+    """Average precision with OOD as the positive class (see `ood_aupr`)."""
 
     higher_is_better = True
     measure = staticmethod(ood_aupr)
@@ -147,13 +135,7 @@ class OODAUPR(OODMetric):
 
 @final
 class OODFPR95(OODMetric):
-    """False-positive rate at 95 % true-positive rate with OOD as the positive class (see `ood_fpr95`).
-
-    Example:
-        >>> metric = OODFPR95()
-        >>> metric(torch.tensor([-3.0, 20.0, 30.0, 40.0]), torch.tensor([0, 1, 0, 1]))
-        tensor(0.5000)
-    """
+    """False-positive rate at 95 % true-positive rate with OOD as the positive class (see `ood_fpr95`)."""
 
     higher_is_better = False
     measure = staticmethod(ood_fpr95)

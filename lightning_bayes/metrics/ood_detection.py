@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_bayes.errors import HyperparameterError, NonFiniteError, ShapeError
 from lightning_bayes.metrics.ood import ood_aupr, ood_auroc, ood_fpr95
-from lightning_bayes.metrics.stored import StoredMetric
+from lightning_bayes.metrics.states import StoredMetric
 
 _MEASURES = {"AUROC": ood_auroc, "AUPR": ood_aupr, "FPR95": ood_fpr95}
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lightning_bayes.errors import HyperparameterError, ShapeError
-from lightning_bayes.metrics.scoring import MeanOverExamples
+from lightning_bayes.metrics.states import MeanOverExamples
 
 
 def gaussian_nll(mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
@@ -81,13 +81,7 @@ def _check_same_shape(mean: Tensor, variance: Tensor, targets: Tensor) -> None:
 
 @final
 class GaussianNLL(MeanOverExamples):
-    """Mean negative log-likelihood of Gaussian predictions per target value, in nats (see `gaussian_nll`).
-
-    Example:
-        >>> metric = GaussianNLL()
-        >>> metric(torch.tensor([0.0]), torch.tensor([1.0]), torch.tensor([1.0]))
-        tensor(1.4189)
-    """
+    """Mean negative log-likelihood of Gaussian predictions per target value, in nats (see `gaussian_nll`)."""
 
     def update(self, mean: Tensor, variance: Tensor, target: Tensor) -> None:  # type: ignore[override]
         """Add a batch of means, variances and observed targets, all of one shape."""
@@ -96,13 +90,7 @@ class GaussianNLL(MeanOverExamples):
 
 @final
 class MixtureNLL(MeanOverExamples):
-    """Mean negative log-likelihood of a mixture over samples per target value, in nats (see `mixture_nll`).
-
-    Example:
-        >>> metric = MixtureNLL()
-        >>> metric(torch.tensor([[0.5], [0.1]]).log())
-        tensor(1.2040)
-    """
+    """Mean negative log-likelihood of a mixture over samples per target value, in nats (see `mixture_nll`)."""
 
     def update(self, log_densities: Tensor) -> None:  # type: ignore[override]
         """Add a batch: log-densities of the observed targets under each sample, ``[samples, batch]``."""

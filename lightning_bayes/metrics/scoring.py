@@ -8,14 +8,13 @@ The Brier score is the sum over classes, from 0 to 2, as defined by Brier 1950
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from typing import Any, final
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
+from lightning_bayes.metrics.states import MeanOverExamples
 from lightning_bayes.metrics.top_label import checked_probs
 
 
@@ -61,47 +60,9 @@ def brier_per_example(probs: Tensor, targets: Tensor) -> Tensor:
     return (probs - one_hot).square().sum(-1)
 
 
-class MeanOverExamples(Metric, ABC):
-    """Base class of means over examples. ``update`` of a subclass calls ``add``.
-
-    Both states are sums, so the mean over all examples is exact for processes with shards of different sizes.
-    """
-
-    is_differentiable = False
-    higher_is_better = False
-    full_state_update = False
-
-    total: Tensor
-    count: Tensor
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.add_state("total", torch.tensor(0.0), dist_reduce_fx="sum")
-        self.add_state("count", torch.tensor(0), dist_reduce_fx="sum")
-
-    @abstractmethod
-    def update(self, *args: Tensor) -> None:
-        """Compute the values of a batch and ``add`` them."""
-
-    def add(self, values: Tensor) -> None:
-        """Add one value per example, in a tensor of any shape."""
-        self.total = self.total + values.sum().to(self.total.dtype)
-        self.count = self.count + values.numel()
-
-    def compute(self) -> Tensor:
-        """Return the mean over all examples since the last reset; ``nan`` if there were none."""
-        return self.total / self.count
-
-
 @final
 class NegativeLogLikelihood(MeanOverExamples):
-    """Mean negative log-likelihood of class probabilities, in nats (see `nll_per_example`).
-
-    Example:
-        >>> metric = NegativeLogLikelihood()
-        >>> metric(torch.tensor([[0.5, 0.5]]), torch.tensor([0]))
-        tensor(0.6931)
-    """
+    """Mean negative log-likelihood of class probabilities, in nats (see `nll_per_example`)."""
 
     def update(self, preds: Tensor, target: Tensor) -> None:  # type: ignore[override]
         """Add a batch: probabilities ``[batch, classes]`` and class indices ``[batch]``."""
@@ -110,13 +71,7 @@ class NegativeLogLikelihood(MeanOverExamples):
 
 @final
 class BrierScore(MeanOverExamples):
-    """Mean over examples of the Brier score summed over classes, from 0 to 2 (see `brier_per_example`).
-
-    Example:
-        >>> metric = BrierScore()
-        >>> metric(torch.tensor([[0.5, 0.5]]), torch.tensor([0]))
-        tensor(0.5000)
-    """
+    """Mean over examples of the Brier score summed over classes, from 0 to 2 (see `brier_per_example`)."""
 
     def update(self, preds: Tensor, target: Tensor) -> None:  # type: ignore[override]
         """Add a batch: probabilities ``[batch, classes]`` and class indices ``[batch]``."""

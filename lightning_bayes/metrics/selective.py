@@ -139,13 +139,7 @@ def _aurc(confidence: Tensor, correct: Tensor) -> Tensor:
 
 @final
 class AURC(TopLabelMetric):
-    """Area under the risk-coverage curve (see `aurc`).
-
-    Example:
-        >>> metric = AURC()
-        >>> metric(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
-        tensor(0.2500)
-    """
+    """Area under the risk-coverage curve (see `aurc`)."""
 
     higher_is_better = False
     measure = staticmethod(_aurc)
@@ -158,11 +152,6 @@ class CoverageAtRisk(TopLabelMetric):
     Args:
         risk: Tolerated fraction of errors, from 0 to 1.
         **kwargs: Passed to `torchmetrics.Metric`.
-
-    Example:
-        >>> metric = CoverageAtRisk(risk=0.05)
-        >>> metric(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
-        tensor(0.5000)
     """
 
     higher_is_better = True
@@ -184,11 +173,6 @@ class RiskAtCoverage(TopLabelMetric):
     Args:
         coverage: Fraction of the inputs to answer, from 0 to 1.
         **kwargs: Passed to `torchmetrics.Metric`.
-
-    Example:
-        >>> metric = RiskAtCoverage(coverage=0.8)
-        >>> metric(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
-        tensor(0.5000)
     """
 
     higher_is_better = False

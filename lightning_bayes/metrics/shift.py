@@ -14,8 +14,8 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from lightning_bayes.errors import HyperparameterError
-from lightning_bayes.metrics.bins import DEFAULT_BINS, BinSums, bin_sums
 from lightning_bayes.metrics.scoring import brier_per_example, nll_per_example
+from lightning_bayes.metrics.states import DEFAULT_BINS, BinSums, bin_sums
 from lightning_bayes.metrics.top_label import top_label
 
 SHIFT_KEYS = ("cls/Acc", "cls/NLL", "cls/Brier", "cal/ECE")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_bayes.errors import NonFiniteError, ShapeError
-from lightning_bayes.metrics.stored import StoredMetric
+from lightning_bayes.metrics.states import StoredMetric
 
 
 class TopLabel(NamedTuple):
@@ -23,26 +23,8 @@ class TopLabel(NamedTuple):
 
 
 def checked_probs(probs: Tensor, targets: Tensor) -> Tensor:
-    """Check that ``probs`` are probabilities for these targets, and return them in at least single precision.
-
-    Some libraries guess whether inputs are logits or probabilities. They then apply a softmax to the whole batch if rounding
-    leaves a probability of 1 + 1e-7. These metrics accept probabilities only.
-
-    Args:
-        probs: Class probabilities, ``[batch, classes]``; rows sum to one up to rounding.
-        targets: Class indices, integers in ``[batch]``.
-
-    Returns:
-        The probabilities, ``[batch, classes]``, in float32 or float64.
-
-    Raises:
-        ShapeError: If the shapes do not match, or the values are not probabilities or class indices.
-        NonFiniteError: If a probability is nan.
-
-    Example:
-        >>> checked_probs(torch.tensor([[0.5, 0.5]], dtype=torch.bfloat16), torch.tensor([1])).dtype
-        torch.float32
-    """
+    """Check that ``probs`` are probabilities for these targets, and return them in at least single precision."""
+    # Libraries that guess whether inputs are logits apply a softmax to the whole batch if rounding leaves 1 + 1e-7.
     if probs.ndim != 2 or targets.shape != probs.shape[:1] or not probs.is_floating_point():
         raise ShapeError(
             f"Expected floating-point probs [batch, classes] and targets [batch], got {probs.dtype} "
@@ -80,41 +62,15 @@ def _shape_message(probs: Tensor, targets: Tensor, proper: Tensor) -> str:
 
 
 def top_label(probs: Tensor, targets: Tensor) -> TopLabel:
-    """Confidence and correctness of the most probable class; the first class wins ties.
-
-    Args:
-        probs: Class probabilities, ``[batch, classes]``.
-        targets: Class indices, ``[batch]``.
-
-    Returns:
-        Two tensors ``[batch]``: ``confidence = max_c p_c`` and ``correct`` in {0, 1}.
-
-    Example:
-        >>> top_label(torch.tensor([[0.75, 0.25], [0.5, 0.5]]), torch.tensor([0, 1]))
-        TopLabel(confidence=tensor([0.7500, 0.5000]), correct=tensor([1., 0.]))
-    """
+    """Confidence and correctness of the most probable class; the first class wins ties."""
     confidence, label = checked_probs(probs, targets).max(-1)
     return TopLabel(confidence, (label == targets).to(confidence.dtype))
 
 
 def mean_over_ties(keys: Tensor, values: Tensor) -> Tensor:
-    """Replace each value by the mean over the examples with the same key.
-
-    Metrics that sort by confidence would depend on the order of tied examples, and saturated softmaxes produce many ties.
-    After this replacement, a sum over a prefix of the sorted examples is its expectation over all orders of the ties. The
-    result depends neither on the order of the data nor on its distribution over processes.
-
-    Args:
-        keys: Sort keys, ``[batch]``.
-        values: Floating-point values to average, ``[batch]``.
-
-    Returns:
-        The values, averaged within ties, ``[batch]``.
-
-    Example:
-        >>> mean_over_ties(torch.tensor([0.9, 0.5, 0.9]), torch.tensor([1.0, 1.0, 0.0]))
-        tensor([0.5000, 1.0000, 0.5000])
-    """
+    """Replace each value by the mean over the examples with the same key; all are ``[batch]``."""
+    # Saturated softmaxes produce many ties. After this replacement, a sum over a prefix of the sorted examples is its
+    # expectation over all orders of the ties, and depends neither on the order of the data nor on the processes.
     distinct, group, count = torch.unique(keys, return_inverse=True, return_counts=True)
     total = torch.zeros_like(distinct, dtype=values.dtype).index_add_(0, group, values)
     means: Tensor = total / count

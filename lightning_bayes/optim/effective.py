@@ -19,6 +19,9 @@ class Effective(NamedTuple):
     scale: float  # Ñ/τ, the factor from curvature per example to posterior precision
     prior_precision: float  # δ
     prior: float  # δ̃ = τδ/Ñ
+    penalty: (
+        float  # the group's L2 penalty, which the step of the optimizer that holds it adds to the gradient; 0 if none
+    )
     damping: float  # γ
     counted_damping: float  # γ if it is part of the noise, else 0
     noise_damping: float  # damping in the noise: γ if it is part of the noise, plus (τ/Ñ)/σ_max²
@@ -54,6 +57,7 @@ class Effective(NamedTuple):
 def effective(group: Mapping[str, Any]) -> Effective:
     """Compute Ñ, τ, δ̃ and γ of a parameter group at its current step.
 
+    An L2 penalty (``weight_decay``) that is the prior gives δ̃ directly, hence δ = Ñ·wd/τ, whatever its schedule.
     During the warm-up τ grows linearly from ``kl_warmup_init * kl_weight`` to ``kl_weight`` over ``kl_warmup_steps``.
 
     Args:
@@ -66,24 +70,30 @@ def effective(group: Mapping[str, Any]) -> Effective:
         HyperparameterError: If ``num_data`` is not set.
 
     Example:
-        >>> group = {"num_data": 50, "data_augmentation_factor": 2.0, "prior_precision": 10.0, "kl_weight": 0.5,
+        >>> settings = {"num_data": 50, "data_augmentation_factor": 2.0, "prior_precision": 10.0, "kl_weight": 0.5,
         ...          "kl_warmup_steps": 0, "kl_warmup_init": 0.1, "damping": 0.1, "damping_in_noise": False, "step": 0}
-        >>> effective(group).prior  # 0.5 · 10 / (2 · 50)
+        >>> effective({"posterior": settings}).prior  # 0.5 · 10 / (2 · 50)
         0.05
     """
-    if group["num_data"] is None:
+    settings = group["posterior"]
+    if settings["num_data"] is None:
         raise HyperparameterError("num_data is not set. Pass num_data=len(training_set).")
-    num_data = group["num_data"] * group["data_augmentation_factor"]
-    warmup_steps, start = group["kl_warmup_steps"], group["kl_warmup_init"]
-    progress = min(1.0, group["step"] / warmup_steps) if warmup_steps else 1.0
-    kl_weight = float(group["kl_weight"] * (start + (1 - start) * progress))
-    prior_precision = group["prior_precision"]
-    prior = prior_precision * kl_weight / num_data
-    is_prior_stated = group.get("step_rule") != "user" or group.get("prior_on_mean", True)
-    stated_prior = prior if is_prior_stated else 0.0
+    num_data = settings["num_data"] * settings["data_augmentation_factor"]
+    warmup_steps, start = settings["kl_warmup_steps"], settings["kl_warmup_init"]
+    progress = min(1.0, settings["step"] / warmup_steps) if warmup_steps else 1.0
+    kl_weight = float(settings["kl_weight"] * (start + (1 - start) * progress))
     scale = num_data / kl_weight
-    counted_damping = group["damping"] if group["damping_in_noise"] else 0.0
-    bound = group["max_noise"] ** -2 / scale if group.get("max_noise") else 0.0  # (τ/Ñ)/σ_max²
+    prior_precision = settings["prior_precision"]
+    prior = prior_precision * kl_weight / num_data
+    decay = settings.get("decay", "decoupled")
+    penalty = 0.0 if decay == "decoupled" else float(group.get("weight_decay") or 0.0)
+    if decay == "prior" and penalty:
+        prior, prior_precision = penalty, penalty * scale
+    moves_with_prior = settings.get("step_rule") != "user" or settings.get("prior_on_mean", True)
+    is_prior_stated = moves_with_prior or (decay == "prior" and penalty > 0)
+    stated_prior = prior if is_prior_stated else 0.0
+    counted_damping = settings["damping"] if settings["damping_in_noise"] else 0.0
+    bound = settings["max_noise"] ** -2 / scale if settings.get("max_noise") else 0.0  # (τ/Ñ)/σ_max²
     noise_damping = counted_damping + bound
     return Effective(
         num_data=num_data,
@@ -91,11 +101,12 @@ def effective(group: Mapping[str, Any]) -> Effective:
         scale=scale,
         prior_precision=prior_precision,
         prior=prior,
-        damping=group["damping"],
+        penalty=penalty,
+        damping=settings["damping"],
         counted_damping=counted_damping,
         noise_damping=noise_damping,
-        relative_noise=group.get("relative_noise"),
-        noise_flatness=group.get("noise_flatness") or FLATNESS,
+        relative_noise=settings.get("relative_noise"),
+        noise_flatness=settings.get("noise_flatness") or FLATNESS,
         stated_prior=stated_prior,
         stated_damping=stated_prior + noise_damping,
     )

@@ -8,7 +8,7 @@ declarations. An algorithm with additional hyperparameters subclasses it; `own_d
         own_defaults = {"betas": (0.9, 0.99999)}
 
 Parameter groups are plain dicts, so schedulers can write into them and checkpoints hold plain numbers.
-`Hyperparameters.of(group)` reads a group; `optim.effective` derives Ñ, τ, δ̃ and γ from it.
+`Hyperparameters.of(flat(group))` reads a group; `optim.effective` derives Ñ, τ, δ̃ and γ from it.
 
 Constructors accept the shared arguments as a TypedDict, which type checkers, editors and jsonargparse understand:
 
@@ -45,6 +45,7 @@ from lightning_bayes.posteriors import AbstractPosterior
 PriorMean: TypeAlias = Literal["zero", "initial"]
 StepRule: TypeAlias = Literal["natural", "trust_region", "user"]
 StepName: TypeAlias = Literal["user", "natural"]  # of callbacks
+DecayKind: TypeAlias = Literal["decoupled", "prior", "replaced"]  # what a group's weight_decay is: see `optim.groups`
 RadiusRule: TypeAlias = Literal["adam", "sgd"]
 HyperparametersT = TypeVar("HyperparametersT", bound="Hyperparameters")
 
@@ -168,6 +169,7 @@ class Hyperparameters(Record):
     prior_mean: PriorMean = setting(choice(*get_args(PriorMean)), default="zero")
     prior: AbstractPosterior | None = setting(default=None, optional=True, in_group=False)
     prior_on_mean: bool = setting(default=True)  # whether the "user" step adds the prior's gradient
+    decay: DecayKind = setting(choice(*get_args(DecayKind)), default="decoupled")
     kl_weight: float = setting(POSITIVE, default=1.0, upper_limit=1e12, schedulable=True)
     kl_warmup_steps: int = setting(NOT_NEGATIVE, default=0)
     kl_warmup_init: float = setting(POSITIVE_FRACTION, default=0.1)
@@ -198,9 +200,9 @@ class Hyperparameters(Record):
     workspace_mib: float = setting(default=DEFAULT_MIB, in_group=False)
 
     @classmethod
-    def of(cls: type[HyperparametersT], group: Mapping[str, Any]) -> HyperparametersT:
-        """Read the hyperparameters of a parameter group and ignore its other entries, such as those of schedulers."""
-        return cls(**{name: group[name] for name in cls.settings() if name in group})
+    def of(cls: type[HyperparametersT], values: Mapping[str, Any]) -> HyperparametersT:
+        """Read the hyperparameters among `values`, such as those of a group (`optim.groups.flat`), and ignore others."""
+        return cls(**{name: values[name] for name in cls.settings() if name in values})
 
     @classmethod
     def given(cls, values: Mapping[str, Any], own_defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -238,14 +240,14 @@ class Hyperparameters(Record):
 
     def effective(self) -> Effective:
         """Derive Ñ, τ, δ̃ and γ; see `optim.effective`."""
-        return effective(vars(self))
+        return effective({"posterior": vars(self)})
 
     @classmethod
     def _too_large_together(cls, values: Mapping[str, Any]) -> Iterator[str]:
         numbers = {name: value for name, value in values.items() if value is not None}
         if not {"kl_weight", "prior_precision", "num_data"} <= set(numbers):
             return
-        derived = effective({**cls.defaults(), **numbers, "kl_warmup_steps": 0})
+        derived = effective({"posterior": {**cls.defaults(), **numbers, "kl_warmup_steps": 0}})
         if derived.prior > _MAX_PRIOR:
             yield (
                 f"kl_weight={derived.kl_weight:g} times prior_precision={derived.prior_precision:g} is "

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar, final
 
 from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.optim.groups import flat, split
 from lightning_bayes.optim.settings import Record, plain
 
 ValueT = TypeVar("ValueT")
@@ -141,27 +142,20 @@ def value_at(value: ValueT | Callable[[int], ValueT], step: int) -> ValueT:
 
 def take_schedules(group: dict[str, Any], record: type[Record]) -> dict[str, Callable[[int], Any]]:
     """Replace the schedules in a parameter group by their values at its step, and return the schedules by name."""
-    schedules = {name: value for name, value in group.items() if name != "params" and callable(value)}
+    schedules = {name: value for name, value in flat(group).items() if callable(value)}
     record.require_schedulable(schedules)
     apply_schedules(group, schedules, record)
     return schedules
 
 
 def apply_schedules(group: dict[str, Any], schedules: Mapping[str, Callable[[int], Any]], record: type[Record]) -> None:
-    """Write the values of schedules at the group's step into the group.
-
-    Args:
-        group: Parameter group, changed in place unless a value is invalid.
-        schedules: The result of `take_schedules`.
-        record: Schema of the group's hyperparameters.
-
-    Raises:
-        HyperparameterError: If a value is out of range.
-    """
-    step = int(group["step"])
+    """Write the values of schedules at the group's step into the group; raises `HyperparameterError` out of range."""
+    step = int(group["posterior"]["step"])
     values = plain({name: function(step) for name, function in schedules.items()})
     try:
         record.check(values, complete=True)
     except HyperparameterError as error:
         raise HyperparameterError(f"{error} A function of the step returned this value at step {step}.") from None
-    group.update(values)
+    top, settings = split(values)
+    group.update(top)
+    group["posterior"].update(settings)

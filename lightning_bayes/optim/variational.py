@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from inspect import signature
 from typing import Any, ClassVar
@@ -26,12 +26,14 @@ from lightning_bayes.optim.diagonal.family import DiagonalFamily
 from lightning_bayes.optim.diagonal.signed_curvature import keep_all_positive_
 from lightning_bayes.optim.diagonal.state import MeanFieldState, start_state
 from lightning_bayes.optim.effective import effective
+from lightning_bayes.optim.groups import KEY, SHARED, flat
 from lightning_bayes.optim.hyperparameters import Hyperparameters, OptimizerFields, StepRule
 from lightning_bayes.optim.readout.parameter import effective_parameters, store_shape
-from lightning_bayes.optim.readout.state import WeightPosterior, posterior_of_model, upgraded
+from lightning_bayes.optim.readout.state import WeightPosterior, posterior_of_model
+from lightning_bayes.optim.resuming import RECORD, require_same
 from lightning_bayes.optim.runtime.base import NoisyOptimizer
 from lightning_bayes.optim.runtime.family import PosteriorFamily
-from lightning_bayes.optim.runtime.measuring import SHAPE_INTERVAL, require_interval
+from lightning_bayes.optim.runtime.measuring import BASE_INTERVAL, SHAPE_INTERVAL, require_interval
 from lightning_bayes.optim.runtime.noise import CounterNoise
 from lightning_bayes.optim.runtime.parameters import (
     deterministic_params,
@@ -43,7 +45,7 @@ from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass, Measur
 from lightning_bayes.optim.schedules import apply_schedules, take_schedules
 from lightning_bayes.optim.settings import plain
 from lightning_bayes.optim.steps import BaseOptimizerStep, Step, make_steps, step_for
-from lightning_bayes.optim.steps.base_optimizer import STATE_KEY, groups_of
+from lightning_bayes.optim.steps.base_optimizer import PRIOR_PRECISION, STATE_KEY, decay_kind
 from lightning_bayes.optim.weight_prior import prior_state, stated_prior_of, weight_priors
 
 
@@ -57,7 +59,6 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
         default_step: The step of the method's callback if no learning rate is given.
         hyperparameters: The record of its hyperparameters.
         own_defaults: Defaults that override the record's.
-        can_graft: Whether its direction can be combined with the length of another optimizer's step (`optim.steps.graft`).
         curvature_update: Pure update of s alone, used when another optimizer moves the mean. Its arguments are s, ĥ,
             ``rate`` = 1-β₂ and keyword arguments of `natural_update`. None if s needs more than ĥ.
         averages_curvature: Whether this update is the plain running average of ĥ.
@@ -69,8 +70,11 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
 
     Args:
         model: The model to train. A curvature rule must cover each of its layers.
-        params: Parameters or parameter groups. Default: all trainable parameters of `model`.
-        base: The optimizer that moves the means; see `optim.steps.base_optimizer`. It determines `params` and `lr`.
+        params: Parameters or parameter groups, or another optimizer, whose list of groups is then shared: its ``lr``,
+            ``weight_decay`` and schedulers apply, but its other entries do not; so a scheduler that cycles Adam's ``betas``
+            does not change this optimizer's. Default: all trainable parameters of `model`.
+        base: The optimizer that moves the means; see `optim.steps.base_optimizer`. The list of its groups is shared. An L2
+            ``weight_decay`` stays its own, and gives the prior's precision, δ = Ñ·wd/τ.
         own: The hyperparameters that the algorithm's record adds to the shared ones.
         **fields: Shared hyperparameters; see `OptimizerFields`.
 
@@ -86,7 +90,6 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
     curvature_update: ClassVar[Callable[..., Tensor] | None] = None
     averages_curvature: ClassVar[bool] = False
     amortises: ClassVar[bool] = False
-    can_graft: ClassVar[bool] = True
     signed_curvature: ClassVar[bool] = False
     prior_at_sample: ClassVar[bool] = False
     default_step: ClassVar[StepRule] = "user"
@@ -96,15 +99,16 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
     def __init__(
         self,
         model: nn.Module,
-        params: Iterable[Any] | None = None,
+        params: Iterable[Any] | torch.optim.Optimizer | None = None,
         *,
-        base: torch.optim.Optimizer | BaseOptimizerStep | None = None,
+        base: torch.optim.Optimizer | None = None,
         own: Mapping[str, Any] | None = None,
         **fields: Unpack[OptimizerFields],
     ) -> None:
         arguments: dict[str, Any] = {**fields, **(own or {})}
+        self._states_precision = "prior_precision" in arguments
         if base is not None:
-            arguments["step_rule"] = "user"
+            arguments = {**self._defaults_with_base(arguments), **arguments, "step_rule": "user"}
         values = self.hyperparameters.given(arguments, self.own_defaults)
         require_initialised(model)
         self._reference = reference_weights(model)
@@ -119,18 +123,27 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
         self.family = self._make_family(weakref.proxy(self))  # weak, to free all tensors with the last reference
         self._check_batch_size = None if self.estimator.is_linear else BatchSizeCheck(type(self).__name__)
         if params is None:
-            params = groups_of(step.base) if isinstance(step, BaseOptimizerStep) else trainable(model)
+            params = trainable(model) if base is None else base
         engine, quantity, reduction = values["engine"], self.estimator.quantity, values["loss_reduction"]
-        if isinstance(step, BaseOptimizerStep) and reduction == "auto":
+        if base is not None and reduction == "auto":
             reduction = "auto_or_mean"  # the noise of this step does not depend on the scale of the curvature
+        settings = self.hyperparameters.group_values(values)
+        if values["radius"] != "sgd":
+            del settings["momentum"]
         super().__init__(  # calls add_param_group, which needs the attributes above
             model,
             make_engine(engine, model, reduction, values["workspace_mib"], quantity=quantity),
             params,
-            {**self.hyperparameters.group_values(values), "noisy": self.noisy, "noise_seed": values["seed"]},
+            {**settings, "noisy": self.noisy, "noise_seed": values["seed"]},
             mc_samples=values["mc_samples"],
             max_nonfinite_steps=values["max_nonfinite_steps"],
         )
+
+    def _defaults_with_base(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Defaults if another optimizer moves the means: the curvature is measured less often, and no prior is implied."""
+        states_prior = self._states_precision or arguments.get("prior_mean", "zero") != "zero"
+        interval = BASE_INTERVAL if self.amortises else 1
+        return {"prior_precision": PRIOR_PRECISION, "prior_on_mean": states_prior, "curvature_interval": interval}
 
     def _make_family(self, optimizer: VariationalOptimizer) -> PosteriorFamily:
         """The posterior family of `optimizer`, a weak reference to this one. Subclasses may choose another family."""
@@ -144,23 +157,40 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group and create its state, so that a posterior always exists; see `torch.optim.Optimizer`."""
         super().add_param_group(param_group)
-        group = self.param_groups[-1]
+        self._start_group(self.param_groups[-1])
+        self.family.check_groups()
+
+    def _start_group(self, group: dict[str, Any]) -> None:
+        """Check a group's settings, take its schedules, and create the state of its parameters."""
+        settings = group.setdefault(KEY, dict(self.posterior_defaults))
+        if self.groups_owner is not None:
+            settings["decay"] = decay_kind(self.groups_owner, group, states_precision=self._states_precision)
         self._schedules.append(take_schedules(group, self.hyperparameters))
-        group.update(plain(group))
-        self.hyperparameters.check(group, complete=True)
-        step = step_for(group["step_rule"], self.steps)
-        if group["antithetic"] is None:
-            group["antithetic"] = not step.is_published
-        require_interval(type(self).__name__, group["curvature_interval"], amortises=self.amortises)
-        step.add_group(group, len(self.param_groups))
+        settings.update(plain(settings))
+        if self.groups_owner is None:
+            group.update(plain({name: group[name] for name in SHARED if name in group}))
+        self.hyperparameters.check(plain(flat(group)), complete=True)
+        step = step_for(settings["step_rule"], self.steps)
+        if settings["antithetic"] is None:
+            settings["antithetic"] = not step.is_published
+        require_interval(type(self).__name__, settings["curvature_interval"], amortises=self.amortises)
         require_full_precision(group["params"])
         for param in group["params"]:
             self._start_state(param, group)
-        self.family.check_groups()
+
+    def _start_groups(self) -> None:
+        for group in self.param_groups:
+            if KEY not in group:
+                self._start_group(group)
+                self.family.check_groups()
+            for param in group["params"]:
+                self._start_state(param, group)
+        while len(self._schedules) < len(self.param_groups):  # a callback has restored groups
+            self._schedules.append({name: value for name, value in self.posterior_defaults.items() if callable(value)})
 
     def step_of(self, group: Mapping[str, Any]) -> Step:
         """The step that moves the means of a group."""
-        return self.steps[group["step_rule"]]
+        return self.steps[group["posterior"]["step_rule"]]
 
     @property
     def base_step(self) -> BaseOptimizerStep | None:
@@ -168,53 +198,60 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
         step = self.steps.get("user")
         return step if isinstance(step, BaseOptimizerStep) else None
 
+    @property
+    def _fills_gradients(self) -> bool:
+        return self.base_step is None  # torch's optimizers leave a parameter without a gradient alone
+
     def state_dict(self) -> dict[str, Any]:
-        """The state, including a base optimizer's state under ``base``; see `torch.optim.Optimizer`."""
-        state = super().state_dict()
-        return state if self.base_step is None else {**state, STATE_KEY: self.base_step.base.state_dict()}
+        """The state, with a base optimizer's own under ``base``; see `torch.optim.Optimizer`."""
+        state = {**super().state_dict(), RECORD: self._record()}
+        if self.base_step is None:
+            return state
+        base = self.base_step.base.state_dict()
+        return {**state, STATE_KEY: {name: value for name, value in base.items() if name != "param_groups"}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a state.
-
-        Args:
-            state_dict: The result of `state_dict`. Its step rules replace those of this optimizer. A rule that needs a base
-                optimizer raises a `HyperparameterError` if there is none.
-        """
+        """Restore a state of the same algorithm, step, groups and base optimizer; see `optim.resuming`."""
+        require_same(state_dict, self._record())
         super().load_state_dict(state_dict)
-        self.state.update({param: upgraded(state) for param, state in self.state.items()})
-        for group in self.param_groups:
-            # Missing in files of version 0.1.0.dev0.
-            group.update({"curvature_interval": 1, "antithetic": False, **group})
-        rules = {group["step_rule"] for group in self.param_groups}
-        if self.base_step is not None and "user" not in rules:
-            self.steps = make_steps(None)
-        for rule in rules:
-            step_for(rule, self.steps)
         if self.base_step is not None:
-            self.base_step.load_state_dict(state_dict, self.state)
-        for group in self.param_groups:
-            for param in group["params"]:
-                needed = self._start_state(param, group)
-                for name in self.state_type._fields[1:]:
-                    if name not in needed:  # older checkpoints contain all fields
-                        self.state[param].pop(name, None)
+            self.base_step.base.load_state_dict({**state_dict[STATE_KEY], "param_groups": state_dict["param_groups"]})
 
-    def _start_state(self, param: nn.Parameter, group: Mapping[str, Any]) -> Sequence[str]:
-        """Create the state of a parameter unless it exists, and return the names of the tensors that it needs."""
-        state, fields = self.state[param], self.family.state_fields(param, group)
+    def _record(self) -> dict[str, Any]:
+        """What a state must agree with to be loaded; see `optim.resuming`."""
+        names = {param: name for name, param in self.model.named_parameters()}
+        groups = [
+            [names.get(param, str(tuple(param.shape))) for param in group["params"]] for group in self.param_groups
+        ]
+        return {
+            "algorithm": type(self).__name__,
+            "step": self.posterior_defaults["step_rule"],
+            "base": type(self.base_step.base).__name__ if self.base_step else None,
+            "groups": groups,
+            "posterior": sorted(
+                names[param]
+                for group in self.param_groups
+                for param in group["params"]
+                if self.noisy and param in names and param not in self.deterministic
+            ),
+        }
+
+    def _start_state(self, param: nn.Parameter, group: Mapping[str, Any]) -> None:
+        """Create the state of a parameter unless it exists."""
+        state = self.state[param]
         if not state:
+            fields = self.family.state_fields(param, group)
             reference = self._reference.get(param, param)
             state |= start_state(param, fields, reference, noisy=param not in self.deterministic)
             state |= prior_state(param, group, self.weight_priors)
             state |= self.family.counters
             if not fields and self.estimator.quantity == "squared_gradients":
                 self.engine.left_out.add(param)  # a parameter without curvature is not measured
-        return fields
 
     def _measured_shapes(self) -> Mapping[Hashable, Tensor]:
         """What the passes of the open update measure, decided once per update; see `PosteriorFamily`."""
         if self._open_update.measured_shapes is None:
-            self._open_update.measured_shapes = self.family.measured_shapes(always=self.always_measures_curvature)
+            self._open_update.measured_shapes = self.family.measured_shapes(always=self._open_update.always_measures)
         return self._open_update.measured_shapes
 
     def _capture(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
@@ -276,7 +313,7 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
     def _count_update(self, group: dict[str, Any], schedules: dict[str, Callable[[int], Any]]) -> None:
         """Count the update and evaluate the schedules."""
         before = effective(group)
-        group["step"] += 1
+        group["posterior"]["step"] += 1
         if schedules:
             apply_schedules(group, schedules, self.hyperparameters)
         after = effective(group)
@@ -301,12 +338,21 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
         hyper = effective(group)
         return {
             "lr": float(group["lr"]),
-            "betas": group["betas"],
+            "betas": group["posterior"]["betas"],
             "prior": hyper.prior if precision is None else hyper.prior_of(precision),
             "damping": hyper.damping,
             "step": step,
-            **{name: group[name] for name in self._own_arguments},
+            **{name: group[KEY][name] for name in self._own_arguments},
         }
+
+    def set_num_data(self, num_data: int) -> None:
+        """Set N in all groups, and in those added later; its effect on the prior and the noise follows."""
+        for settings in (self.posterior_defaults, *(group["posterior"] for group in self.param_groups)):
+            settings["num_data"] = num_data
+        for group in self.param_groups:
+            self.hyperparameters.check(plain(flat(group)))
+            if self.signed_curvature:
+                keep_all_positive_([self.state[param] for param in group["params"]], group)
 
     @torch.no_grad()
     def posterior(self) -> WeightPosterior:

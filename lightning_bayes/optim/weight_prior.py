@@ -58,7 +58,7 @@ def prior_state(
     if param in priors:
         mean, precision = (part.detach().to(param).clone() for part in priors[param])
         return {"prior_mean": mean, "prior_precision": precision}
-    return {"prior_mean": param.detach().clone()} if group["prior_mean"] == "initial" else {}
+    return {"prior_mean": param.detach().clone()} if group["posterior"]["prior_mean"] == "initial" else {}
 
 
 def prior_means(states: Sequence[Mapping[str, Any]]) -> list[Tensor]:

@@ -41,8 +41,8 @@ def test_vadam_learns_the_text(path):
 
 def test_the_first_noise_of_vadagrad_is_the_printed_one():
     group = METHODS["vadagrad"].callback(10_000, 2).group_defaults
-    assert group["init_precision"] == START * 10_000
-    assert group["betas"] == (0.0, 0.5)
+    assert group["posterior"]["init_precision"] == START * 10_000
+    assert group["posterior"]["betas"] == (0.0, 0.5)
 
 
 def row(method, nats, ece=0.01, seed=0):

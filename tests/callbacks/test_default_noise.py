@@ -65,7 +65,7 @@ def test_networks_with_convolutions_have_more_noise(callback):
 def test_their_noise_is_flatter(stated, flatness):
     """Σ ∝ 1/(s + ε mean s)."""
     optimizer = fit(VOGNCallback(**stated))
-    flatness = optimizer.param_groups[0]["noise_flatness"] if flatness is None else flatness
+    flatness = optimizer.param_groups[0]["posterior"]["noise_flatness"] if flatness is None else flatness
     assert flatness > 0.03
     s = optimizer.state[optimizer.model.net[0].weight]["curvature"]
     expected = 1 / shaped_precision(s, torch.ones(()), flatness * s.mean())
@@ -85,7 +85,7 @@ def test_samples_have_the_noise_of_the_posterior():
 @pytest.mark.parametrize("norm", NORMS, ids=lambda norm: type(norm).__name__)
 def test_networks_with_normalisation_have_less_noise(norm):
     (group,) = fit(VOGNCallback(), Images(norm)).param_groups
-    assert (group["relative_noise"], group["noise_flatness"]) == (0.005, 0.03)
+    assert (group["posterior"]["relative_noise"], group["posterior"]["noise_flatness"]) == (0.005, 0.03)
 
 
 def test_other_classifiers_have_noise_that_follows_the_curvature():
@@ -94,7 +94,7 @@ def test_other_classifiers_have_noise_that_follows_the_curvature():
     module.net = nn.Sequential(nn.Flatten(), nn.ZeroPad1d((0, 16)), nn.Linear(32, 4))
     optimizer = fit(VOGNCallback(), module)
     (group,) = optimizer.param_groups
-    assert (group["relative_noise"], group["noise_flatness"]) == (0.07, 0.001)
+    assert (group["posterior"]["relative_noise"], group["posterior"]["noise_flatness"]) == (0.07, 0.001)
     variance = optimizer.posterior().variance()["net.2.weight"]
     with_input, without = variance[:, :16], variance[:, 16:]
     torch.testing.assert_close(without, without.mean().expand_as(without))
@@ -108,7 +108,7 @@ def test_regressions_have_the_least_noise():
             return F.mse_loss(self.net(x)[:, 0], y.float())
 
     (group,) = fit(VOGNCallback(), Curve()).param_groups
-    assert (group["relative_noise"], group["noise_flatness"]) == (0.01, 0.03)
+    assert (group["posterior"]["relative_noise"], group["posterior"]["noise_flatness"]) == (0.01, 0.03)
 
 
 def test_a_stated_scale_comes_with_the_shape_of_the_curvature():

@@ -98,7 +98,7 @@ def test_noisy_kfac_leaves_the_step_to_the_users_optimizer_unless_there_is_a_lea
     def settings(callback):
         fit(Classifier(), callback)
         group, state = callback.optimizer.param_groups[0], next(iter(callback.optimizer.state.values()))
-        return group["step_rule"], group["relative_noise"], "output_inverse" in state
+        return group["posterior"]["step_rule"], group["posterior"]["relative_noise"], "output_inverse" in state
 
     assert settings(NoisyKFACCallback()) == ("user", 0.07, False)
     assert settings(NoisyKFACCallback(lr=1e-2)) == ("natural", None, True)

@@ -30,6 +30,7 @@ from tiny_training import (
 from torch import nn
 
 from lightning_bayes import VOGNCallback
+from lightning_bayes.optim.effective import effective
 
 BAREBONES = ("enable_checkpointing", "enable_progress_bar", "enable_model_summary", "log_every_n_steps", "logger")
 
@@ -48,7 +49,10 @@ class Tunable(Classifier):
 def assert_prepared(callback):
     """The optimizer's N, and the prior from its penalty, belong to the real training."""
     (group,) = callback.optimizer.param_groups
-    assert (group["num_data"], group["prior_precision"]) == (EXAMPLES, pytest.approx(0.01 * EXAMPLES))
+    assert (group["posterior"]["num_data"], effective(group).prior_precision) == (
+        EXAMPLES,
+        pytest.approx(0.01 * EXAMPLES),
+    )
 
 
 def rates_of_plain_lightning(folder):

@@ -51,7 +51,7 @@ def found(data, module=None, **kwargs) -> int:
     callback = VOGNCallback()
     fit(module or Classifier(), callback, data=data, **kwargs)
     (group,) = callback.optimizer.param_groups
-    return group["num_data"]
+    return group["posterior"]["num_data"]
 
 
 def sampled(sampler) -> DataLoader:
@@ -127,14 +127,14 @@ def test_an_explicit_num_data_wins(data):
     callback = VOGNCallback(num_data=1000)
     batches = data()
     fit(Classifier() if isinstance(batches, DataLoader) else Nested(), callback, data=batches)
-    assert callback.optimizer.param_groups[0]["num_data"] == 1000
+    assert callback.optimizer.param_groups[0]["posterior"]["num_data"] == 1000
 
 
 def test_data_augmentation_factor_multiplies_the_examples_in_the_precision():
     """1/Σ = ρN s + δ, at the mean of a run with N = 48, ρ = 5 and δ = 2."""
     callback = VOGNCallback(lr=1e-3, data_augmentation_factor=5.0, prior_precision=2.0)
     fit(Classifier(), callback)
-    assert callback.optimizer.param_groups[0]["num_data"] == EXAMPLES
+    assert callback.optimizer.param_groups[0]["posterior"]["num_data"] == EXAMPLES
     precision = callback.optimizer.posterior().precision
     for name, param in callback.optimizer.model.named_parameters():
         curvature = callback.optimizer.state[param]["curvature"]
@@ -187,5 +187,5 @@ def test_augmentation_counts_as_the_data_module_says_unless_the_callback_is_told
     callback = VOGNCallback(**arguments)
     with caplog.at_level(logging.INFO):
         fit(Classifier(), callback, data=Augmented())
-    assert callback.optimizer.param_groups[0]["data_augmentation_factor"] == expected
+    assert callback.optimizer.param_groups[0]["posterior"]["data_augmentation_factor"] == expected
     assert ("data_augmentation_factor=5, from Augmented" in caplog.text) == (not arguments)

@@ -34,7 +34,7 @@ def test_arguments_arrive_in_the_groups(callback, optimizer, arguments):
     ours = callback(**arguments)
     quiet_trainer(ours, max_steps=2).fit(Classifier(), loader())
     assert type(ours.optimizer) is optimizer
-    group = ours.optimizer.param_groups[0]
+    group = ours.optimizer.param_groups[0]["posterior"]
     assert {name: group[name] for name in arguments if name != "lr"} == {
         n: v for n, v in arguments.items() if n != "lr"
     }
@@ -43,7 +43,7 @@ def test_arguments_arrive_in_the_groups(callback, optimizer, arguments):
 def test_a_temperature_falls_with_the_updates():
     callback = VadaGradCallback(temperature=LinearSchedule(1.0, 0.0, steps=4))
     quiet_trainer(callback, max_steps=3).fit(Classifier(), loader())
-    assert callback.optimizer.param_groups[0]["temperature"] == pytest.approx(0.25)
+    assert callback.optimizer.param_groups[0]["posterior"]["temperature"] == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def test_one_step_of_the_shell_is_the_written_equation():
 def test_its_own_hyperparameter_is_checked_scheduled_and_kept():
     callback = PowerVOGNCallback(power=lambda step: 1.0 / (1 + step), lr=0.1)
     fit(callback, max_epochs=1)
-    assert callback.optimizer.param_groups[0]["power"] == 0.25
+    assert callback.optimizer.param_groups[0]["posterior"]["power"] == 0.25
     for build in (PowerVOGNCallback, lambda **own: PowerVOGN(nn.Linear(2, 1), num_data=5, **own)):
         with pytest.raises(HyperparameterError, match=r"power=2\.0 must be above 0 and at most 1"):
             build(power=2.0)

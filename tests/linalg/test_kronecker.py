@@ -16,7 +16,7 @@ from lightning_bayes.linalg import (
     pi_damped,
     pi_ratio,
 )
-from lightning_bayes.linalg.triangular import BLOCK, MAX_SOLVE_SIDE
+from lightning_bayes.linalg.factors import BLOCK, MAX_SOLVE_SIDE
 
 SEEDS = range(4)
 BATCHES = [(), (2,), (2, 3)]

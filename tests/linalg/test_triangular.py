@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lightning_bayes.linalg.triangular import BLOCK, matmul_upper, upper_matmul
+from lightning_bayes.linalg.factors import BLOCK, matmul_upper, upper_matmul
 
 
 @pytest.mark.parametrize("side", [1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 75])

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from lightning_bayes.errors import HyperparameterError, NonFiniteError, ShapeError
-from lightning_bayes.metrics.figure_entropy import entropy_histogram
+from lightning_bayes.metrics.figure_histograms import entropy_histogram
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from typing_extensions import Unpack
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim import VOGN, VONG
 from lightning_bayes.optim.effective import effective
+from lightning_bayes.optim.groups import flat
 from lightning_bayes.optim.hyperparameters import HyperparameterFields, Hyperparameters, OptimizerFields
 
 PLAIN = {
@@ -66,8 +67,9 @@ def test_numbers_of_numpy_and_tensors_train_like_python_s_and_are_saved_as_such(
     file.seek(0)
     (group,) = torch.load(file, weights_only=True)["param_groups"]
     wanted = {"noise_seed" if name == "seed" else name: value for name, value in PLAIN.items()}
-    assert {name: group[name] for name in wanted} == wanted
-    assert all(type(group[name]) is type(value) for name, value in wanted.items())
+    settings = flat(group)
+    assert {name: settings[name] for name in wanted} == wanted
+    assert all(type(settings[name]) is type(value) for name, value in wanted.items())
 
 
 def test_a_posterior_over_all_weights_takes_them_too():
@@ -77,7 +79,7 @@ def test_a_posterior_over_all_weights_takes_them_too():
     torch.save(opt.state_dict(), file)
     file.seek(0)
     (group,) = torch.load(file, weights_only=True)["param_groups"]
-    assert (group["lr"], group["num_data"], group["betas"]) == (0.0625, 24, (0.5, 0.75))
+    assert (group["lr"], group["posterior"]["num_data"], group["posterior"]["betas"]) == (0.0625, 24, (0.5, 0.75))
 
 
 @pytest.mark.parametrize("build", [VOGN, VONG])
@@ -102,7 +104,7 @@ def test_an_optimizer_needs_numbers(build, arguments, message):
 
 
 def test_typed_arguments_and_the_record_name_the_same_hyperparameters():
-    set_by_hosts = {"prior_on_mean", "step", "eval_samples", "val_samples"}
+    set_by_hosts = {"prior_on_mean", "decay", "step", "eval_samples", "val_samples"}
     assert set(OptimizerFields.__annotations__) == set(Hyperparameters.settings()) - set_by_hosts
     assert set(HyperparameterFields.__annotations__) < set(OptimizerFields.__annotations__)
 
@@ -120,7 +122,7 @@ def test_every_typed_argument_is_described():
 def test_the_record_is_read_from_a_group_and_computes_its_effective_values():
     _, opt = trained(**PLAIN)
     (group,) = opt.param_groups
-    record = Hyperparameters.of({**group, "initial_lr": 1.0})
+    record = Hyperparameters.of({**flat(group), "initial_lr": 1.0})
     assert (record.lr, record.betas, record.step) == (0.0625, (0.5, 0.75), 3)
     assert record.effective() == effective(group)
     assert record.effective().prior == 0.25 * 0.5 / 24
@@ -129,11 +131,11 @@ def test_the_record_is_read_from_a_group_and_computes_its_effective_values():
 def test_effective_values_follow_warm_up_augmentation_and_damping():
     group = {**Hyperparameters.defaults(), "num_data": 50, "prior_precision": 4.0, "kl_weight": 0.5, "damping": 0.25}
     group |= {"data_augmentation_factor": 2.0, "kl_warmup_steps": 10, "kl_warmup_init": 0.2}
-    assert effective({**group, "step": 5}).kl_weight == pytest.approx(0.5 * 0.6)
-    now = effective({**group, "step": 10})
+    assert effective({"posterior": {**group, "step": 5}}).kl_weight == pytest.approx(0.5 * 0.6)
+    now = effective({"posterior": {**group, "step": 10}})
     assert (now.num_data, now.kl_weight, now.prior, now.scale) == (100, 0.5, 0.02, 200)
     assert (now.damping, now.noise_damping) == (0.25, 0.0)
-    assert effective({**group, "step": 10, "damping_in_noise": True}).noise_damping == 0.25
+    assert effective({"posterior": {**group, "step": 10, "damping_in_noise": True}}).noise_damping == 0.25
 
 
 def test_an_argument_that_does_not_exist_is_refused():
@@ -185,7 +187,7 @@ def test_a_group_has_the_step_rule_of_the_optimizer_that_moves_it():
     model = nn.Linear(2, 1)
     opt = VOGN(model, base=torch.optim.SGD([model.weight], lr=0.1))
     with pytest.raises(HyperparameterError, match="step_rule='natural' and base=SGD do not match"):
-        opt.add_param_group({"params": [model.bias], "step_rule": "natural"})
+        opt.add_param_group({"params": [model.bias], "posterior": {"step_rule": "natural"}})
 
 
 @pytest.mark.parametrize("fields", [HyperparameterFields, OptimizerFields])

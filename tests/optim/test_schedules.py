@@ -54,7 +54,8 @@ def test_a_function_equals_its_values_set_by_hand(name, function, problem):
     scheduled, opt = build(**{name: function})
     train(scheduled, opt, problem, 7)
     by_hand, other = build(**{name: function(0)})
-    train(by_hand, other, problem, 7, lambda step: other.param_groups[0].update({name: function(step)}))
+    place = other.param_groups[0] if name == "lr" else other.param_groups[0]["posterior"]
+    train(by_hand, other, problem, 7, lambda step: place.update({name: function(step)}))
     assert torch.equal(weights(scheduled), weights(by_hand))
     plain, constant = build(**{name: function(0)})
     train(plain, constant, problem, 7)
@@ -64,7 +65,7 @@ def test_a_function_equals_its_values_set_by_hand(name, function, problem):
 def test_the_posterior_has_the_value_after_the_update(problem):
     model, opt = build(kl_weight=LinearSchedule(0.5, 1.0, 2))
     train(model, opt, problem, 2)
-    assert opt.param_groups[0]["kl_weight"] == 1.0
+    assert opt.param_groups[0]["posterior"]["kl_weight"] == 1.0
 
 
 def test_groups_have_their_own(problem):
@@ -73,7 +74,7 @@ def test_groups_have_their_own(problem):
     groups = [{"params": [model.weight], "damping": lambda t: float(t)}, {"params": [model.bias]}]
     opt = VOGN(model, groups, lr=0.1, num_data=160)
     train(model, opt, problem, 3)
-    assert [group["damping"] for group in opt.param_groups] == [3.0, 0.0]
+    assert [group["posterior"]["damping"] for group in opt.param_groups] == [3.0, 0.0]
 
 
 def test_resume_continues_the_schedule(problem):
@@ -95,7 +96,7 @@ def test_a_value_outside_of_its_range_stops_when_it_appears(problem, last):
     message = rf"^damping={last} must be at least 0\. A function of the step returned this value at step 3\.$"
     with pytest.raises(HyperparameterError, match=message):
         train(model, opt, problem, 1)
-    assert opt.param_groups[0]["damping"] == 0.0  # a checkpoint of the interrupted run stays readable
+    assert opt.param_groups[0]["posterior"]["damping"] == 0.0  # a checkpoint of the interrupted run stays readable
 
 
 def test_what_cannot_change_is_refused_by_name():

@@ -231,7 +231,7 @@ def on_two_ranks(rank):
         "shared noise": train_family(rank, 2, 1, 1, 2),
         "own noise": train_family(rank, 2, 2, 1, 2),
         "samples": train(inferred, data=shuffled, **spread),
-        "inferred N": inferred.optimizer.param_groups[0]["num_data"],
+        "inferred N": inferred.optimizer.param_groups[0]["posterior"]["num_data"],
         "uneven": train(vogn(), uneven, **on_ranks(2, num_groups=1)),
         "last batch": train(vogn(), last_uneven, **on_ranks(2, num_groups=1)),
         "one bucket": train(vogn(), share(rank, 2), **on_ranks(2)),

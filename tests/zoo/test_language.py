@@ -57,7 +57,7 @@ def test_the_number_of_data_is_the_number_of_characters(data, quiet_trainer):
     callback, task = VadamCallback(eval_samples=0), BayesLanguageModel(networks()[0], VOCABULARY)
     quiet_trainer(max_epochs=1, limit_val_batches=1, callbacks=[callback]).fit(task, data)
     group = callback.optimizer.param_groups[0]
-    assert group["num_data"] * group["data_augmentation_factor"] == 8 * len(data.train_set)
+    assert group["posterior"]["num_data"] * group["posterior"]["data_augmentation_factor"] == 8 * len(data.train_set)
 
 
 @pytest.mark.parametrize("which", [0, 1])

@@ -29,7 +29,7 @@ from typing_extensions import Unpack
 
 from lightning_bayes.curvature import Likelihood, LossReduction
 from lightning_bayes.linalg import cholesky, inverse_root
-from lightning_bayes.linalg.cholesky import add_to_diagonal
+from lightning_bayes.linalg.factors import add_to_diagonal
 from lightning_bayes.optim.dense.measurements import HessianMeasurement, Labels, OuterProducts
 from lightning_bayes.optim.dense.shell import DenseArguments, DenseOptimizer
 from lightning_bayes.optim.diagonal.state import average, debiased

@@ -18,6 +18,7 @@ from lightning_bayes.curvature.parameters import require_full_precision
 from lightning_bayes.errors import HyperparameterError, PosteriorError, UnsupportedTrainingError
 from lightning_bayes.optim.dense.measurements import JointMeasurement
 from lightning_bayes.optim.effective import Effective
+from lightning_bayes.optim.groups import flat
 from lightning_bayes.optim.hyperparameters import Hyperparameters
 from lightning_bayes.optim.runtime.base import NoisyOptimizer
 from lightning_bayes.optim.runtime.noise import CounterNoise
@@ -135,7 +136,7 @@ class DenseOptimizer(NoisyOptimizer, ABC):
 
     @property
     def _hyperparameters(self) -> Hyperparameters:
-        return Hyperparameters.of(self.param_groups[0])
+        return Hyperparameters.of(flat(self.param_groups[0]))
 
     def _curvature(self, hyper: Hyperparameters) -> list[Tensor] | None:
         """The curvature of the noise; None before the first update without an initial precision."""
@@ -191,4 +192,4 @@ class DenseOptimizer(NoisyOptimizer, ABC):
             param.copy_(mean)
             state["momentum"] = momentum.clone()
         states[0].update(zip(self.equations.names, curvature, strict=True))
-        self.param_groups[0]["step"] += 1
+        self.param_groups[0]["posterior"]["step"] += 1

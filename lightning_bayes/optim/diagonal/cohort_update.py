@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch import Tensor, nn
 
+from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.runtime.blocks import Block, blocks
 from lightning_bayes.optim.runtime.measuring import weight_of_old
 from lightning_bayes.optim.steps import CohortUpdate
@@ -60,7 +61,7 @@ class DiagonalUpdate(CohortUpdate):
     def _weight_of_old(self) -> float:
         """The weight of the old curvature."""
         starts_as_mean = not self._optimizer.step_of(self.group).is_published
-        beta = self.group["betas"][1]
+        beta = self.group["posterior"]["betas"][1]
         return weight_of_old(beta, self._measurements, self._elapsed, starts_as_mean=starts_as_mean)
 
     @cached_property
@@ -72,7 +73,10 @@ class DiagonalUpdate(CohortUpdate):
         """δ̃, for each weight if every weight has its own prior; see `CohortUpdate`."""
         if self._precisions:
             return [self._arguments_of(precision)["prior"] for precision in self._precisions]
-        return float(self._arguments["prior"]) if self.group["prior_on_mean"] else 0.0
+        hyper = effective(self.group)
+        if self.group["posterior"]["decay"] == "prior" and hyper.penalty:
+            return hyper.penalty
+        return float(self._arguments["prior"]) if hyper.stated_prior else 0.0
 
     def move_(self) -> None:
         """Apply the algorithm's update; see `CohortUpdate`."""

@@ -151,17 +151,17 @@ class DiagonalFamily(PosteriorFamily):
     def _uses_pool(self, group: Group) -> bool:
         """Whether passes share a pool of draws: not if other draws come in between, or the engine needs the memory."""
         optimizer = self._optimizer
-        is_amortised = group["curvature_interval"] > 1 and optimizer.num_updates >= FIRST_UPDATES
+        is_amortised = group["posterior"]["curvature_interval"] > 1 and optimizer.num_updates >= FIRST_UPDATES
         return optimizer.mc_samples == 1 and (is_amortised or not optimizer.uses_engine)
 
     def _noisy_cohorts(self, group: Group) -> list[list[nn.Parameter]]:
         """Cohorts of the parameters to sample: all with a posterior, once a curvature is known."""
-        if not group["noisy"]:
+        if not group["posterior"]["noisy"]:
             return []
         effective(group)  # raises if N is unknown
         states, cohorts = self._optimizer.state, self.cohorts(group)
         noisy = [[param for param in params if states[param]["noisy"]] for params in cohorts]
-        has_start = group["init_precision"] is not None
+        has_start = group["posterior"]["init_precision"] is not None
         return [params for params in noisy if params and (has_start or states[params[0]]["step"])]
 
     # -- curvature ----------------------------------------------------------------------------------------------------
@@ -185,8 +185,8 @@ class DiagonalFamily(PosteriorFamily):
         states = [self._optimizer.state[param] for param in params]
         if states[0]["step"]:
             return
-        if group["init_precision"] is not None:
-            start = initial_curvature(group["init_precision"], **effective(group).start_arguments)
+        if group["posterior"]["init_precision"] is not None:
+            start = initial_curvature(group["posterior"]["init_precision"], **effective(group).start_arguments)
             for state in states:
                 state["curvature"].fill_(start)
         elif measured is not None:
@@ -194,7 +194,9 @@ class DiagonalFamily(PosteriorFamily):
 
     def _elapsed(self, state: Mapping[str, Any], group: Group) -> int:
         """Number of updates since the previous measurement; 0 if this update does not measure the parameter."""
-        return elapsed_updates(state["step"] + 1, self._optimizer.num_updates + 1, group["curvature_interval"])
+        return elapsed_updates(
+            state["step"] + 1, self._optimizer.num_updates + 1, group["posterior"]["curvature_interval"]
+        )
 
     # -- the update ---------------------------------------------------------------------------------------------------
 

@@ -123,19 +123,22 @@ class IVON(VariationalOptimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group; see `VariationalOptimizer.add_param_group`."""
-        check_rescaling({**self.defaults, **param_group})
+        check_rescaling(self.settings_for(param_group))
         # Present from the start, because torch.distributed.checkpoint only loads into existing keys.
-        super().add_param_group({"rate_factor": None, **param_group})
+        super().add_param_group(param_group)
+        self.param_groups[-1]["posterior"].setdefault("rate_factor", None)
 
     def store_initial_values(self, group: dict[str, Any]) -> None:
         """Store s₀ + δ̃ of the start if it rescales the learning rate, so that KL warm-up does not change it."""
-        if group["rescale_lr"] and group.get("rate_factor") is None:
+        if group["posterior"]["rescale_lr"] and group["posterior"].get("rate_factor") is None:
             initial = effective(group)
-            group["rate_factor"] = group["init_precision"] * initial.kl_weight / initial.num_data
+            group["posterior"]["rate_factor"] = (
+                group["posterior"]["init_precision"] * initial.kl_weight / initial.num_data
+            )
 
     def update_arguments(self, group: dict[str, Any], step: int, precision: Tensor | None = None) -> dict[str, Any]:
         """Rescale the learning rate on request; see `VariationalOptimizer`."""
         arguments = super().update_arguments(group, step, precision)
-        if group["rescale_lr"]:
-            arguments["lr"] *= group["rate_factor"]
+        if group["posterior"]["rescale_lr"]:
+            arguments["lr"] *= group["posterior"]["rate_factor"]
         return arguments

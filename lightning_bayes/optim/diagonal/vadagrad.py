@@ -106,7 +106,7 @@ class VadaGrad(VariationalOptimizer):
         ...     with opt.sampled_params():
         ...         torch.nn.functional.mse_loss(model(x), y).backward()
         ...     opt.step()
-        >>> opt.param_groups[0]["temperature"]
+        >>> opt.param_groups[0]["posterior"]["temperature"]
         0.0
     """
 
@@ -129,11 +129,11 @@ class VadaGrad(VariationalOptimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group, whose KL weight must be 1; see `VariationalOptimizer.add_param_group`."""
-        require_unit_kl_weight({**self.defaults, **param_group})
+        require_unit_kl_weight(self.settings_for(param_group))
         super().add_param_group(param_group)
 
     def update_arguments(self, group: dict[str, Any], step: int, precision: Tensor | None = None) -> dict[str, Any]:
         """Add the temperature of the prior; see `VariationalOptimizer`."""
         arguments = super().update_arguments(group, step, precision)
         full_prior = arguments["prior"]
-        return {**arguments, "prior": group["temperature"] * full_prior, "full_prior": full_prior}
+        return {**arguments, "prior": group["posterior"]["temperature"] * full_prior, "full_prior": full_prior}

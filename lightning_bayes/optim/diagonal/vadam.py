@@ -78,25 +78,26 @@ class Vadam(VariationalOptimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group; see `VariationalOptimizer.add_param_group`."""
         # Present from the start, because torch.distributed.checkpoint only loads into existing keys.
-        super().add_param_group({"from_zero": None, **param_group})
+        super().add_param_group(param_group)
+        self.param_groups[-1]["posterior"].setdefault("from_zero", None)
 
     def store_initial_values(self, group: dict[str, Any]) -> None:
         """Decide once whether s starts at zero, because a schedule of the prior does not change s₀."""
         # Steps other than the natural one start with running means, which have no bias.
-        if group.get("from_zero") is None:
-            group["from_zero"] = self.step_of(group).is_published and _starts_at_zero(group)
+        if group["posterior"].get("from_zero") is None:
+            group["posterior"]["from_zero"] = self.step_of(group).is_published and _starts_at_zero(group)
 
     def update_arguments(self, group: dict[str, Any], step: int, precision: Tensor | None = None) -> dict[str, Any]:
         """Add the bias correction of s; see `VariationalOptimizer`."""
-        covered = updates_covered(step, self.num_updates + 1, group["curvature_interval"])
+        covered = updates_covered(step, self.num_updates + 1, group["posterior"]["curvature_interval"])
         return {
             **super().update_arguments(group, step, precision),
-            "from_zero": group["from_zero"],
-            "total_weight": 1 - group["betas"][1] ** covered,
+            "from_zero": group["posterior"]["from_zero"],
+            "total_weight": 1 - group["posterior"]["betas"][1] ** covered,
         }
 
 
 def _starts_at_zero(group: dict[str, Any]) -> bool:
-    if group["init_precision"] is None:
+    if group["posterior"]["init_precision"] is None:
         return False
-    return initial_curvature(group["init_precision"], **effective(group).start_arguments) == 0
+    return initial_curvature(group["posterior"]["init_precision"], **effective(group).start_arguments) == 0

@@ -140,7 +140,7 @@ class KroneckerFamily(PosteriorFamily):
 
     def _clipped(self, moves: list[Move]) -> list[Move]:
         """The moves, with one factor of at most 1 that keeps the Fisher norm of the whole step at or below the bound."""
-        bound = self._optimizer.param_groups[0]["kl_clip"]
+        bound = self._optimizer.param_groups[0]["posterior"]["kl_clip"]
         if bound is None:
             return moves
         rates = [self._optimizer.step_of(move.group).rate(float(move.group["lr"])) for move in moves]

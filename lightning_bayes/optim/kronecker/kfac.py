@@ -38,7 +38,6 @@ class KFAC(VariationalOptimizer):
 
     noisy = False
     averages_curvature = True
-    can_graft = False
     default_step = "trust_region"  # with the user's step nothing of K-FAC would remain
     estimator = KroneckerFactorsEstimator()
     natural_update = staticmethod(vogn_update)
@@ -87,7 +86,6 @@ class NoisyKFAC(VariationalOptimizer):
 
     noisy = True
     averages_curvature = True
-    can_graft = False
     estimator = KroneckerFactorsEstimator()
     natural_update = staticmethod(vogn_update)
     hyperparameters = KroneckerHyperparameters

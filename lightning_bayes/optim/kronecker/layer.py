@@ -79,7 +79,7 @@ class KroneckerLayer:
 
     def start(self) -> None:
         """Initialise and invert the factors if a noisy layer has none and its group has an ``init_precision``."""
-        precision = self.matrix.group["init_precision"]
+        precision = self.matrix.group["posterior"]["init_precision"]
         if precision is not None and self.is_noisy and not self.has_factors:
             factors = factors_at_precision(self.matrix, precision, effective(self.matrix.group))
             inverted = self.invert(factors)
@@ -92,7 +92,7 @@ class KroneckerLayer:
             return measured  # the first measurement starts the average
         group, measurements = self.matrix.group, self.state["measurements"] + 1
         starts_as_mean = not self._optimizer.step_of(group).is_published
-        beta = weight_of_old(group["betas"][1], measurements, 1, starts_as_mean=starts_as_mean)
+        beta = weight_of_old(group["posterior"]["betas"][1], measurements, 1, starts_as_mean=starts_as_mean)
         return equations.average_factors(layer_product(self.state, "factor"), measured, beta=beta)
 
     def store_factors(self, factors: KroneckerProduct) -> None:
@@ -178,7 +178,7 @@ class KroneckerLayer:
         step = equations.update(
             equations.KFACState(distance, momentum, layer_product(states[0], "inverse")),
             matrix.join([param.grad for param in matrix.params if param.grad is not None]),
-            beta=matrix.group["betas"][0],
+            beta=matrix.group["posterior"]["betas"][0],
             prior=effective(matrix.group).prior,
             step=states[0]["step"],
         )

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from lightning_bayes.errors import PosteriorError
-from lightning_bayes.optim.readout.state import Entry, constants_of, posterior_of, upgraded
+from lightning_bayes.optim.readout.state import Entry, constants_of, posterior_of
 from lightning_bayes.posteriors import FAMILIES, AbstractPosterior, ScaledPosterior, verified_load
 
 # Keys of callback states in a checkpoint.
@@ -115,4 +115,4 @@ def _entries(checkpoint: dict[str, Any], names: list[list[str]], optimizer: dict
         for index, name in zip(group["params"], group_names, strict=True):
             state = optimizer["state"].get(index, {})
             if state.get("step"):
-                yield Entry(name, checkpoint["state_dict"][name], group, upgraded(state))
+                yield Entry(name, checkpoint["state_dict"][name], group, state)

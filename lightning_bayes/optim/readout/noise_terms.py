@@ -21,7 +21,7 @@ State: TypeAlias = Mapping[str, Any]
 
 def is_noisy(group: Mapping[str, Any], state: Mapping[str, Any]) -> bool:
     """Whether a parameter is sampled."""
-    return bool(group["noisy"] and state.get("noisy"))
+    return bool(group["posterior"]["noisy"] and state.get("noisy"))
 
 
 def noise_hyperparameters(group: Mapping[str, Any], state: Mapping[str, Any]) -> Effective:

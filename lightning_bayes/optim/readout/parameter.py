@@ -19,7 +19,7 @@ from lightning_bayes.posteriors import NoiseShape
 
 def parameter_shape(group: Mapping[str, Any], state: Mapping[str, Any], mean: Tensor) -> NoiseShape | None:
     """The shape of a parameter's noise, two scalars; None for the noise of the bound. Arguments as in `layer_shape`."""
-    if group.get("relative_noise") is None:
+    if group["posterior"].get("relative_noise") is None:
         return None
     if "input_factor" in state:
         return layer_shape(group, state, mean)
@@ -29,7 +29,7 @@ def parameter_shape(group: Mapping[str, Any], state: Mapping[str, Any], mean: Te
 
 def store_shape(group: Mapping[str, Any], state: dict[str, Any], mean: Tensor) -> None:
     """Store the numbers that determine the shape of a parameter's noise, if it has one. Arguments as in `layer_shape`."""
-    if not group["relative_noise"]:
+    if not group["posterior"]["relative_noise"]:
         return
     if "input_factor" in state:
         store_size(state, mean)

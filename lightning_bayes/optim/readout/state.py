@@ -27,12 +27,6 @@ class Entry(NamedTuple):
     state: Mapping[str, Any]
 
 
-def upgraded(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A parameter's state under the names of this version; files of version 0.1.0.dev0 call the initial size ``scale``."""
-    names = {"scale": "initial_rms"}
-    return {names.get(name, name): value for name, value in state.items()}
-
-
 def state_precision(group: Mapping[str, Any], state: Mapping[str, Any], mean: Tensor) -> Tensor | None:
     """Posterior precision of a parameter with a diagonal posterior.
 
@@ -44,7 +38,7 @@ def state_precision(group: Mapping[str, Any], state: Mapping[str, Any], mean: Te
     Returns:
         1/Σ, shaped like the parameter; None if the parameter is deterministic, or has no measured or initial precision.
     """
-    if not is_noisy(group, state) or (state["step"] == 0 and group["init_precision"] is None):
+    if not is_noisy(group, state) or (state["step"] == 0 and group["posterior"]["init_precision"] is None):
         return None
     shape = parameter_shape(group, state, mean)
     hyperparameters = noise_hyperparameters(group, state)
@@ -90,7 +84,7 @@ def posterior_of(entries: Iterable[Entry]) -> WeightPosterior:
         if centre is not None:
             prior_mean[name] = centre
     mean = {name: by_name[name].weights.detach().clone() for name in owners}
-    num_data = max((float(owner.group["num_data"]) for owner in owners.values()), default=0.0)
+    num_data = max((float(owner.group["posterior"]["num_data"]) for owner in owners.values()), default=0.0)
     if not factors:
         return MeanField(mean, diagonal, prior_precision, num_data, prior_mean=prior_mean)
     biases = {weight: bias for bias, weight in weight_of.items()}
@@ -130,7 +124,7 @@ def _prior_precision(entry: Entry, shape: NoiseShape | None) -> float | Tensor:
     """δ of a parameter, or of each weight if the parameter has per-weight priors."""
     per_weight: Tensor | None = entry.state.get("prior_precision")
     if per_weight is None:
-        return float(entry.group["prior_precision"] if shape is None else shape.prior_precision)
+        return float(effective(entry.group).prior_precision if shape is None else shape.prior_precision)
     if shape is None:
         return per_weight.clone()
     return (effective(entry.group).prior_of(per_weight) + shape.damping) * shape.scale

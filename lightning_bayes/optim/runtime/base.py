@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from lightning_bayes.curvature import AbstractEngine, BareCapture, Capture, GradientCapture, GradientEngine
 from lightning_bayes.curvature.loss import BackwardWatch
 from lightning_bayes.errors import NoMeasurementError, NonFiniteError, UnsupportedTrainingError
+from lightning_bayes.optim.groups import FORMAT, KEY, split
 from lightning_bayes.optim.runtime.finiteness import nonfinite_params, overflow_message, skip_message
 from lightning_bayes.optim.runtime.measuring import FIRST_UPDATES
 from lightning_bayes.optim.runtime.noise import CounterNoise, counter_seed
@@ -39,8 +40,8 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
     Args:
         model: The model to train.
         engine: Measures the curvature of passes.
-        params: Parameters or parameter groups.
-        defaults: Hyperparameters of the groups, including ``noise_seed`` and ``step``.
+        params: Parameters or parameter groups; or another optimizer, whose list of groups is then shared.
+        defaults: Settings of the groups, including ``noise_seed`` and ``step``; see `optim.groups`.
         mc_samples: K, weight samples per ``step(closure)``.
         max_nonfinite_steps: Number of consecutive non-finite updates after which `step` raises `NonFiniteError`.
     """
@@ -51,7 +52,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         self,
         model: nn.Module,
         engine: AbstractEngine,
-        params: Iterable[Any],
+        params: Iterable[Any] | torch.optim.Optimizer,
         defaults: dict[str, Any],
         *,
         mc_samples: int,
@@ -60,14 +61,19 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         self.model, self.engine = model, engine
         self.mc_samples, self.max_nonfinite_steps = mc_samples, max_nonfinite_steps
         self.skipped_steps = self.skipped_in_a_row = 0
-        self.always_measures_curvature = False  # set by hosts that search for the largest batch size
-        self.closure_opens_passes = False  # set by hosts whose closure samples the weights itself
         self._stashed_means: dict[nn.Parameter, Tensor] | None = None  # None outside a pass
         self._open_update = OpenUpdate()
         self._gradient_engine = GradientEngine(model, engine.loss_reduction)
-        super().__init__(params, defaults)
+        defaults, self.posterior_defaults = split(defaults)
+        self.groups_owner = params if isinstance(params, torch.optim.Optimizer) else None
+        self._own_groups: list[dict[str, Any]] | None = []  # torch's constructor fills it
+        if isinstance(params, torch.optim.Optimizer):
+            super().__init__(params.param_groups, params.defaults)
+            self._own_groups = None
+        else:
+            super().__init__(params, defaults)
         # Whether the last loss read was a mean. Part of the state, so that a resumed run opens the same kind of pass.
-        self.param_groups[0]["loss_is_mean"] = False
+        self.param_groups[0]["posterior"]["loss_is_mean"] = False
 
     @abstractmethod
     def _capture(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
@@ -90,9 +96,68 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         """Update all parameters and count the update."""
 
     @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The parameter groups: one list, shared with the optimizer that was passed as `params` or `base`."""
+        if self._own_groups is not None:
+            return self._own_groups
+        assert self.groups_owner is not None
+        return self.groups_owner.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        if self._own_groups is not None:
+            self._own_groups = groups
+        elif self.groups_owner is not None:
+            self.groups_owner.param_groups = groups
+
+    def settings_for(self, param_group: Mapping[str, Any]) -> dict[str, Any]:
+        """The entries under ``"posterior"`` of a new group: the defaults, and what the group states."""
+        stated = dict(param_group.get(KEY, {}))
+        if self.groups_owner is None:  # entries of another optimizer's group, such as betas, are not ours
+            stated |= {name: param_group[name] for name in self.posterior_defaults.keys() & param_group.keys()}
+        return {**self.posterior_defaults, **stated}
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a parameter group, to the other optimizer too if the list is shared; see `torch.optim.Optimizer`."""
+        settings = self.settings_for(param_group)
+        if self.groups_owner is None:
+            param_group = {name: value for name, value in param_group.items() if name not in self.posterior_defaults}
+        if self._own_groups is None and self.groups_owner is not None:
+            self.groups_owner.add_param_group(param_group)
+        else:
+            super().add_param_group(param_group)
+        self.param_groups[-1][KEY] = settings
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state, with copies of the groups' settings; see `torch.optim.Optimizer`."""
+        state = super().state_dict()
+        state["param_groups"] = [{**group, KEY: dict(group[KEY])} for group in state["param_groups"]]
+        return {**state, "format": FORMAT}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore a state; see `torch.optim.Optimizer`."""
+        super().load_state_dict({name: state_dict[name] for name in ("state", "param_groups")})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore attributes; the groups go to the list in use."""
+        groups = state.pop("param_groups", None)
+        super().__setstate__(state)
+        if groups is not None:
+            self.param_groups = groups
+
+    def _start_groups(self) -> None:
+        """Give settings and state to groups and parameters that others have added to the list of groups."""
+        return
+
+    @property
+    def _fills_gradients(self) -> bool:
+        """Whether a step also moves parameters without a gradient."""
+        return True
+
+    @property
     def num_updates(self) -> int:
         """Number of updates so far, the counter of the noise."""
-        return max(int(group["step"]) for group in self.param_groups)
+        return max(int(group["posterior"]["step"]) for group in self.param_groups)
 
     def trained(self) -> Iterator[tuple[dict[str, Any], nn.Parameter]]:
         """The parameters that are trainable now, with their groups."""
@@ -122,6 +187,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         loss_scale: float = 1.0,
         watch_backward: bool = False,
         is_only_batch: bool = False,
+        always_measures: bool = False,
     ) -> Iterator[Any]:
         """Like `sampled_params`, for hosts that pass the loss to the capture.
 
@@ -135,6 +201,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
             loss_scale: Factor on the loss.
             watch_backward: Observe every loss whose ``backward`` is called, for loops that do not call `observe`.
             is_only_batch: Whether all passes of this update, in all processes, use the same batch.
+            always_measures: Whether the update measures the curvature even if no measurement is due.
 
         Yields:
             The capture, whose `observe` expects the loss before backward; None under ``torch.no_grad()``.
@@ -147,6 +214,8 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         index = self._open_update.num_opened if sample is None else sample
         self._open_update.num_opened += 1
         self._open_update.is_only_batch = is_only_batch
+        self._open_update.always_measures |= always_measures
+        self._start_groups()
         if not torch.is_grad_enabled():
             with self._perturbed(index):
                 yield None
@@ -169,14 +238,14 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
 
     def _gradient_capture(self) -> AbstractContextManager[Capture]:
         """The capture of a pass that measures its gradient only; see `measured_pass`."""
-        is_mean = bool(self.param_groups[0].get("loss_is_mean"))
+        is_mean = bool(self.param_groups[0]["posterior"].get("loss_is_mean"))
         needs_no_count = self._open_update.is_only_batch and is_mean and self.num_updates >= FIRST_UPDATES
         return self._gradient_engine.bare() if needs_no_count else self._gradient_engine.capture()
 
     def label_seed(self, sample: int) -> int:
         """Seed for the labels that a pass samples, given the index of its weight sample."""
         return counter_seed(
-            int(self.param_groups[0]["noise_seed"]), self.num_updates, sample, self._open_update.num_opened
+            int(self.param_groups[0]["posterior"]["noise_seed"]), self.num_updates, sample, self._open_update.num_opened
         )
 
     @contextmanager
@@ -186,9 +255,11 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         try:
             with torch.no_grad():
                 group = self.param_groups[0]
-                is_paired = bool(group.get("antithetic"))
+                is_paired = bool(group["posterior"].get("antithetic"))
                 sample = self._sample(
-                    CounterNoise.of_pass(int(group["noise_seed"]), self.num_updates, index, antithetic=is_paired)
+                    CounterNoise.of_pass(
+                        int(group["posterior"]["noise_seed"]), self.num_updates, index, antithetic=is_paired
+                    )
                 )
             means.update((p, p.data) for p in sample)
             self._set_weights_(sample)
@@ -214,7 +285,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
             captured
         )
         if not isinstance(captured, BareCapture):
-            self.param_groups[0]["loss_is_mean"] = captured.shows_mean
+            self.param_groups[0]["posterior"]["loss_is_mean"] = captured.shows_mean
         finished = FinishedPass(captured, sample, loss_scale, self.stashed_means())
         self._open_update.add(finished, before, self._read_pass(finished))
 
@@ -234,18 +305,18 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         self._open_update.is_averaged_by_host = True
         if add_ranks is not None:
             self._join_ranks(self._open_update.curvature, self._open_update.examples, add_ranks)
-        measurement = self._measurement()
+        measurement = self._measurement(fill=True)
         return measurement.tensors(), measurement.num_examples
 
     def _join_ranks(self, curvature: Curvature, num_examples: float, add_ranks: Callable[[list[Tensor]], None]) -> None:
         """Sum over processes the curvatures that are not linear in the passes of one weight sample."""
 
-    def _measurement(self) -> Measurement:
+    def _measurement(self, *, fill: bool) -> Measurement:
         """The measurement of the open update."""
         update = self._open_update
         if update.final_curvature is None:
             update.final_curvature = self._finalise_curvature(update.curvature)
-        return update.measurement((param for _, param in self.trained()), update.final_curvature)
+        return update.measurement((param for _, param in self.trained()), update.final_curvature, fill=fill)
 
     def _require_averaged(self) -> None:
         is_distributed = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
@@ -284,7 +355,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         self._open_update.clear(self.engine.workspace)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Callable[[], Any] | None = None, *, closure_opens_passes: bool = False) -> Any:
         """Update the posterior from the passes since the last step.
 
         A non-finite measurement is skipped with a warning; `max_nonfinite_steps` of them in a row raise `NonFiniteError`.
@@ -292,6 +363,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         Args:
             closure: Clears the gradients, computes the loss, calls backward and returns the loss, as in `torch.optim`. It
                 runs at `mc_samples` weight samples.
+            closure_opens_passes: Whether the closure samples the weights itself, as the callbacks' closure does.
 
         Returns:
             The loss of the closure, averaged over samples; None without a closure.
@@ -299,8 +371,10 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         Raises:
             NoMeasurementError: If no pass was measured.
         """
-        loss = self._run_closure(closure) if closure is not None else None
+        loss = None if closure is None else self._run_closure(closure, closure_opens_passes)
         self._opt_called = True  # checked by LR schedulers
+        if self.groups_owner is not None:
+            self.groups_owner._opt_called = True  # type: ignore[attr-defined]
         if self._open_update.is_discarded:
             self._close_update()
             return loss
@@ -310,7 +384,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
                 "`with opt.sampled_params():` first, or pass a closure."
             )
         self._require_averaged()
-        measurement = self._measurement()
+        measurement = self._measurement(fill=self._fills_gradients)
         is_finite = measurement.is_finite()
         if is_finite:
             self.skipped_in_a_row = 0
@@ -322,10 +396,10 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
 
     mark_as_scheduled(step)
 
-    def _run_closure(self, closure: Callable[[], Any]) -> Any:
+    def _run_closure(self, closure: Callable[[], Any], opens_passes: bool) -> Any:
         with torch.enable_grad():
-            # A host's closure opens the passes itself; in Lightning's manual optimization it is empty and comes after them.
-            if self.closure_opens_passes or self._open_update.examples:
+            # In Lightning's manual optimization the closure is empty and comes after the passes.
+            if opens_passes or self._open_update.examples:
                 return closure()
             self.zero_grad()
             losses = []

@@ -47,10 +47,11 @@ def overflow_message(names: Iterable[str], number: int, group: Mapping[str, Any]
     Returns:
         The message.
     """
+    settings = group["posterior"]
     return (
         f"Update {number} or an earlier one left non-finite weights or state in {name_some(names, _NAMES_LENGTH)}, although "
         "its gradients were finite: the update overflowed. Resume from an earlier checkpoint with a smaller "
-        f"lr ({group['lr']}), kl_weight ({group['kl_weight']}) or prior_precision ({group['prior_precision']})."
+        f"lr ({group['lr']}), kl_weight ({settings['kl_weight']}) or prior_precision ({settings['prior_precision']})."
     )
 
 

@@ -19,6 +19,7 @@ from math import prod
 
 from lightning_bayes.errors import HyperparameterError
 
+BASE_INTERVAL = 10  # default T if another optimizer moves the means and the curvature only shapes the noise
 FIRST_UPDATES = 10  # updates that always measure: early in training the curvature changes fast
 SHAPE_INTERVAL = 10  # updates until the shape of the noise is stored again
 

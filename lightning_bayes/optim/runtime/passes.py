@@ -137,6 +137,7 @@ class OpenUpdate:
         measured_shapes: What the passes measure, as in `PosteriorFamily.measured_shapes`; None before the first pass.
         is_counted: Whether the examples of all passes were counted.
         is_only_batch: Whether all passes use the same batch.
+        always_measures: Whether the update measures even if no measurement is due.
         is_discarded: Whether the next step does nothing.
         is_averaged_by_host: Whether a host averages the measurement over processes.
         final_curvature: The finalised ĥ, which a host may have averaged over processes; None before it is needed.
@@ -151,6 +152,7 @@ class OpenUpdate:
     measured_shapes: Mapping[Hashable, Tensor] | None = None
     is_counted: bool = True
     is_only_batch: bool = False
+    always_measures: bool = False
     is_discarded: bool = False
     is_averaged_by_host: bool = False
     final_curvature: Curvature | None = None
@@ -183,19 +185,21 @@ class OpenUpdate:
         self.is_counted &= not isinstance(finished.captured, BareCapture)
         self.final_curvature = None
 
-    def measurement(self, params: Iterable[nn.Parameter], curvature: Curvature) -> Measurement:
+    def measurement(self, params: Iterable[nn.Parameter], curvature: Curvature, *, fill: bool) -> Measurement:
         """Build the measurement of all passes.
 
         Args:
             params: The trained parameters, in the same order in all processes.
             curvature: The finalised ĥ of all measured parameters, in the same order in all processes.
+            fill: Whether parameters without ``.grad`` get a zero one, and do not stay out of the measurement.
 
         Returns:
-            The measurement. Parameters that backward did not reach get a zero ``.grad``.
+            The measurement.
         """
-        grads = dict(_filled_gradients(params))
+        params = list(params)
+        grads = dict(_filled_gradients(params) if fill else ((p, p.grad) for p in params if p.grad is not None))
         if self.loss is None:
-            self.loss = torch.zeros((), device=next(iter(grads)).device)
+            self.loss = torch.zeros((), device=params[0].device)
         return Measurement(self.loss, grads, curvature, self.examples, len(self.samples), self.is_counted)
 
     def clear(self, workspace: Workspace) -> None:

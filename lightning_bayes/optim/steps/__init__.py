@@ -15,7 +15,7 @@ from lightning_bayes.optim.steps.trust_region import TrustRegionStep
 __all__ = ["BaseOptimizerStep", "CohortUpdate", "NaturalStep", "Step", "TrustRegionStep", "make_steps", "step_for"]
 
 
-def make_steps(base: torch.optim.Optimizer | BaseOptimizerStep | None) -> dict[str, Step]:
+def make_steps(base: torch.optim.Optimizer | None) -> dict[str, Step]:
     """The steps available to an optimizer's groups, by step rule.
 
     Args:
@@ -26,7 +26,7 @@ def make_steps(base: torch.optim.Optimizer | BaseOptimizerStep | None) -> dict[s
     """
     if base is None:
         return {"natural": NaturalStep(), "trust_region": TrustRegionStep()}
-    return {"user": base if isinstance(base, BaseOptimizerStep) else BaseOptimizerStep(base)}
+    return {"user": BaseOptimizerStep(base)}
 
 
 def step_for(step_rule: str, steps: Mapping[str, Step]) -> Step:

@@ -15,13 +15,14 @@ c_t. The algorithm measures and averages s from the first batch on: s₁ = ĥ₁
 
     β₂(t) = min(β₂, (t-1)/t)   a running mean first, a running average later.
 
-Without noise and prior this **is** the user's training, except for the bound on SGD's steps (below) and for rounding: on a
-CPU torch's own optimizers use their fused kernels (`optim.steps.fused`). For the natural-gradient step of the papers and its
-objective, pass a learning rate.
+Without noise this **is** the user's training, bit for bit, except for the bound on SGD's steps (below) and for a prior that
+the user states. Both optimizers hold one list of parameter groups, so schedulers, hooks and changes of a group act on both.
+For the natural-gradient step of the papers and its objective, pass a learning rate.
 
-A prior is stated by its precision or mean, or by an L2 penalty. Without a stated prior the mean is unregularised. An
-implicit prior would not be weak: Adam divides by the size of the gradient, so weights that few examples reach would move to
-μ₀ at full speed, however small δ̃ is. AdamW's decoupled weight decay moves the mean too and is not part of the objective.
+A prior is stated by its precision or mean, or by an L2 penalty, δ = Ñ·wd/τ, whose gradient the user's optimizer adds itself.
+A stated precision takes the penalty's place. Without a stated prior the mean is unregularised. An implicit prior would not
+be weak: Adam divides by the size of the gradient, so weights that few examples reach would move to μ₀ at full speed, however
+small δ̃ is. AdamW's decoupled weight decay moves the mean too and is not part of the objective.
 
 **Heuristics**, chosen on some seeds of the problems of ``python -m benchmarks.defaults`` and reported on others
 (docs/defaults.md): the temperatures τ_t, which give each tensor noise with a root mean square of κ times its size r_t; κ and
@@ -35,13 +36,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import compress
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.optim.steps.fused import fused_on_cpu
-from lightning_bayes.optim.steps.graft import graft_
+from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.steps.step import CohortUpdate, Step
 from lightning_bayes.optim.weight_prior import prior_means
 from lightning_bayes.posteriors import root_mean_squares, tensor_sizes
@@ -56,24 +57,23 @@ SHALLOW = 5  # layers, as in LeNet; deeper networks get less noise
 PRIOR_PRECISION = 0.1  # δ for the width of the posterior without a stated prior
 LONGEST_MOVE = 0.03  # bound on a step of `GRADIENT_STEPS`, relative to the tensor's size
 GRADIENT_STEPS = (torch.optim.SGD, torch.optim.ASGD)  # optimizers whose steps are proportional to the gradient
+_DECOUPLED_NAMES = ("AdamW", "Adafactor", "Muon")  # Muon needs torch 2.9
+_DECOUPLED = tuple(getattr(torch.optim, name) for name in _DECOUPLED_NAMES if hasattr(torch.optim, name))
 STATE_KEY = "base"  # key of the base optimizer in the noisy optimizer's state_dict
 
 
 @final
 class BaseOptimizerStep(Step):
-    """Moves the means with another optimizer, whose ``state_dict`` is part of the noisy optimizer's.
+    """Moves the means with another optimizer, whose parameter groups are the noisy optimizer's too.
 
     Args:
-        base: The user's optimizer, over the same parameters in the same groups.
-        cycles_momentum: Whether a scheduler changes the momentum in the noisy optimizer's groups.
-        grafts: Whether the base optimizer determines only the length of the step, and the natural gradient its direction;
-            see `optim.steps.graft`.
+        base: The user's optimizer.
     """
 
     uses_natural_update = False
 
-    def __init__(self, base: torch.optim.Optimizer, cycles_momentum: bool = False, grafts: bool = False) -> None:
-        self.base, self.cycles_momentum, self.grafts = base, cycles_momentum, grafts
+    def __init__(self, base: torch.optim.Optimizer) -> None:
+        self.base = base
 
     @property
     def follows_gradients(self) -> bool:
@@ -83,49 +83,22 @@ class BaseOptimizerStep(Step):
     def apply(self, update: CohortUpdate) -> None:
         """Update the curvature of one cohort, and add the prior's gradient to ``param.grad``; see `Step`."""
         update.average_()
-        add_prior_gradient_(update.params, update.states, update.prior_weights())
-
-    def add_group(self, group: Mapping[str, Any], count: int) -> None:
-        """Add a later group to the user's optimizer; see `Step`."""
-        if count > len(self.base.param_groups):
-            self.base.add_param_group({"params": list(group["params"]), "lr": group["lr"]})
+        add_prior_gradient_(update.params, update.states, update.prior_weights(), effective(update.group).penalty)
 
     @torch.no_grad()
     def finish(self, groups: Sequence[Mapping[str, Any]], states: Mapping[Tensor, dict[str, Any]]) -> None:
-        """Move the means with the learning rates of `groups`; see `Step`."""
-        for base_group, group in zip(self.base.param_groups, groups, strict=True):
-            base_group["lr"] = group["lr"]
-            if self.cycles_momentum:
-                _copy_momentum(group, base_group)
-        starts = copies_before_step(self.base.param_groups, states) if self.follows_gradients or self.grafts else {}
-        with fused_on_cpu(self.base):
-            self.base.step()
-        if self.grafts:
-            graft_(groups, starts, states, self.base.state)
-        if self.follows_gradients:
+        """Move the means; see `Step`."""
+        starts = copies_before_step(groups, states) if self.follows_gradients else {}
+        self.base.step()
+        if starts:
             bound_steps_(starts, states, self.base.state)
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], states: Mapping[Tensor, dict[str, Any]]) -> None:
-        """Restore the base optimizer.
 
-        Args:
-            state_dict: State of the noisy optimizer, including the base optimizer's state under ``base``.
-            states: States of the restored noisy optimizer. Files of version 0.1.0.dev0 store the base optimizer's state of
-                each parameter there; it is moved to the base optimizer.
-        """
-        if STATE_KEY in state_dict:
-            self.base.load_state_dict(state_dict[STATE_KEY])
-        for param, state in states.items():
-            if STATE_KEY in state:
-                self.base.state[param] = state.pop(STATE_KEY)
-
-
-def _copy_momentum(group: Mapping[str, Any], base_group: dict[str, Any]) -> None:
-    """Copy SGD's momentum, or Adam's β₁, to the group of the base optimizer."""
-    if "momentum" in base_group:
-        base_group["momentum"] = group["momentum"]
-    if "betas" in base_group:
-        base_group["betas"] = (group["betas"][0], *base_group["betas"][1:])
+def decay_kind(base: torch.optim.Optimizer, group: Mapping[str, Any], *, states_precision: bool) -> str:
+    """What a group's ``weight_decay`` is: decoupled as in AdamW, or an L2 penalty that is the prior or gives way to one."""
+    if isinstance(base, _DECOUPLED) or group.get("decoupled_weight_decay"):
+        return "decoupled"
+    return "replaced" if states_precision else "prior"
 
 
 def copies_before_step(groups: Sequence[Mapping[str, Any]], states: Mapping[Tensor, Any]) -> dict[Tensor, Tensor]:
@@ -170,7 +143,7 @@ def count_noisy_layers(groups: Sequence[Mapping[str, Any]], states: Mapping[Tens
     Returns:
         L.
     """
-    params = (param for group in groups if group["noisy"] for param in group["params"])
+    params = (param for group in groups if group["posterior"]["noisy"] for param in group["params"])
     return sum(param.dim() > 1 and param.requires_grad and states[param].get("noisy", True) for param in params)
 
 
@@ -194,26 +167,33 @@ def noise_of_depth(noise: float, layers: int) -> float:
 
 
 def add_prior_gradient_(
-    params: Sequence[nn.Parameter], states: Sequence[Mapping[str, Any]], prior: float | Sequence[Tensor]
+    params: Sequence[nn.Parameter],
+    states: Sequence[Mapping[str, Any]],
+    prior: float | Sequence[Tensor],
+    penalty: float = 0.0,
 ) -> None:
-    """Add δ̃ (μ - μ₀) to ``param.grad``.
+    """Add δ̃ (μ - μ₀) to ``param.grad``, less the L2 penalty's gradient that the user's optimizer will add.
 
     Args:
-        params: Parameters with gradients.
+        params: Parameters; those without a gradient are left alone.
         states: Their optimizer states, with μ₀ unless it is zero.
         prior: δ̃: a number, 0 without a prior; or a tensor per parameter with δ̃ of each weight, which requires μ₀.
+        penalty: The L2 penalty.
     """
-    if not prior:
+    has_grad = [param.grad is not None for param in params]
+    moved = list(compress(params, has_grad))
+    if not prior or not moved:
         return
-    grads, centres = [param.grad for param in params if param.grad is not None], prior_means(states)
+    grads = [param.grad for param in moved if param.grad is not None]
+    centres = prior_means(list(compress(states, has_grad)))
     if not isinstance(prior, (int, float)):
-        torch._foreach_addcmul_(grads, torch._foreach_sub(list[Tensor](params), centres), list(prior))
+        torch._foreach_addcmul_(
+            grads, torch._foreach_sub(list[Tensor](moved), centres), list(compress(prior, has_grad))
+        )
+        if penalty:
+            torch._foreach_add_(grads, list[Tensor](moved), alpha=-penalty)
         return
-    torch._foreach_add_(grads, list[Tensor](params), alpha=prior)
+    if prior != penalty:
+        torch._foreach_add_(grads, list[Tensor](moved), alpha=prior - penalty)
     if centres:
         torch._foreach_add_(grads, centres, alpha=-prior)
-
-
-def groups_of(base: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Parameter groups for a noisy optimizer that uses `base`: the same parameters and learning rates."""
-    return [{"params": list(group["params"]), "lr": group["lr"]} for group in base.param_groups]

@@ -95,17 +95,8 @@ class Step(ABC):
         """
         return
 
-    def add_group(self, group: Mapping[str, Any], count: int) -> None:
-        """Register a new parameter group.
-
-        Args:
-            group: The group.
-            count: Number of groups of the optimizer, including this one.
-        """
-        return
-
 
 def decay_(update: CohortUpdate) -> None:
     """Decoupled weight decay, μ ← (1 - α·wd) μ."""
-    if update.group["weight_decay"]:
+    if update.group["posterior"]["decay"] == "decoupled" and update.group.get("weight_decay"):
         torch._foreach_mul_(list[Tensor](update.params), 1 - update.group["lr"] * update.group["weight_decay"])

@@ -43,11 +43,11 @@ def _radius(update: CohortUpdate) -> Tensor | float:
     """r: η for Adam, which moves each weight by about η; η RMS(m̂) / (1-μ_sgd) of each tensor, ``[tensors]``, for SGD."""
     group = update.group
     lr = float(group["lr"])
-    if group["radius"] != "sgd":
+    if group["posterior"]["radius"] != "sgd":
         return lr
-    bias_correction = 1 - group["betas"][0] ** update.index
+    bias_correction = 1 - group["posterior"]["betas"][0] ** update.index
     sizes = root_mean_squares([state["momentum"] for state in update.states]) / bias_correction  # RMS(m̂)
-    radii: Tensor = sizes * (lr / (1 - group["momentum"]))
+    radii: Tensor = sizes * (lr / (1 - group.get("momentum", 0.0)))
     return radii
 
 

@@ -43,7 +43,7 @@ def test_a_step_takes_ten_samples_and_no_momentum():
 
     opt.step(closure)
     assert len(torch.cat(seen).unique(dim=0)) == 10
-    assert opt.param_groups[0]["betas"][0] == 0
+    assert opt.param_groups[0]["posterior"]["betas"][0] == 0
 
 
 def test_a_model_without_hessian_is_refused_by_name():

@@ -176,7 +176,7 @@ def test_the_bound_of_the_step_may_be_a_function_of_the_step(generator):
         opt = IVON(model, lr=0.5, num_data=100, init_precision=10.0, clip_radius=start)
         for t in range(3):
             if bounds is not None:
-                opt.param_groups[0]["clip_radius"] = bounds[t]
+                opt.param_groups[0]["posterior"]["clip_radius"] = bounds[t]
             regression_step(model, opt, x, y)
         trained.append(model.weight.detach())
     assert torch.equal(*trained)

@@ -131,19 +131,3 @@ def test_parameters_without_a_posterior_are_neither_measured_nor_stored(engine, 
     assert "curvature" not in states["0.weight"]
     assert sum(value.numel() for value in states["0.weight"].values() if isinstance(value, torch.Tensor)) == 1
     torch.testing.assert_close(states["2.weight"]["curvature"], every["2.weight"]["curvature"])
-
-
-def test_a_file_that_stores_more_resumes_without_it(generator):
-    x, y = torch.randn(20, 3, generator=generator), torch.randint(2, (20,), generator=generator)
-    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
-    make = {"num_data": 100, "bayesian": r"^2\."}
-    opt = VOGN(model, base=torch.optim.Adam(model.parameters(), lr=0.1), **make)
-    saved = opt.state_dict()
-    saved["state"][0]["curvature"] = torch.ones_like(model[0].weight)
-    opt.load_state_dict(saved)
-    for _ in range(2):
-        with opt.sampled_params():
-            F.cross_entropy(model(x), y).backward()
-        opt.step()
-        opt.zero_grad()
-    assert "curvature" not in opt.state[model[0].weight]

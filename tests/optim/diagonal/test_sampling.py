@@ -168,7 +168,7 @@ def test_the_scale_of_the_noise_is_that_of_every_tenth_update(done, generator):
     weight = model[0].weight
     base = torch.optim.SGD(model.parameters(), lr=0.1)
     opt = IVON(model, base=base, num_data=50, relative_noise=0.3, noise_flatness=0.1, betas=(0.9, 0.9))
-    opt.param_groups[0]["prior_on_mean"] = False
+    opt.param_groups[0]["posterior"]["prior_on_mean"] = False
     stored = done // 10 * 10 or done
     updates(opt, model, batch, stored)
     s = opt.state[weight]["curvature"].clamp_min(0)
@@ -237,7 +237,7 @@ def test_the_default_step_of_ivon_shares_draws_and_rests_at_the_hessian(generato
     opt = IVON(
         model, base=torch.optim.SGD(model.parameters(), lr=0.0), num_data=200, betas=(0.9, 0.999), init_precision=200.0
     )
-    assert opt.param_groups[0]["antithetic"] is True
+    assert opt.param_groups[0]["posterior"]["antithetic"] is True
     for _ in range(1500):
         with opt.sampled_params():
             (0.5 * F.mse_loss(model(x), torch.zeros(200, 1))).backward()

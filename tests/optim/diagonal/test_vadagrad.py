@@ -166,7 +166,7 @@ def test_annealing_ends_in_optimization(generator):
         rows = slice(t % 32, t % 32 + 8)
         step(model, opt, x[rows], y[rows])
         precisions.append(float(opt.posterior().precision["weight"].mean()))
-    assert opt.param_groups[0]["temperature"] == 0.0
+    assert opt.param_groups[0]["posterior"]["temperature"] == 0.0
     assert precisions[-1] >= max(precisions[300:]) * (1 - 1e-12)
     torch.testing.assert_close(model.weight.detach().T, torch.linalg.lstsq(x, y).solution, rtol=0.05, atol=0.05)
 

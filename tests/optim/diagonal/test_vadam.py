@@ -160,8 +160,8 @@ def test_a_schedule_of_the_prior_does_not_change_where_s_started(data):
     opt = Vadam(model, num_data=10**6, prior_precision=grows, init_precision=1.0)
     for x, y in batches(data, 5):
         noisy_step(opt, model, x, y)
-    assert opt.param_groups[0]["from_zero"] is True
-    assert opt.param_groups[0]["prior_precision"] == 10.0
+    assert opt.param_groups[0]["posterior"]["from_zero"] is True
+    assert opt.param_groups[0]["posterior"]["prior_precision"] == 10.0
 
 
 def test_a_resumed_run_keeps_the_bias_correction(data):

@@ -533,7 +533,7 @@ def test_the_kl_clip_bounds_the_fisher_norm_of_the_whole_step(generator):
 def test_the_kl_clip_may_decay(generator):
     opt = KFAC(small_net(), lr=0.1, num_data=N, kl_clip=ExponentialSchedule(1e-3, 0.5, every=2))
     train(opt.model, opt, images(generator), 3)
-    assert opt.param_groups[0]["kl_clip"] == 5e-4
+    assert opt.param_groups[0]["posterior"]["kl_clip"] == 5e-4
 
 
 def test_the_trust_region_bounds_each_tensor_s_step(generator):

@@ -21,7 +21,8 @@ def test_a_long_step_is_shortened_to_the_users_and_a_short_one_is_taken():
 
 def test_with_sgd_the_bound_is_the_length_that_all_of_its_momentum_moves():
     update = RecordedUpdate([torch.zeros(2)], [torch.tensor([30.0, 40.0])], index=3)
-    update.group |= {"lr": 0.01, "radius": "sgd", "momentum": 0.5, "betas": (0.8, 0.99)}
+    update.group |= {"lr": 0.01, "momentum": 0.5}
+    update.group["posterior"] |= {"radius": "sgd", "betas": (0.8, 0.99)}
     update.states[0]["momentum"] = torch.tensor([3.0, 4.0])
     TrustRegionStep().apply(update)
     debiased = torch.tensor([3.0, 4.0]).square().mean().sqrt() / (1 - 0.8**3)

@@ -28,8 +28,8 @@ class BatchSizeCheck:
             measurement: Measurement of the update; skipped if its examples were not counted.
             group: A parameter group that counts this update already.
         """
-        is_dry_run = group["step"] == 1  # a single batch, such as fast_dev_run's, proves nothing
-        if self._has_warned or is_dry_run or not group["noisy"] or not measurement.is_counted:
+        is_dry_run = group["posterior"]["step"] == 1  # a single batch, such as fast_dev_run's, proves nothing
+        if self._has_warned or is_dry_run or not group["posterior"]["noisy"] or not measurement.is_counted:
             return
         batch_size = measurement.num_examples / measurement.num_samples
         if text := self._complaint(batch_size, group):
@@ -37,7 +37,7 @@ class BatchSizeCheck:
             warnings.warn(text, stacklevel=4)
 
     def _complaint(self, batch_size: float, group: Mapping[str, Any]) -> str:
-        num_data, is_of_sum = group["num_data"], group.get("scaling") == "sum"
+        num_data, is_of_sum = group["posterior"]["num_data"], group["posterior"].get("scaling") == "sum"
         if is_of_sum and batch_size < num_data:
             return (
                 f"{self._optimizer} with scaling='sum' needs all {num_data} examples in one batch; with {batch_size:g} the "

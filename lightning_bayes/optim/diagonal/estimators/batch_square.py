@@ -72,7 +72,7 @@ class BatchSquare(CurvatureEstimator):
                 square = torch.square(grad).div_(weight * total)
                 squares[key.param] = squares[key.param].add_(square) if key.param in squares else square
         for group in groups:
-            if group.get("scaling") == "sum":  # see `optim.diagonal.vprop`
+            if group["posterior"].get("scaling") == "sum":  # see `optim.diagonal.vprop`
                 for param in squares.keys() & set(group["params"]):
                     squares[param] *= effective(group).scale
         return squares
