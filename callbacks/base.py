@@ -182,7 +182,8 @@ class VariationalCallback(EvaluationCallback, ABC):
 
         All passes of one update share a scale, however many micro-batches it accumulates.
         """
-        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        if self._recorder is not None:
+            self._stop_recording()
         if self.optimizer is None or not self.optimizer.num_updates:
             return
         link = self.link_of(pl_module)

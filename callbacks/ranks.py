@@ -41,7 +41,8 @@ def require_agreement(trainer: Trainer, optimizer: VariationalOptimizer, mc_samp
     }
     for index, group in enumerate(optimizer.param_groups):
         suffix = f" (group {index})" if len(optimizer.param_groups) > 1 else ""
-        settings |= {f"{name}{suffix}": value for name, value in group.items() if name != "params"}
+        entries = {**group, **group["posterior"]}
+        settings |= {f"{n}{suffix}": value for n, value in entries.items() if n not in {"params", "posterior"}}
         settings[f"parameters{suffix}"] = [tuple(param.shape) for param in group["params"]]
     strategy = trainer.strategy
     check = strategy.check_agreement if isinstance(strategy, BayesDDPStrategy) else check_agreement

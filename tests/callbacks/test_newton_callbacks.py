@@ -26,7 +26,7 @@ def test_trains_with_its_optimizer_and_leaves_a_posterior(callback, optimizer, e
     trainer = fit(Classifier(), callback, max_epochs=2)
     found = trainer.optimizers[0]
     assert type(found) is optimizer
-    assert {name: found.param_groups[0][name] for name in entries} == entries
+    assert {name: found.param_groups[0]["posterior"][name] for name in entries} == entries
     assert found.num_updates == 12
     assert all((precision > 0).all() for precision in found.posterior().precision.values())
 
