@@ -32,6 +32,17 @@ def save_json(path: Path | None, content: dict[str, Any]) -> None:
         path.write_text(json.dumps({**provenance(), **content}, indent=1) + "\n", "utf-8")
 
 
+def saved_rows(path: Path | None, key: str = "results") -> list[dict[str, Any]]:
+    """The rows that an earlier run has saved under `key`; none without a file."""
+    if path is None or not path.exists():
+        return []
+    content = json.loads(path.read_text("utf-8"))
+    if "aggregated" in content:
+        raise SystemExit(f"{path} has only means of a finished study, and no run can be added. Give another file.")
+    rows: list[dict[str, Any]] = content[key]
+    return rows
+
+
 def _processor() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []

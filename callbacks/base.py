@@ -254,6 +254,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         """Check that a fit can resume from the checkpoint, or load its posterior for evaluation."""
         if trainer.state.fn == "fit":
             self._resumed = resumable_state(checkpoint, self.name)
+            self.loss_link = self._resumed.get("link")  # Lightning starts a resumed batch without on_train_batch_start
             return
         self.loss_link = callback_state(checkpoint).get("link")
         self._posterior.load(checkpoint)

@@ -9,13 +9,13 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import RunningStage
 from lightning_utilities.core.rank_zero import rank_zero_info
 
-from lightning_bayes.callbacks.last_epoch import is_last_epoch
+from lightning_bayes.callbacks.last_epoch import fit_kept, is_last_epoch
 from lightning_bayes.callbacks.loaders import OnDevice, ValidationSet, random_state_kept, training_loader
 from lightning_bayes.callbacks.posthoc import PosthocCallback
 from lightning_bayes.curvature import Likelihood
 from lightning_bayes.curvature.output_roots import CurvatureName
 from lightning_bayes.curvature.parameters import require_full_precision
-from lightning_bayes.errors import HyperparameterError, UnsupportedTrainingError
+from lightning_bayes.errors import BayesError, HyperparameterError, UnsupportedTrainingError
 from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.posthoc import Laplace, LikelihoodName, PriorPrecision, PriorStructure, StructureName, laplace
 from lightning_bayes.posthoc.full import require_full_size
@@ -100,6 +100,7 @@ class LaplaceCallback(PosthocCallback):
         self.result: Laplace | None = None
         self._validation = ValidationSet(type(self).__name__, "prior precision", "lightning_bayes.laplace")
         self._fitted_on: Any = None
+        self._has_tried = False  # the first batch of the current fit
 
     # -- the fit ------------------------------------------------------------------------------------------------------
 
@@ -107,7 +108,7 @@ class LaplaceCallback(PosthocCallback):
         """Keep the training loader, and check what the end of the fit needs."""
         _require_one_process(trainer)
         require_full_precision(pl_module.parameters())
-        self._fitted_on = trainer.train_dataloader
+        self._fitted_on, self._has_tried = trainer.train_dataloader, False
         if self.prior_precision == "validation":
             self._validation.require(trainer)
         if self.online_every is not None:
@@ -120,12 +121,34 @@ class LaplaceCallback(PosthocCallback):
         """Keep the loaders."""
         self._validation.keep(trainer)
 
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Try the first batch of a fit: what the end of the fit needs of loss, targets and batches is asked for now."""
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        if not self._has_tried:
+            self._has_tried = True
+            with torch.inference_mode(False), evaluation_mode(pl_module), random_state_kept(pl_module):
+                try:
+                    likelihood = self._likelihood_of(pl_module)
+                    options: dict[str, Any] = {"prior_precision": 1.0, "require_trained": False}
+                    laplace(pl_module, [batch], likelihood, "diagonal", self.subset, **options)
+                except (BayesError, RuntimeError, TypeError, ValueError) as error:
+                    raise UnsupportedTrainingError(
+                        f"LaplaceCallback cannot measure the first batch, so it would fail at the end of the fit: {error} "
+                        "Mend this, pass likelihood=..., or train without it."
+                    ) from error
+
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Approximate the posterior after the last epoch, before the checkpoint is written."""
         is_last = is_last_epoch(trainer)
         is_online = self.online_every is not None and (trainer.current_epoch + 1) % self.online_every == 0
         if not is_last and not is_online:
             return
+        with fit_kept(type(self).__name__, "a posterior"):
+            self._finish_epoch(trainer, pl_module, is_last)
+
+    def _finish_epoch(self, trainer: Trainer, pl_module: LightningModule, is_last: bool) -> None:
         result = self._approximate(trainer, pl_module)
         if is_last:
             self.keep(result.posterior)

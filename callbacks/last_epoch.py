@@ -1,11 +1,27 @@
-"""Whether a fit ends with the current epoch."""
+"""What callbacks do when a fit ends: whether it ends now, and errors that must not lose it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from lightning.pytorch import Trainer
+from lightning_utilities.core.rank_zero import rank_zero_warn
 
 
 def is_last_epoch(trainer: Trainer) -> bool:
     """Whether the epoch that ends now is the last one of the fit."""
     has_all_steps = 0 <= trainer.max_steps <= trainer.global_step
     return trainer.should_stop or has_all_steps or trainer.current_epoch + 1 == trainer.max_epochs
+
+
+@contextmanager
+def fit_kept(callback: str, result: str) -> Iterator[None]:
+    """Turn an error at the end of a fit into a warning, because Lightning writes the last checkpoint afterwards."""
+    try:
+        yield
+    except Exception as error:  # whatever the user's data or module raise
+        rank_zero_warn(
+            f"{callback} did not find {result} at the end of the fit: {type(error).__name__}: {error} The fit and its "
+            "checkpoints are kept without it; a test or prediction from a checkpoint tries again."
+        )

@@ -13,7 +13,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from lightning_bayes.callbacks.evaluation import EvaluationCallback
-from lightning_bayes.callbacks.last_epoch import is_last_epoch
+from lightning_bayes.callbacks.last_epoch import fit_kept, is_last_epoch
 from lightning_bayes.callbacks.loaders import ValidationSet, random_state_kept, sum_over_processes
 from lightning_bayes.callbacks.recalibration import recalibrated
 from lightning_bayes.callbacks.spread import spread
@@ -65,6 +65,7 @@ class PosteriorScale(Callback):
     def __init__(self, linearized: bool | None = None, refit: bool = False) -> None:
         self.linearized, self.refit = linearized, refit
         self.scale: float | None = None  # for the current posterior
+        self._has_tried = False  # the first validation batch of the current fit
         self._is_linearized = False  # whether the scale was chosen for linearised predictions
         self._validation = ValidationSet(type(self).__name__, "width", "lightning_bayes.predictive.fit_scale")
 
@@ -103,10 +104,32 @@ class PosteriorScale(Callback):
         """Require a validation set and a posterior."""
         self._validation.require(trainer)
         _evaluation_of(trainer)
+        self._has_tried = False
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Discard the width, which this update invalidates."""
         self.scale = None
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Try the first validation batch after the first update of a fit, when the link is known."""
+        if self._has_tried:
+            return
+        self._has_tried = True
+        callback = _evaluation_of(trainer)
+        link = callback.link_of(pl_module)
+        with evaluation_mode(pl_module), random_state_kept(pl_module), torch.no_grad():
+            samples = callback.find_samples(trainer, pl_module)
+            if samples is not None:
+                self._scalable(samples)  # raises if they are not of a posterior
+
+            def forward(inputs: Any) -> Tensor:
+                return torch.as_tensor(pl_module(inputs))[None]
+
+            first = self._validation.outputs(trainer, pl_module, forward, islice(self._validation.loader(trainer), 1))
+            if link is not None:
+                predictive_nll(first.outputs, first.targets, link, None, lambda total: total)
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the loaders."""
@@ -116,6 +139,10 @@ class PosteriorScale(Callback):
         """Choose the width after the last epoch, before the checkpoint is written."""
         if not is_last_epoch(trainer):
             return
+        with fit_kept(type(self).__name__, "a width"):
+            self._choose_in_fit(trainer, pl_module)
+
+    def _choose_in_fit(self, trainer: Trainer, pl_module: LightningModule) -> None:
         callback = _evaluation_of(trainer)
         with evaluation_mode(pl_module), random_state_kept(pl_module), torch.no_grad():
             samples = callback.find_samples(trainer, pl_module)

@@ -63,6 +63,16 @@ def has_class_outputs(returned: Any) -> bool:
     return bool(is_index and outputs.shape[-1] > 1 and outputs.shape[-2] == len(targets))
 
 
+def require_classes(module: LightningModule, step: str, found: StepOutputs) -> None:
+    """Raise `UnsupportedTrainingError` unless outputs and targets are a classifier's."""
+    if not has_class_outputs(found._asdict()):
+        raise UnsupportedTrainingError(
+            f"{type(module).__name__}.{step} returned outputs {tuple(found.outputs.shape[1:])} and targets "
+            f"{tuple(found.targets.shape)} of {found.targets.dtype}, but a temperature is fitted to logits [batch, classes] "
+            "and class indices [batch]. Return these, or remove the callback."
+        )
+
+
 def has_step_outputs(returned: Any) -> bool:
     """Whether a step returned logits and targets, so that `step_outputs` can read them."""
     if not isinstance(returned, Mapping):

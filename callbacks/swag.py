@@ -11,7 +11,7 @@ from lightning.pytorch.trainer.states import RunningStage
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch.optim.swa_utils import update_bn
 
-from lightning_bayes.callbacks.last_epoch import is_last_epoch
+from lightning_bayes.callbacks.last_epoch import fit_kept, is_last_epoch
 from lightning_bayes.callbacks.loaders import OnDevice, random_state_kept
 from lightning_bayes.callbacks.num_data import infer_num_data
 from lightning_bayes.callbacks.posthoc import PosthocCallback
@@ -97,8 +97,17 @@ class SWAGCallback(PosthocCallback):
         """Collect the weights, and fit the posterior after the last epoch."""
         if self._collects(trainer, trainer.current_epoch):
             self._collect(pl_module)
-        if is_last_epoch(trainer) and self.moments.count >= 2:
-            self._finish(trainer, pl_module)
+        if not is_last_epoch(trainer):
+            return
+        if self.moments.count >= 2:
+            with fit_kept(type(self).__name__, "a posterior"):
+                self._finish(trainer, pl_module)
+        else:
+            rank_zero_warn(
+                f"The fit ended after epoch {trainer.current_epoch}, when SWAGCallback had collected the weights of "
+                f"{self.moments.count} epochs; it needs 2, so there is no posterior. Lower start={self.start:g}, or "
+                "train longer."
+            )
 
     def _collect(self, module: LightningModule) -> None:
         self.moments.collect({name: param for name, param in module.named_parameters() if param.requires_grad})

@@ -10,7 +10,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from lightning_bayes.callbacks.loaders import ValidationSet, sum_over_processes
 from lightning_bayes.callbacks.patches import Patches
 from lightning_bayes.callbacks.posterior_scale import PosteriorScale
-from lightning_bayes.callbacks.step_outputs import StepOutputs, concatenated, step_outputs
+from lightning_bayes.callbacks.step_outputs import StepOutputs, concatenated, require_classes, step_outputs
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.predictive import TEMPERATURE, ScaledModule, fit_temperature
 from lightning_bayes.predictive.temperature import LARGEST, SMALLEST
@@ -76,8 +76,11 @@ class TemperatureScaling(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         """Collect the logits of the first validation loader."""
-        if dataloader_idx == 0 and not trainer.sanity_checking:
-            self._steps.append(step_outputs(pl_module, "validation_step", outputs))
+        if dataloader_idx == 0:
+            step = step_outputs(pl_module, "validation_step", outputs)  # also in the sanity check, before training
+            require_classes(pl_module, "validation_step", step)
+            if not trainer.sanity_checking:
+                self._steps.append(step)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Fit and log the temperature."""
@@ -92,7 +95,7 @@ class TemperatureScaling(Callback):
         """Scale the module's logits; fit the temperature first if there is none."""
         if not isinstance(pl_module, ScaledModule):
             raise UnsupportedTrainingError(
-                "TemperatureScaling sets a module's attribute bayes_temperature and calls its sampled_forward, but "
+                "TemperatureScaling sets a module's lightning_bayes_temperature and calls its sampled_forward, but "
                 f"{type(pl_module).__name__} lacks them (see lightning_bayes.predictive.ScaledModule). Use "
                 "lightning_bayes.zoo.BayesClassifier, or call lightning_bayes.predictive.fit_temperature yourself."
             )

@@ -7,7 +7,6 @@ python -m benchmarks.coverage --json rows.json --table
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import warnings
 from collections import Counter
@@ -20,7 +19,7 @@ import torch
 
 from benchmarks.coverage.families import CONVOLUTIONAL, FAMILIES, Build
 from benchmarks.coverage.judge import judge
-from benchmarks.provenance import save_json
+from benchmarks.provenance import save_json, saved_rows
 
 MODES = ("evaluation", "training")
 WORDS = ("right", "refused", "wrong", "damaged", "crashed", "skipped")
@@ -81,7 +80,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--limit", type=int, default=60, help="seconds of processor time per measurement")
     parser.add_argument("--table", action="store_true", help="only print the table of the file")
     options = parser.parse_args(arguments)
-    rows = json.loads(options.json.read_text())["rows"] if options.json.exists() else []
+    rows = saved_rows(options.json, "rows")
     done = {(row["family"], row["model"], row["engine"]) for row in rows}
     signal.signal(signal.SIGPROF, _stop)
     warnings.filterwarnings("ignore")

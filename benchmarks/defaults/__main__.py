@@ -1,27 +1,26 @@
 """Callbacks with default arguments, compared with the user's optimizer alone at equal epochs.
 
     python -m benchmarks.defaults --root DATA [--problems digits yacht] [--methods user vogn] [--optimizers adam]
-        [--first-seed 0] [--seeds 5] [--json benchmarks/results/defaults.json] [--table | --markdown] [--against user flat]
+        [--first-seed 0] [--seeds 5] [--json defaults.json] [--table] [--against user flat]
 
 See `benchmarks.defaults.methods` for the names of methods and controls.
-Runs that are already in the JSON file are skipped. `--table` and `--markdown` only print the file.
+Runs that are already in the JSON file are skipped. `--table` only prints the file.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
 from benchmarks.defaults.methods import CALLBACKS, PEER, make_callback
-from benchmarks.defaults.problems import DEFAULT, PROBLEMS
+from benchmarks.defaults.problems import PROBLEMS
 from benchmarks.defaults.scores import classification_scores, ood_scores, regression_scores
 from benchmarks.defaults.table import OOD, SCORES, Record, differences, table
 from benchmarks.defaults.training import OPTIMIZERS, train_and_predict
-from benchmarks.provenance import save_json
+from benchmarks.provenance import save_json, saved_rows
 from lightning_bayes.errors import NonFiniteError
 
 DIVERGED = {**dict.fromkeys(SCORES, math.nan), "seconds": 0.0}
@@ -71,7 +70,7 @@ def _method(name: str) -> str:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, default=Path("data"))
-    parser.add_argument("--problems", nargs="+", choices=PROBLEMS, default=list(DEFAULT))
+    parser.add_argument("--problems", nargs="+", choices=PROBLEMS, default=list(PROBLEMS))
     parser.add_argument("--methods", nargs="+", type=_method, default=[*CALLBACKS, PEER])
     parser.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=["adam"])
     parser.add_argument("--seeds", type=int, default=5)
@@ -79,26 +78,23 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--against", type=_method, nargs="*", help="also print paired differences from these methods")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--table", action="store_true")
-    parser.add_argument("--markdown", action="store_true")
     return parser.parse_args()
 
 
 def main() -> None:
     """Run the missing combinations, save them, and print the table."""
     options = _options()
-    saved = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
-    records: list[Record] = saved.get("runs", [])
-    only_print = options.table or options.markdown
-    for problem, optimizer, method, seed in [] if only_print else list(missing(options, records)):
+    records: list[Record] = saved_rows(options.json, "runs")
+    for problem, optimizer, method, seed in [] if options.table else list(missing(options, records)):
         record = run(problem, optimizer, method, seed, options.root)
         records.append(record)
         scores = ", ".join(f"{name} {value:.4f}" for name, value in record.items() if name in (*SCORES, *OOD))
         print(f"{problem} {optimizer} {method} seed {seed}: {scores} ({record['seconds']} s)", flush=True)
         save_json(options.json, {"runs": records})
-    print(table(records, options.markdown))
+    print(table(records))
     for other in options.against or ():
         print(f"\nMinus {other}, mean and standard error of paired differences:\n")
-        print(differences(records, other, options.markdown))
+        print(differences(records, other))
 
 
 if __name__ == "__main__":

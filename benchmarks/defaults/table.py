@@ -2,8 +2,8 @@
 
 A callback with default arguments promises, for each problem and user's optimizer: no run diverges or stays at chance; the
 error is at most one point (RMSE: 5 %) higher; NLL and calibration error are not higher by more than two standard errors of
-the difference. Runs are paired by seed; unpaired standard errors are those of two means of independent runs. A single run
-has no standard error, so a higher NLL or calibration error leaves its promise undecided.
+the paired difference over seeds. A single run has no standard error, so a higher NLL or calibration error leaves its
+promise undecided.
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ Run = Mapping[str, float]  # scores of one seed
 NOISY_SCORES = ("nll", "calibration")  # compared in standard errors
 
 
-def failures(
-    method: Sequence[Run], user: Sequence[Run], is_regression: bool, chance: float, is_paired: bool = True
-) -> list[str]:
+def failures(method: Sequence[Run], user: Sequence[Run], is_regression: bool, chance: float) -> list[str]:
     """The broken promises, one word each; undecided promises are not among them."""
     broken = []
     if any(not math.isfinite(run["nll"]) or run["error"] >= 0.95 * chance for run in method):
@@ -34,7 +32,7 @@ def failures(
     if error > (1.05 * limit if is_regression else limit + 0.01):
         broken.append("error")
     for name in NOISY_SCORES:
-        mean, error_of_mean = (paired if is_paired else unpaired)(method, user, name)
+        mean, error_of_mean = paired(method, user, name)
         if mean > 2 * error_of_mean:
             broken.append(name)
     return broken
@@ -51,15 +49,6 @@ def paired(method: Sequence[Run], user: Sequence[Run], name: str) -> tuple[float
     if not all(map(math.isfinite, differences)):
         return math.nan, math.nan
     return statistics.mean(differences), standard_error(differences)
-
-
-def unpaired(method: Sequence[Run], user: Sequence[Run], name: str) -> tuple[float, float]:
-    """As `paired`, with the standard error of two independent means."""
-    mean, error = paired(method, user, name)
-    if len(method) < 2 or not math.isfinite(mean):
-        return mean, error
-    variances = [statistics.variance(run[name] for run in runs) / len(runs) for runs in (method, user)]
-    return mean, math.sqrt(sum(variances))
 
 
 def _mean(runs: Sequence[Run], name: str) -> float:
@@ -80,7 +69,6 @@ class Row(NamedTuple):
     means: tuple[float, ...]  # of `SCORES` and `OOD`
     broken: list[str] | None  # promises, see `benchmarks.defaults.table`; None without runs of the user's optimizer
     undecided: list[str]  # promises that a single seed cannot decide
-    is_broken_unpaired: bool  # whether a promise is also broken with unpaired standard errors
 
 
 def rows(records: Sequence[Record]) -> list[Row]:
@@ -104,11 +92,10 @@ def _row(key: Key, by_seed: dict[int, Record], user: dict[int, Record]) -> Row:
     )
     seeds = sorted(by_seed.keys() & user.keys())
     if key[2] == "user" or not seeds:
-        return Row(key, len(by_seed), means, None, [], False)
+        return Row(key, len(by_seed), means, None, [])
     runs, user_runs = [by_seed[seed] for seed in seeds], [user[seed] for seed in seeds]
-    is_regression, chance = PROBLEMS[key[0]].is_regression, runs[0]["chance"]
-    broken, unpaired = (failures(runs, user_runs, is_regression, chance, is_paired) for is_paired in (True, False))
-    return Row(key, len(by_seed), means, broken, undecided(runs, user_runs), bool(unpaired))
+    broken = failures(runs, user_runs, PROBLEMS[key[0]].is_regression, runs[0]["chance"])
+    return Row(key, len(by_seed), means, broken, undecided(runs, user_runs))
 
 
 def _order(key: Key) -> tuple[int, int, int, str]:
@@ -117,26 +104,23 @@ def _order(key: Key) -> tuple[int, int, int, str]:
     return list(PROBLEMS).index(key[0]), list(OPTIMIZERS).index(key[1]), methods.index(name), key[2]
 
 
-def table(records: Sequence[Record], markdown: bool = False) -> str:
-    """Format all rows, then the number of problems on which each method keeps every promise."""
+HEAD = ("problem", "optimizer", "method", "seeds", "error", "NLL", "calibration", "H", "MI")
+
+
+def table(records: Sequence[Record]) -> str:
+    """Format all rows in Markdown, then the number of problems on which each method keeps every promise."""
     all_rows = rows(records)
-    lines: list[tuple[str, ...]] = [
-        ("problem", "optimizer", "method", "seeds", "error", "NLL", "calibration", "H", "MI", "broken")
-    ]
-    if markdown:
-        lines.append(("---",) * 10)
-    lines += [(*row.key, str(row.seeds), *map(_number, row.means), _words(row)) for row in all_rows]
-    plain = "{:16}{:16}{:15}{:>6}{:>10}{:>10}{:>13}{:>10}{:>10}  {}"
-    shape = "| " + " | ".join(["{}"] * 10) + " |" if markdown else plain
-    return "\n".join([*(shape.format(*line) for line in lines), "", *kept(all_rows)])
+    lines = [(*row.key, str(row.seeds), *map(_number, row.means), _words(row)) for row in all_rows]
+    return "\n".join([_markdown((*HEAD, "broken"), lines), "", *kept(all_rows)])
 
 
-def differences(records: Sequence[Record], other: str, markdown: bool = False) -> str:
+def _markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *lines))
+
+
+def differences(records: Sequence[Record], other: str) -> str:
     """Format mean and standard error of each method's paired difference from another method."""
-    groups = _by_key(records)
-    lines = [("problem", "optimizer", "method", "seeds", "error", "NLL", "calibration", "H", "MI")]
-    if markdown:
-        lines.append(("---",) * 9)
+    groups, lines = _by_key(records), []
     for key, by_seed in sorted(groups.items(), key=lambda item: _order(item[0])):
         base = groups.get((*key[:2], other), {})
         seeds = sorted(by_seed.keys() & base.keys())
@@ -144,8 +128,7 @@ def differences(records: Sequence[Record], other: str, markdown: bool = False) -
             of_method, of_other = ([runs[seed] for seed in seeds] for runs in (by_seed, base))
             cells = (_difference(of_method, of_other, name) for name in (*SCORES, *OOD))
             lines.append((*key, str(len(seeds)), *cells))
-    shape = "| " + " | ".join(["{}"] * 9) + " |" if markdown else "{:16}{:16}{:15}{:>6}" + "{:>19}" * 5
-    return "\n".join(shape.format(*line) for line in lines)
+    return _markdown(HEAD, lines)
 
 
 def _difference(runs: Sequence[Record], others: Sequence[Record], name: str) -> str:
@@ -172,6 +155,6 @@ def kept(all_rows: Sequence[Row]) -> list[str]:
             verdicts.setdefault(row.key[1:], []).append(row)
     return [
         f"- with {optimizer}, {method} keeps every promise on {sum(not row.broken for row in group)} of "
-        f"{len(group)} problems ({sum(not row.is_broken_unpaired for row in group)} with unpaired standard errors)"
+        f"{len(group)} problems"
         for (optimizer, method), group in sorted(verdicts.items(), key=lambda item: _order(("digits", *item[0])))
     ]

@@ -12,7 +12,6 @@ probit predictive. JSON is written after each run; finished runs are skipped.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,7 @@ from benchmarks.defaults.problems import PROBLEMS
 from benchmarks.defaults.scores import classification_scores, ood_scores
 from benchmarks.defaults.training import UserModule, fit
 from benchmarks.over_seeds import mean_and_error
-from benchmarks.provenance import save_json
+from benchmarks.provenance import save_json, saved_rows
 from lightning_bayes import laplace, mc_predict
 from lightning_bayes.predictive import fit_temperature
 
@@ -109,9 +108,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--first-seed", type=int, default=10)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
-    rows: list[Row] = []
-    if options.json and options.json.exists():
-        rows = json.loads(options.json.read_text("utf-8"))["runs"]
+    rows: list[Row] = saved_rows(options.json, "runs")
     done = {(row["problem"], row["seed"]) for row in rows}
     for seed in range(options.first_seed, options.first_seed + options.seeds):
         for problem in options.problems:

@@ -12,7 +12,6 @@ the number of weight samples per step.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -28,7 +27,7 @@ from benchmarks.papers.predictive_variance import LEARNERS, SETTING
 from benchmarks.papers.regression.data import Setting, Splits, stack_splits
 from benchmarks.papers.regression.learner import Problem, evaluate
 from benchmarks.papers.uci import METHODS
-from benchmarks.provenance import provenance
+from benchmarks.provenance import save_json, saved_rows
 from lightning_bayes.predictive import top_rows, variance_score
 from lightning_bayes.zoo.data.uci import UCISet, read_uci
 
@@ -197,9 +196,7 @@ def main(arguments: list[str] | None = None) -> None:
     torch.set_num_threads(1)
     samples = (options.mc_samples, options.mc_samples)
     setting = replace(SETTING, epochs=options.epochs, mc_samples=samples, eval_samples=options.samples)
-    rows: list[Row] = []
-    if options.json and options.json.exists():
-        rows = json.loads(options.json.read_text("utf-8"))["results"]
+    rows: list[Row] = saved_rows(options.json)
     done = {(row["set"], row["method"]) for row in rows}
     for name, method in product(options.sets, options.methods):
         if (name, method) in done:
@@ -209,9 +206,7 @@ def main(arguments: list[str] | None = None) -> None:
         seconds = time.perf_counter() - start
         rows.append({"set": name, "method": method, "seconds": seconds, "rmse": rmse.tolist()})
         print(f"{name}, {method}: random, active {last(rows[-1])[:2]}, {seconds:.0f} s", flush=True)
-        if options.json:
-            content = {**provenance(), "setting": asdict(setting), "results": rows}
-            options.json.write_text(json.dumps(content) + "\n", "utf-8")
+        save_json(options.json, {"setting": asdict(setting), "results": rows})
     print(table(rows))
     print("\n".join(f"- {line}" for line in promises(rows)))
 

@@ -11,7 +11,6 @@ that Osawa et al. released (Zhang et al. for Noisy K-FAC on VGG16).
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import re
 import statistics
@@ -32,7 +31,7 @@ from torch.optim.lr_scheduler import MultiStepLR
 
 from benchmarks.over_seeds import mean_and_error
 from benchmarks.papers import PUBLISHED
-from benchmarks.provenance import provenance, save_json
+from benchmarks.provenance import provenance, save_json, saved_rows
 from benchmarks.quiet import quiet, quiet_trainer
 from lightning_bayes import (
     BBBCallback,
@@ -101,6 +100,7 @@ VARIATIONAL: Final[dict[str, type[VariationalCallback]]] = {
     "vogn": VOGNCallback,
     "noisy_kfac": NoisyKFACCallback,
 }
+POSTHOC: Final[dict[str, Callable[..., Callback]]] = {"laplace": LaplaceCallback, "swag": SWAGCallback}
 METHODS: Final = {
     "sgd": "SGD",
     "adam": "Adam",
@@ -138,18 +138,14 @@ def callback(
 ) -> Callback | None:
     """Build the callback of a method."""
     if method == "mc_dropout":
-        layers = dropout_layers(module, network.drops)
-        return MCDropoutCallback(p=network.dropout, layers=layers, **overrides)
-    if method == "laplace":
-        return LaplaceCallback(**overrides)
-    if method == "swag":
-        return SWAGCallback(**overrides)
+        return MCDropoutCallback(p=network.dropout, layers=dropout_layers(module, network.drops), **overrides)
+    if method in POSTHOC:
+        return POSTHOC[method](**overrides)
     if method not in VARIATIONAL:
         return None
-    kind = VARIATIONAL[method]
     if settings == "published":
-        return kind.from_preset(network.presets[method], **overrides)
-    return kind(data_augmentation_factor=augmentation_factor, **overrides)
+        return VARIATIONAL[method].from_preset(network.presets[method], **overrides)
+    return VARIATIONAL[method](data_augmentation_factor=augmentation_factor, **overrides)
 
 
 class Run(NamedTuple):
@@ -227,14 +223,13 @@ def _measured(records: list[Record]) -> Iterator[str]:
     groups: dict[tuple[str, str, int], list[Record]] = {}
     for record in records:
         groups.setdefault((record["method"], record["settings"], record["epochs"]), []).append(record)
-    for (method, settings, epochs), group in sorted(groups.items(), key=lambda item: _order(*item[0])):
+    order = list(METHODS)
+    for (method, settings, epochs), group in sorted(
+        groups.items(), key=lambda item: (item[0][1:], order.index(item[0][0]))
+    ):
         cells = [_cell([r["metrics"].get(name, math.nan) for r in group]) for name in COLUMNS]
         cpu, seconds = (statistics.mean(r[cost] for r in group) for cost in ("cpu_seconds", "seconds"))
         yield f"{METHODS[method]} | {settings} | {' | '.join(cells)} | {epochs} | {cpu:.1f}, {seconds:.1f} | {len(group)} |"
-
-
-def _order(method: str, settings: str, epochs: int) -> tuple[str, int, int]:
-    return settings, epochs, list(METHODS).index(method)
 
 
 def _cell(values: list[float]) -> str:
@@ -250,9 +245,8 @@ def _published(row: Record) -> str:
 def asked(options: argparse.Namespace) -> Iterator[Run]:
     """All requested runs. One seed of all methods is finished before the next seed starts."""
     augment = NETWORKS[options.model].augment if options.augment is None else options.augment
-    for seed in range(options.first_seed, options.first_seed + options.seeds):
-        for method in options.methods:
-            yield Run(options.model, method, options.settings, augment, options.epochs, seed)
+    for seed, method in product(range(options.first_seed, options.first_seed + options.seeds), options.methods):
+        yield Run(options.model, method, options.settings, augment, options.epochs, seed)
 
 
 def execute(run: Run, options: argparse.Namespace, runs: list[Record]) -> str:
@@ -293,8 +287,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> None:
     """Run what is missing, save it, and print the table."""
     options = _options(arguments)
-    has_file = options.json is not None and options.json.exists()
-    runs: list[Record] = json.loads(options.json.read_text("utf-8"))["runs"] if has_file else []
+    runs: list[Record] = saved_rows(options.json, "runs")
     for run in [] if options.table else asked(options):
         if any(run._asdict().items() <= known.items() for known in runs):
             continue

@@ -216,9 +216,8 @@ def draw(posteriors: dict[str, Trained], path: Path) -> None:
     figure = Figure(figsize=(3.3 * len(posteriors), 3.6), dpi=150, layout="constrained")
     panels = figure.subplots(1, len(posteriors), squeeze=False)[0]
     for axes, (name, trained) in zip(panels, posteriors.items(), strict=True):
-        image = axes.imshow(
-            normalised(trained.precision).sqrt().numpy(), cmap="magma", vmin=0, vmax=1, interpolation="none"
-        )
+        shown = normalised(trained.precision).sqrt().numpy()
+        image = axes.imshow(shown, cmap="magma", vmin=0, vmax=1, interpolation="none")
         axes.set(title=name, xticks=[], yticks=[])
     figure.colorbar(image, ax=list(panels), label="√ of the normalised precision")
     figure.savefig(path)
@@ -243,8 +242,7 @@ def main(arguments: list[str] | None = None) -> None:
     if options.plot:
         draw(posteriors, options.plot)
     scores = {
-        name: {"log_likelihood": trained.log_likelihood, "distance": trained.curvature_error}
-        for name, trained in posteriors.items()
+        name: {"log_likelihood": t.log_likelihood, "distance": t.curvature_error} for name, t in posteriors.items()
     }
     save_json(options.json, {"epochs": options.epochs, "results": scores})
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -32,7 +31,7 @@ from benchmarks.papers.regression.learner import Learner, Problem
 from benchmarks.papers.regression.mean_field import ALGORITHMS, MeanFieldLearner
 from benchmarks.papers.regression.structured import BlockTridiagonalLearner, NoisyKFACLearner
 from benchmarks.papers.uci import METHODS, SETS
-from benchmarks.provenance import save_json
+from benchmarks.provenance import save_json, saved_rows
 from lightning_bayes.zoo.data.uci import read_uci
 from lightning_bayes.zoo.tasks.noise import PUBLISHED_PRIOR
 
@@ -203,15 +202,9 @@ def measure(name: str, trials: Splits, setting: Setting, chains: Chains) -> list
     def record(method: str, variance: torch.Tensor, expected: torch.Tensor) -> None:
         nonlocal start
         values, now = correlations(variance, expected), time.perf_counter()
-        rows.append(
-            {
-                "set": name,
-                "method": method,
-                **(asdict(chains) if method == "nuts" else {"epochs": setting.epochs}),
-                "seconds": now - start,
-                "correlations": values.tolist(),
-            }
-        )
+        budget = asdict(chains) if method == "nuts" else {"epochs": setting.epochs}
+        measured = {"seconds": now - start, "correlations": values.tolist()}
+        rows.append({"set": name, "method": method, **budget, **measured})
         print(f"{name}, {title(method)}: {values.mean():.3f}, {now - start:.0f} s", flush=True)
         start = now
 
@@ -246,14 +239,11 @@ def main(arguments: list[str] | None = None) -> None:
     torch.set_num_threads(1)
     setting = replace(SETTING, epochs=options.epochs)
     chains = Chains(options.chains, options.warm_up, options.samples)
-    rows: list[Row] = []
-    if options.json and options.json.exists():
-        rows = json.loads(options.json.read_text("utf-8"))["results"]
+    rows: list[Row] = saved_rows(options.json)
     for name in options.sets:
         if not any(row["set"] == name for row in rows):
             rows += measure(name, load_trials(options.root, name, options.trials), setting, chains)
-            header = {"numpyro": version("numpyro"), "setting": asdict(setting)}
-            save_json(options.json, {**header, "results": rows})
+            save_json(options.json, {"numpyro": version("numpyro"), "setting": asdict(setting), "results": rows})
     print(table(rows))
     print("\n".join(f"- {line}" for line in promises(rows)))
 

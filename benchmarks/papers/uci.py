@@ -15,7 +15,6 @@ rows do not reproduce the figures of Khan et al.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 import time
@@ -33,7 +32,7 @@ from benchmarks.papers.regression.data import KHAN, ZHANG, Setting, Splits, load
 from benchmarks.papers.regression.learner import Learner, Problem, Scores, evaluate
 from benchmarks.papers.regression.mean_field import ALGORITHMS, MeanFieldLearner
 from benchmarks.papers.regression.structured import BlockTridiagonalLearner, NoisyKFACLearner
-from benchmarks.provenance import save_json
+from benchmarks.provenance import save_json, saved_rows
 
 SETS: Final = ("boston", "concrete", "energy", "kin8nm", "naval", "power", "wine", "yacht")
 PRIOR_PRECISIONS: Final = (0.1, 1.0, 10.0)  # within Khan et al.'s bounds, exp(-4) to exp(4)
@@ -176,8 +175,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--table", action="store_true", help="only print the file")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
-    has_file = options.json is not None and options.json.exists()
-    rows: list[Row] = json.loads(options.json.read_text("utf-8"))["results"] if has_file else []
+    rows: list[Row] = saved_rows(options.json)
     if not options.table:
         run_all(options, rows)
     print(table(rows))

@@ -11,7 +11,6 @@ the order after a few epochs says nothing about the claim of the paper.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import textwrap
 import time
@@ -26,7 +25,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.optim import Optimizer
 
-from benchmarks.provenance import provenance
+from benchmarks.provenance import save_json, saved_rows
 from benchmarks.quiet import quiet, quiet_trainer
 from lightning_bayes import IVONCallback, VadaGradCallback, VadamCallback, VariationalCallback
 from lightning_bayes.zoo import BayesLanguageModel, CharRNN, Generated, TextDataModule, generate
@@ -227,9 +226,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = make_parser().parse_args(arguments)
     torch.set_num_threads(1)
     setting = Setting(options.path, options.epochs, options.limit, options.hidden, written=options.written)
-    rows: list[Row] = []
-    if options.json and options.json.exists():
-        rows = json.loads(options.json.read_text("utf-8"))["results"]
+    rows: list[Row] = saved_rows(options.json)
     done = {(row["method"], row["seed"]) for row in rows}
     for seed, method in ((seed, method) for seed in range(options.seeds) for method in options.methods):
         if (method, seed) in done:
@@ -239,9 +236,7 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"{method}, seed {seed}: {row['nats']:.3f} nats, {row['seconds']:.0f} s", flush=True)
         if written is not None:
             print(textwrap.fill(PROMPT + written.text.replace("\n", " "), 100), flush=True)
-        if options.json:
-            shared = {**asdict(setting), "path": Path(setting.path).name}
-            options.json.write_text(json.dumps({**provenance(), "setting": shared, "results": rows}) + "\n", "utf-8")
+        save_json(options.json, {"setting": {**asdict(setting), "path": Path(setting.path).name}, "results": rows})
     print(table(rows))
     print("\n".join(f"- {line}" for line in promises(rows, setting.epochs)))
 

@@ -21,6 +21,7 @@ from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.loss_scale import loss_functions
 from lightning_bayes.curvature.measure import check_names, make_engine, measure
 from lightning_bayes.curvature.measurement import KroneckerFactors, Measurement, Quantity
+from lightning_bayes.curvature.parameters import rows_without_gradient
 from lightning_bayes.curvature.per_example_loss import with_per_example_loss
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
 
@@ -45,5 +46,6 @@ __all__ = [
     "loss_functions",
     "make_engine",
     "measure",
+    "rows_without_gradient",
     "with_per_example_loss",
 ]

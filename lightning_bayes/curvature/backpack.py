@@ -21,18 +21,16 @@ from backpack.extensions import SumGradSquared
 from backpack.extensions.module_extension import ModuleExtension
 from torch import Tensor, nn
 
+from lightning_bayes.curvature.backpack_hooks import BackpackCapture, Calls, hooked, is_stock
 from lightning_bayes.curvature.capture import Capture
-from lightning_bayes.curvature.engine import AbstractEngine
-from lightning_bayes.curvature.hooks import BackpackCapture, Calls, hooked, is_stock
+from lightning_bayes.curvature.forward_state import in_full_precision, in_modes
+from lightning_bayes.curvature.hooks import HookedEngine
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.measured_modules import (
     MeasuredModule,
     refuse,
-    refuse_scripted,
     tied_parameters,
 )
-from lightning_bayes.curvature.measured_output import in_full_precision, in_train_modes
-from lightning_bayes.curvature.parameters import changes_refused
 from lightning_bayes.curvature.rules.batch_norm import uses_batch_statistics
 from lightning_bayes.curvature.rules.random_numbers import with_rng
 from lightning_bayes.curvature.rules.registry import LayerRule
@@ -42,7 +40,7 @@ from lightning_bayes.errors import UnsupportedTrainingError
 _FUSED_INSTEAD = "Use engine='fused', which measures it."
 
 
-class BackpackEngine(AbstractEngine):
+class BackpackEngine(HookedEngine):
     """Measures per-example squared gradients with BackPACK.
 
     Args:
@@ -61,7 +59,6 @@ class BackpackEngine(AbstractEngine):
         workspace_mib: float = DEFAULT_MIB,
     ) -> None:
         super().__init__(model, loss_reduction, workspace_mib)
-        refuse_scripted(model)
         self.own_rules = own_rules
 
     @contextmanager
@@ -69,10 +66,10 @@ class BackpackEngine(AbstractEngine):
         """Measure the passes inside the context; the capture's squares are complete on exit."""
         units = self.units()
         self._check_supported(units)
-        captured, calls = BackpackCapture(self.loss_reduction, self.probe), Calls()
+        captured, calls = BackpackCapture(self), Calls()
         extension = self._extension(units, calls)
-        hooks = hooked(self.model, units, extension, captured, _FUSED_INSTEAD, calls=calls)
-        with changes_refused(units), self.watching_model_call(captured, units), hooks as captured.squares:
+        hooks = hooked(self.model, units, extension, _FUSED_INSTEAD, calls=calls)
+        with self.run(captured), hooks as captured.squares:
             yield captured
 
     def _has_rule(self, unit: MeasuredModule) -> bool:
@@ -115,7 +112,7 @@ class _RuleExtension(ModuleExtension):  # type: ignore[misc]  # BackPACK ships n
         bound, modes, rng = self.calls.pop(module)
         inputs, grads = (tuple(map(in_full_precision, values)) for values in (bound.inputs, g_out))
         delta = grads[0] if len(grads) == 1 else grads
-        with in_train_modes(modes):
+        with in_modes(modes):
             totals = with_rng(rng, self.rule.sums, module, inputs, delta, self.workspace)
         for name, param in module.named_parameters():
             if param.requires_grad:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 import torch.nn.functional as F
@@ -18,9 +18,9 @@ from backpack import backpack, extensions
 from backpack.extensions.module_extension import ModuleExtension
 from torch import Tensor, nn
 
+from lightning_bayes.curvature.backpack_hooks import is_stock, watched
 from lightning_bayes.curvature.factors import FactorMoments, input_factor
-from lightning_bayes.curvature.factors.layer_records import LayerRecords, Request
-from lightning_bayes.curvature.hooks import BackpackCapture, is_stock, watched
+from lightning_bayes.curvature.factors.layer_records import LayerRecords, Request, Scales
 from lightning_bayes.curvature.measured_modules import MeasuredModule, find_measured_modules, refuse
 from lightning_bayes.curvature.measurement import KroneckerFactors, KroneckerQuantity
 from lightning_bayes.curvature.modules import CREATED, AsModules
@@ -32,9 +32,6 @@ from lightning_bayes.curvature.seeded_labels import seed_labels
 from lightning_bayes.curvature.workspace import Workspace
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.private_torch import BatchNormBase
-
-if TYPE_CHECKING:
-    from lightning_bayes.curvature.kronecker import KroneckerCapture
 
 _WITH_FACTORS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _PASSABLE = (
@@ -110,8 +107,7 @@ class BackpackFactors(LayerRecords):
         layers, passing = self._split_modules(model)
         self._check(units, layers, passing)
         _add_pass_through(extension, passing, self._as_modules)
-        hooked_layers, calls = [*layers, *passing], BackpackCapture()
-        with watched(model, hooked_layers, extension, self._as_modules, calls, _OTHERWISE) as self._values:
+        with watched(model, [*layers, *passing], extension, self._as_modules, _OTHERWISE) as self._values:
             yield
 
     def observe(self, loss: Tensor, divided_by_host: bool) -> None:
@@ -124,11 +120,11 @@ class BackpackFactors(LayerRecords):
         with backpack(retain_graph=True), self._as_modules.paused():
             yield
 
-    def results(self, captured: KroneckerCapture) -> dict[nn.Module, KroneckerFactors]:
+    def results(self, scales: Scales) -> dict[nn.Module, KroneckerFactors]:
         """(S, Ā) of each layer, as means over examples; see `FactorMoments.results`."""
-        factors = self._moments.results(captured)
+        factors = self._moments.results(scales)
         for layer, statistics in self._by_layer.items():
-            factors[layer] = self._factors(layer, statistics, captured.gradient_factor())
+            factors[layer] = self._factors(layer, statistics, scales.gradient)
         return factors
 
     def _factors(self, layer: nn.Module, statistics: _CallStatistics, loss_scale: float) -> KroneckerFactors:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +19,10 @@ from lightning_bayes.curvature.layouts import ROWS, LayerOutput, retained_grads_
 from lightning_bayes.curvature.loss import LossRecord, LossReduction, require_scalar, settled
 from lightning_bayes.curvature.loss_graph import is_layer, mark_division
 from lightning_bayes.curvature.loss_recorder import LossRecorder
-from lightning_bayes.curvature.model_call import ModelCall
-from lightning_bayes.curvature.parameter_uses import count_uses
+from lightning_bayes.curvature.loss_scale import read_loss
+from lightning_bayes.curvature.model_call import ModelCall, model_call
 from lightning_bayes.curvature.per_example_loss import KEY, attached_losses, compared
+from lightning_bayes.curvature.single_examples import SingleExamples, can_repeat_backward
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedTrainingError, name_some
 from lightning_bayes.private_torch import is_alive
 
@@ -43,8 +44,7 @@ class Capture(ABC):
     Attributes:
         squares: Σ_i c_i² by parameter, on the scale of the loss that was differentiated.
         sizes: The different numbers of examples that each unit saw, by the unit's label.
-        uses: How often each parameter enters the observed losses, see `count_uses`; without uses that a loop measured.
-        layer_uses: How many of these uses are calls of the parameter's layer.
+        unmeasured: The parameters whose gradient is not the sum of the measured contributions.
         scale: The record of the last observed loss, with its reduction settled.
         loss: The observed loss, detached; None before `observe`.
         outputs: The calls of measured modules.
@@ -61,8 +61,7 @@ class Capture(ABC):
         self.layouts = PassLayouts(0, ())  # n is 0 if no layout was found
         self.squares: dict[nn.Parameter, Tensor] = {}
         self.sizes: dict[str, set[int]] = {}
-        self.uses: Counter[Tensor] = Counter()
-        self.layer_uses: Counter[Tensor] = Counter()
+        self.unmeasured: set[nn.Parameter] = set()
         self.scale = LossRecord()
         self.loss: Tensor | None = None
 
@@ -98,7 +97,6 @@ class Capture(ABC):
                 "One backward of this pass has a loss reduced by 'sum' and another one has a loss reduced by 'mean'. Use "
                 "the same reduction, or open one pass for each."
             )
-        self.uses.update(count_uses(loss))
         self.loss = loss.detach().clone()
         if self.layouts.error:
             raise ExampleDimensionError(self.layouts.error)
@@ -118,7 +116,7 @@ class Capture(ABC):
     def _find_examples(self, loss: Tensor, num_losses: int = 0) -> list[LayerOutput]:
         """Set the layout of every call that the loss reaches, and return these calls."""
         outputs = [out for out in self.outputs if not out.is_reached and all(is_alive(node) for node, _ in out.edges)]
-        if self.finder is None or loss.grad_fn is None or not outputs or self._is_empty:
+        if self.finder is None or loss.grad_fn is None or not outputs or self.is_empty:
             return []
         with self.following():
             search = LayoutSearch(loss, outputs, self.model_call, self.loss_reduction, num_losses)
@@ -131,10 +129,24 @@ class Capture(ABC):
                 output.layout, output.is_reached = layout, True
         return [output for output in outputs if output.is_reached]
 
+    def single_examples(self, loss: Tensor, leaves: Sequence[nn.Parameter]) -> SingleExamples | None:
+        """Backward passes from the losses of single examples to `leaves`; None if they are impossible."""
+        n = self.known_batch_size
+        reader = read_loss(loss, n or 1, self.loss_reduction, self.layouts.examples_second)
+        if n != 1 and (reader is None or not can_repeat_backward(loss)):
+            return None
+        examples = SingleExamples(loss, reader, (), leaves)
+        return examples if examples.is_possible else None
+
+    def note_model_call(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        """Forward hook: record the first call whose first input and first output have equally many rows."""
+        if self.model_call is None and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            self.model_call = model_call(args, kwargs, output)
+
     def drop_nodes(self) -> None:
         """Drop the autograd nodes. They refer to this capture, a cycle that Python cannot collect."""
         for output in self.outputs:
-            output.edges.clear()
+            output.drop()
         self.outputs, self.model_call = [], None
         self.recorder.clear()
 
@@ -142,26 +154,23 @@ class Capture(ABC):
     def following(self) -> Iterator[None]:
         """Run backward passes that measure nothing and leave retained gradients of layer outputs unchanged."""
         self.is_following = True
-        backpack = sys.modules.get("backpack")
         try:
-            hooks_off = nullcontext() if backpack is None else backpack.backpack(retain_graph=True)
-            with hooks_off, retained_grads_kept(self.outputs):
+            with self.left_alone():
                 yield
         finally:
             self.is_following = False
 
+    @contextmanager
+    def left_alone(self) -> Iterator[None]:
+        """Keep backward passes inside from BackPACK's hooks and from retained gradients of layer outputs."""
+        backpack = sys.modules.get("backpack")
+        hooks_off = nullcontext() if backpack is None else backpack.backpack(retain_graph=True)
+        with hooks_off, retained_grads_kept(self.outputs):
+            yield
+
     def handle_layouts(self, loss: Tensor, outputs: Sequence[LayerOutput]) -> None:
         """Prepare for the calls in `outputs`; raise `ExampleDimensionError` for layouts that the engine cannot measure."""
-        unsupported = [out for out in outputs if out.layout != ROWS]
-        if unsupported:
-            first = unsupported[0]
-            labels = list(dict.fromkeys(out.unit.label for out in unsupported[1:]))
-            raise ExampleDimensionError(
-                f"{first.unit.label} does not hold the {self.layouts.num_examples} examples of the batch in the rows of "
-                f"dimension 0: its output has shape {list(first.shapes[0])}, and {_LAYOUT_DESCRIPTIONS[first.layout.kind]}. "
-                "Keep the examples in dimension 0, freeze the layer, or use engine='fused' with squared gradients (VOGN), "
-                "which can measure it." + (f" The same holds for {name_some(labels, 160)}." if labels else "")
-            )
+        return
 
     @property
     def known_batch_size(self) -> int | None:
@@ -182,17 +191,12 @@ class Capture(ABC):
         """The parameters that were measured."""
         return set(self.squares)
 
-    @property
-    def used_outside_layers(self) -> set[Tensor]:
-        """The parameters that enter the loss more often than their layers are called."""
-        return set(self.uses - self.layer_uses)
-
     def note_call(self, label: str, size: int) -> None:
         """Record a call of the module `label` with `size` examples."""
         self.sizes.setdefault(label, set()).add(size)
 
     @property
-    def _is_empty(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether no layer saw an example. A single layer may see none, such as an expert that receives no row."""
         return any(self.sizes.values()) and not any(size for sizes in self.sizes.values() for size in sizes)
 
@@ -204,7 +208,7 @@ class Capture(ABC):
             ExampleDimensionError: If layers saw different numbers of examples, or no example.
         """
         sizes = set().union(*self.sizes.values())
-        if self._is_empty:
+        if self.is_empty:
             raise ExampleDimensionError(
                 f"The batch holds no example (seen by {next(iter(self.sizes))}), so its mean is undefined. Skip it: drop "
                 "empty batches in the data loader, or return None from training_step."
@@ -253,3 +257,17 @@ def refuse_losses(captured: Capture, losses: Tensor) -> NoReturn:
     raise UnsupportedTrainingError(
         f"{KEY} is supported only by engine='fused' with squared gradients (VOGN). Remove it, or use such a method."
     )
+
+
+def refuse_layouts(captured: Capture, outputs: Sequence[LayerOutput]) -> None:
+    """Raise `ExampleDimensionError` unless every call holds the examples in rows."""
+    unsupported = [out for out in outputs if out.layout != ROWS]
+    if unsupported:
+        first = unsupported[0]
+        labels = list(dict.fromkeys(out.unit.label for out in unsupported[1:]))
+        raise ExampleDimensionError(
+            f"{first.unit.label} does not hold the {captured.layouts.num_examples} examples of the batch in the rows of "
+            f"dimension 0: its output has shape {list(first.shapes[0])}, and {_LAYOUT_DESCRIPTIONS[first.layout.kind]}. "
+            "Keep the examples in dimension 0, freeze the layer, or use engine='fused' with squared gradients (VOGN), "
+            "which can measure it." + (f" The same holds for {name_some(labels, 160)}." if labels else "")
+        )

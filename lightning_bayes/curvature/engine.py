@@ -13,7 +13,7 @@ from lightning_bayes.curvature.capture import Capture
 from lightning_bayes.curvature.example_probe import ExampleProbe
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.measured_modules import MeasuredModule, find_measured_modules
-from lightning_bayes.curvature.model_call import Uncopied, note_model_call
+from lightning_bayes.curvature.model_call import Uncopied
 from lightning_bayes.curvature.parameters import require_real_and_separate
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
 from lightning_bayes.errors import NoMeasurementError, UnsupportedLayerError, name_some
@@ -53,8 +53,8 @@ class AbstractEngine(ABC):
         trainable, reached = self.trained(), captured.reached
         if reached or any(p.grad is not None for p in trainable.values()):
             captured.require_loss()
-        outside = captured.used_outside_layers
-        missed = [name for name, p in trainable.items() if p.grad is not None and (p not in reached or p in outside)]
+        measured = reached - captured.unmeasured
+        missed = [name for name, p in trainable.items() if p.grad is not None and p not in measured]
         if missed:
             raise UnsupportedLayerError(
                 f"{missed[0]} gets a gradient outside of its module's forward, where no curvature rule can measure it. Move "
@@ -86,7 +86,7 @@ class AbstractEngine(ABC):
         measured = {unit.module for unit in units}
         is_lightning = hasattr(self.model, "training_step")
         outermost = [self.model, *(self.model.children() if is_lightning else ())]
-        record = Uncopied(note_model_call, captured)
+        record = Uncopied(captured.note_model_call)
         with ExitStack() as undo:
             undo.callback(captured.drop_nodes)
             undo.enter_context(captured.recorder)

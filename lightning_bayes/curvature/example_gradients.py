@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.capture import refuse_losses
+from lightning_bayes.curvature.hooks import HookedCapture, HookedEngine
 from lightning_bayes.curvature.layer_calls import LayerCall
 from lightning_bayes.curvature.layouts import ROWS
 from lightning_bayes.curvature.rules.linear import linear
-from lightning_bayes.curvature.wrapping import WrappingCapture, WrappingEngine
 
 
 class Outer(NamedTuple):
@@ -39,7 +39,7 @@ Receive: TypeAlias = Callable[[nn.Parameter, Contribution], None]  # called with
 
 
 @final
-class ExampleCapture(WrappingCapture):
+class ExampleCapture(HookedCapture):
     """Passes contributions to a callback; created by `watched_examples`.
 
     Args:
@@ -49,7 +49,7 @@ class ExampleCapture(WrappingCapture):
 
     measure_losses = refuse_losses
 
-    def __init__(self, engine: WrappingEngine, receive: Receive) -> None:
+    def __init__(self, engine: HookedEngine, receive: Receive) -> None:
         super().__init__(engine)
         self.receive = receive
 
@@ -65,12 +65,15 @@ class ExampleCapture(WrappingCapture):
         return True
 
     def needs_only_sums(self, params: Iterable[nn.Parameter]) -> bool:
-        """Never: the callback needs every example's contribution."""
-        return False
+        """Only in the check: the callback needs every example's contribution."""
+        return self.sums is not None and super().needs_only_sums(params)
 
     def add_complete(self, param: nn.Parameter, contributions: Tensor) -> None:
         """Pass on the contributions."""
-        self.receive(param, contributions)
+        if self.sums is None:
+            self.receive(param, contributions)
+        else:
+            super().add_complete(param, contributions)
 
     def backward(self, outputs: Tensor, column: Tensor) -> None:
         """Run one backward from a column of output gradients, which passes contributions to `receive`."""
@@ -78,7 +81,7 @@ class ExampleCapture(WrappingCapture):
 
 
 @contextmanager
-def watched_examples(engine: WrappingEngine, receive: Receive) -> Iterator[ExampleCapture]:
+def watched_examples(engine: HookedEngine, receive: Receive) -> Iterator[ExampleCapture]:
     """Record the forward inside the context; `ExampleCapture.backward` then passes contributions to `receive`."""
     with engine.run(ExampleCapture(engine, receive)) as captured, torch.enable_grad():
         assert isinstance(captured, ExampleCapture)

@@ -9,6 +9,8 @@ from collections import Counter
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
+from torch import nn
+
 from lightning_bayes.curvature.layout_search import LayoutSearch, NotFiniteError, PassLayouts
 from lightning_bayes.curvature.layouts import REGROUPED
 
@@ -40,19 +42,21 @@ class ExampleProbe:
     def __init__(self) -> None:
         self._plans: dict[Kind, _Plan] = {}
         self._probes: Counter[Kind] = Counter()
+        self.failing: dict[Kind, set[nn.Parameter]] = {}  # parameters that failed the check, by checked kind
 
     def find(self, search: LayoutSearch) -> PassLayouts | None:
         """The layouts for the pass of a search; None if no backward can follow single examples."""
         kind = _kind(search)
         planned = self._plans[kind].for_pass(search) if kind in self._plans else None
         if planned is not None:
-            return planned
+            return replace(planned, kind=kind)
         try:
             result = search.run()
         except NotFiniteError:  # the update will be skipped
             return PassLayouts(search.outputs[-1].rows, (None,) * len(search.outputs))
         if result is None or result.error:
             return result
+        result = replace(result, kind=kind)
         self._probes[kind] += 1
         if result.is_settled or self._probes[kind] >= _MAX_PROBES:
             n, sizes = result.num_examples, search.sizes

@@ -1,249 +1,284 @@
-"""BackPACK's hooks on a model: attached for a capture, then removed completely.
+"""Engines with this package's rules: hooks on the measured modules, and the check that their contributions add up.
 
-BackPACK cannot undo `extend`, and its errors name neither the module nor a remedy.
+A forward hook records a differentiable call (`curvature.layer_calls`), and a hook on its output measures it in backward.
+The contributions of the examples must add up to the gradient that autograd computes:
+
+    Σ_i c_i = ∂L/∂θ
+
+The first pass of each kind compares both. A parameter that fails, because of a use outside of its layer or a rule that does
+not fit, is measured by a loop over the examples (`curvature.example_loop`), or is refused by name.
 """
 
 from __future__ import annotations
 
-import sys
-import traceback
-import warnings
+from abc import ABC
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, final
+from typing import Any
 
 import torch
-from backpack import backpack, extend
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
-from lightning_bayes.curvature.capture import Capture, refuse_losses
-from lightning_bayes.curvature.layouts import LayerOutput
-from lightning_bayes.curvature.measured_modules import BoundCall, MeasuredModule
-from lightning_bayes.curvature.modules import AsModules
-from lightning_bayes.curvature.private_backpack import hook_handles, is_backpacks
-from lightning_bayes.curvature.rules.random_numbers import rng_state
-from lightning_bayes.curvature.rules.registry import computes
-from lightning_bayes.errors import UnsupportedLayerError, UnsupportedTrainingError
-from lightning_bayes.private_torch import BACKWARD_HOOK_KIND, tree_leaves
-
-STOCK_LAYERS = (
-    nn.Linear,
-    *(nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
-    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
-    nn.Embedding,
+from lightning_bayes.curvature.capture import Capture
+from lightning_bayes.curvature.engine import AbstractEngine
+from lightning_bayes.curvature.forward_state import (
+    compiled_modules_eager,
+    in_full_precision,
+    in_reentrant_checkpoint,
+    without_autocast,
 )
+from lightning_bayes.curvature.gradient_check import failing_parameters
+from lightning_bayes.curvature.layer_calls import GenericCall, LayerCall, RuleCall, Start
+from lightning_bayes.curvature.layouts import LOOPED, ROWS, SHARED, LayerOutput
+from lightning_bayes.curvature.loss import LossReduction
+from lightning_bayes.curvature.measured_modules import MeasuredModule, refuse_scripted
+from lightning_bayes.curvature.model_call import Uncopied
+from lightning_bayes.curvature.parameters import changes_refused, user_hooks_off
+from lightning_bayes.curvature.rules.replayed_call import Checked
+from lightning_bayes.curvature.single_examples import can_repeat_backward
+from lightning_bayes.curvature.workspace import DEFAULT_MIB
+from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError, UnsupportedTrainingError
+from lightning_bayes.private_torch import is_in_backward, is_in_functorch, will_execute
+
+_HALF = {torch.float16, torch.bfloat16}
 
 
-@final
-class BackpackCapture(Capture):
-    """A capture filled by BackPACK."""
+class HookedEngine(AbstractEngine, ABC):
+    """Watches the calls of measured modules during a capture. Arguments as in `AbstractEngine`."""
 
-    measure_losses = refuse_losses
+    def __init__(
+        self, model: nn.Module, loss_reduction: LossReduction = "auto", workspace_mib: float = DEFAULT_MIB
+    ) -> None:
+        super().__init__(model, loss_reduction, workspace_mib)
+        refuse_scripted(model)
+        self.checked: Checked = set()  # calls of modules without a rule that passed their check
 
-
-class HookedCall(NamedTuple):
-    """A call of a layer with BackPACK's hooks."""
-
-    bound: BoundCall  # with detached inputs
-    modes: list[tuple[nn.Module, bool]]  # of the layer and its children
-    rng: list[Tensor] | None  # before the call, if the layer's rule repeats its noise
-
-
-Calls: TypeAlias = dict[nn.Module, HookedCall]
-
-
-@contextmanager
-def hooked(
-    model: nn.Module,
-    units: Sequence[MeasuredModule],
-    extension: Any,
-    captured: Capture,
-    advice: str,
-    *,
-    repeat_advice: str = "",
-    calls: Calls | None = None,
-) -> Iterator[dict[nn.Parameter, Any]]:
-    """Run an extension in the passes inside; yields its results by parameter, complete on exit. Fills `calls`."""
-    stored: dict[nn.Parameter, Any] = {}
-    calls = {} if calls is None else calls
-    with ExitStack() as undo:
-        undo.callback(calls.clear)
-        undo.enter_context(_without_compiler())
-        undo.enter_context(_out_of_place(model))
-        for unit in units:
-            note_call = partial(_note_call, unit, captured, calls, repeat_advice or advice)
-            undo.callback(unit.module.register_forward_pre_hook(note_call, with_kwargs=True).remove)
-            undo.callback(unit.module.register_forward_hook(partial(_note_output, unit, captured, calls)).remove)
-        undo.callback(lambda: stored.update(_collected(units, extension.savefield)))
-        undo.enter_context(_extended([unit.module for unit in units]))
-        undo.enter_context(backpack(extension))
-        undo.enter_context(_in_place_refused(advice, captured))
-        yield stored
+    @contextmanager
+    def run(self, captured: HookedCapture) -> Iterator[Any]:
+        """Measure the passes inside the context with an empty capture; its squares are complete on exit."""
+        units = self.units()
+        with ExitStack() as undo:
+            undo.enter_context(compiled_modules_eager())
+            for unit in units:
+                captured.watch(unit, undo)
+            undo.enter_context(changes_refused(units))
+            undo.enter_context(self.watching_model_call(captured, units))
+            yield captured
+            captured.finish()
 
 
-@contextmanager
-def watched(
-    model: nn.Module,
-    layers: Sequence[MeasuredModule],
-    extension: Any,
-    as_modules: AsModules,
-    captured: Capture,
-    otherwise: str,
-) -> Iterator[dict[nn.Parameter, Any]]:
-    """Like `hooked`, for extensions that propagate curvature through `layers`: functions in the model run as modules."""
-    advice = f"Replace the layer, freeze it with requires_grad_(False), or {otherwise}."
-    repeat_advice = f"Use a separate layer for each call, or {otherwise}."
-    with ExitStack() as undo:
-        stored = undo.enter_context(hooked(model, layers, extension, captured, advice, repeat_advice=repeat_advice))
-        for layer in layers:
-            hook = partial(_check_source, layer, as_modules)
-            undo.callback(layer.module.register_forward_pre_hook(hook).remove)
-        undo.enter_context(as_modules)
-        undo.callback(torch.set_default_dtype, torch.get_default_dtype())
-        undo.enter_context(_backpack_errors_named(as_modules.quantity, advice))
-        yield stored
+class HookedCapture(Capture, ABC):
+    """The results of one pass, and the hooks that fill them."""
 
+    def __init__(self, engine: HookedEngine) -> None:
+        super().__init__(engine.loss_reduction, engine.probe)
+        self.engine, self.workspace = engine, engine.workspace
+        self.calls: Counter[nn.Parameter] = Counter()
+        self.shared: dict[nn.Parameter, Tensor] = {}  # Σ over calls of c_i, [B, *shape]
+        self.looped: set[nn.Parameter] = set()  # measured by a loop over the examples
+        self.sums: dict[nn.Parameter, Tensor] | None = None  # Σ_i c_i, only during the check
+        self.is_half = False  # whether some gradient is rounded to half precision
+        self._is_measuring = self._is_replaying = False  # whether `measuring_backward` or a rule runs
+        self._starts: dict[nn.Module, list[Start]] = {}
 
-@contextmanager
-def _extended(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Attach BackPACK's hooks to `modules`. On exit, remove them and the attributes that they set."""
-    modules = list(modules)
-    before = [(part, dict(vars(part))) for module in modules for part in module.modules()]
-    handles = hook_handles()
-    num_handles = len(handles)
-    try:
-        with warnings.catch_warnings():
-            # torch warns that there are no input gradients; BackPACK does not need them.
-            warnings.filterwarnings("ignore", "Full backward hook is firing")
-            for module in modules:
-                extend(module)
-            yield
-    finally:
-        for handle in handles[num_handles:]:
-            handle.remove()
-        del handles[num_handles:]  # BackPACK itself never deletes a handle
-        for module, attributes in before:
-            for name in [n for n in vars(module) if is_backpacks(n)]:
-                delattr(module, name)
-            vars(module).update({n: value for n, value in attributes.items() if is_backpacks(n)})
-            setattr(module, BACKWARD_HOOK_KIND, attributes.get(BACKWARD_HOOK_KIND))
+    # -- forward ------------------------------------------------------------------------------------------------------
 
+    def watch(self, unit: MeasuredModule, undo: ExitStack) -> None:
+        """Register the hooks on a unit until `undo` closes."""
+        if unit.rule is None or unit.rule.repeats_noise(unit.module):
+            before = Uncopied(self._note_start, unit)
+            undo.callback(unit.module.register_forward_pre_hook(before, prepend=True).remove)
+        after = Uncopied(self._on_forward, unit)
+        undo.callback(unit.module.register_forward_hook(after, prepend=True, with_kwargs=True).remove)
 
-def _without_compiler() -> AbstractContextManager[None]:
-    """Run compiled models eagerly, because code compiled without hooks would not call them. Has no effect in torch 2.5."""
-    has_switch = "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance")
-    switch: AbstractContextManager[None] = torch.compiler.set_stance("force_eager") if has_switch else nullcontext()
-    return switch
+    def _note_start(self, unit: MeasuredModule, module: nn.Module, args: Any) -> None:
+        start = None if self._is_replaying or not torch.is_grad_enabled() else Start.of(unit)
+        if start is not None:
+            self._starts.setdefault(module, []).append(start)
 
+    def _on_forward(self, unit: MeasuredModule, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        """Forward hook: record a call. Returns the output, some of it as copies; None leaves it as it is."""
+        if self._is_replaying:
+            return None
+        has_gradients = torch.is_grad_enabled()
+        if not has_gradients and not in_reentrant_checkpoint():
+            return None
+        if has_gradients and is_in_functorch():
+            raise UnsupportedTrainingError(
+                f"{unit.label} is called under a transform of torch.func, which prevents a measurement. Use "
+                "torch.autograd.grad on the layer's input instead, or call the model under torch.no_grad()."
+            )
+        if not is_in_backward():  # in backward, a checkpoint repeats a call that was counted before
+            self.calls.update(p for _, p in unit.named_parameters() if p.requires_grad)
+        return self._record(unit, args, kwargs, output) if has_gradients else None
 
-@contextmanager
-def _out_of_place(model: nn.Module) -> Iterator[None]:
-    """Run the ``inplace`` modules of `model` out of place inside the context."""
-    switched: list[Any] = [module for module in model.modules() if getattr(module, "inplace", False) is True]
-    for module in switched:
-        module.inplace = False
-    try:
-        yield
-    finally:
-        for module in switched:
-            module.inplace = True
+    def _record(self, unit: MeasuredModule, args: Any, kwargs: Any, output: Any) -> Any:
+        starts = self._starts.get(unit.module)
+        start = starts.pop() if starts else None
+        call: LayerCall
+        if unit.rule is None:
+            assert start is not None
+            call = GenericCall(unit, args, kwargs, start, self.workspace, self.engine.checked)
+        else:
+            call = RuleCall(unit, args, kwargs, start, self.workspace)
+        result = call.watch(output, self._on_gradients)
+        self.note_call(unit.label, call.rows)
+        if call.output.edges and not is_in_backward():
+            self.outputs.append(call.output)
+        return result
 
+    # -- backward -----------------------------------------------------------------------------------------------------
 
-def _note_call(
-    unit: MeasuredModule,
-    captured: Capture,
-    calls: Calls,
-    advice: str,
-    module: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> None:
-    """Forward pre-hook: record a call, or refuse a call that BackPACK would measure wrongly."""
-    if not torch.is_grad_enabled():
-        return
-    if not args:
-        raise UnsupportedTrainingError(
-            f"{unit.label} is called by keyword, and BackPACK cannot see keyword inputs. Call it as layer(x)."
-        )
-    if unit.label in captured.sizes:
-        raise UnsupportedLayerError(
-            f"{unit.label} is called twice in one pass, and BackPACK would measure only one call. {advice}"
-        )
-    bound = unit.bind(args, kwargs)
-    if torch.is_autocast_enabled(args[0].device.type):
-        raise UnsupportedTrainingError("BackPACK cannot run under autocast. Train in 32-true.")
-    captured.note_call(unit.label, bound.rows)
-    captured.layer_uses.update(module.parameters())
-    detached = tuple(x.detach() if isinstance(x, Tensor) else x for x in bound.inputs)
-    modes = [(part, part.training) for part in module.modules()]
-    rng = rng_state() if unit.rule is not None and unit.rule.repeats_noise(module) else None
-    calls[module] = HookedCall(bound._replace(inputs=detached), modes, rng)
+    def _on_gradients(self, call: LayerCall, grads: list[Tensor | None]) -> None:
+        """Hook on the outputs of a call: measure it, if parameter gradients are computed."""
+        present = [grad for grad in grads if grad is not None]
+        if not present or not self.should_measure(call.params.values()):
+            return
+        self.is_half |= any(grad.dtype in _HALF for grad in present)
+        inputs = call.inputs  # which may run a checkpoint's forward again
+        self._is_replaying = True
+        try:
+            with torch.no_grad(), without_autocast(present[0].device.type), call.as_in_forward():
+                self._measure(call, inputs, [in_full_precision(grad) for grad in grads])
+        except UnsupportedLayerError:
+            if self.sums is None:
+                raise  # otherwise the parameters fail the check
+        finally:
+            self._is_replaying = False
 
+    def _measure(self, call: LayerCall, inputs: list[Any], grads: list[Tensor | None]) -> None:
+        if self.sums is None and self.handles_call(call, inputs, grads):
+            return
+        layout, n = call.output.layout, self.known_batch_size or 1
+        params = {name: param for name, param in call.params.items() if param not in self.looped}
+        if not self.stores or layout == LOOPED or not params:
+            return
+        call.output.require_loop()
+        if layout != ROWS and call.output.takes_positions:
+            inputs, grads = call.with_examples_first(inputs, grads, n)
+            layout = ROWS
+        if layout == ROWS and self.needs_only_sums(params.values()):
+            sums = call.sums(inputs, grads)
+            for name, param in params.items():
+                self._add_sum(param, sums[name][0])
+                self.add(param, sums[name][1])
+            return
+        contributions = call.by_example(inputs, grads, n, layout)
+        for name, param in params.items():
+            self._add_sum(param, contributions[name].sum(0))
+            self.add_contributions(param, contributions[name])
 
-def _note_output(
-    unit: MeasuredModule, captured: Capture, calls: Calls, module: nn.Module, args: Any, output: Any
-) -> None:
-    """Forward hook: record the output of a call."""
-    tensors = [value for value in tree_leaves(output) if isinstance(value, Tensor) and value.requires_grad]
-    if tensors:
-        _, rows, dim = calls[module].bound
-        captured.outputs.append(LayerOutput(unit, rows, dim, tensors))
+    def handles_call(self, call: LayerCall, inputs: list[Any], grads: list[Tensor | None]) -> bool:
+        """Handle a call without its rule, given its inputs and output gradients; returns whether it was handled."""
+        return False
 
+    def needs_only_sums(self, params: Iterable[nn.Parameter]) -> bool:
+        """Whether sums over the examples suffice for a call's parameters: no other call uses them."""
+        return all(self.calls[param] == 1 for param in params)
 
-@contextmanager
-def _in_place_refused(advice: str, captured: Capture) -> Iterator[None]:
-    """Replace torch's error about a layer output that was changed in place by one that names the layer."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "BackwardHookFunction" not in str(error) and "inside a custom Function" not in str(error):
-            raise
-        labels = list(captured.sizes)
-        where = f", after {labels[-1]} was called" if labels else ""
-        raise UnsupportedTrainingError(
-            f"The output of a layer is changed in place (such as `out += x`){where}, which BackPACK's hooks forbid. "
-            f"Write `out = out + x`. {advice}"
-        ) from error
+    @property
+    def stores(self) -> bool:
+        """Whether the contributions in the running backward are stored."""
+        return self._is_measuring or not self.has_taken_examples
 
+    def should_measure(self, params: Iterable[nn.Parameter]) -> bool:
+        """Whether the running backward is a `measuring_backward` or accumulates gradients of some of the parameters."""
+        if self._is_measuring or self.is_following:
+            return self._is_measuring
+        return any(will_execute(get_gradient_edge(param).node) for param in params)
 
-def _check_source(layer: MeasuredModule, as_modules: AsModules, module: nn.Module, args: tuple[Any, ...]) -> None:
-    if not torch.is_grad_enabled():
-        return
-    as_modules.require_known(args[0], layer.label)
-    if as_modules.quantity.startswith("kf") and isinstance(module, nn.Linear) and args[0].dim() != 2:
-        raise UnsupportedLayerError(
-            f"{layer.label} got an input of shape {list(args[0].shape)}, and BackPACK's {as_modules.quantity} supports only "
-            "inputs [examples, features] of linear layers. Use engine='fused'."
-        )
+    def measuring_backward(
+        self, outputs: Tensor, leaves: Iterable[Tensor], column: Tensor | None = None
+    ) -> Sequence[Tensor | None]:
+        """Run a backward pass that measures, but accumulates no gradients; `column` holds the output gradients."""
+        self._is_measuring = True
+        try:
+            grads = torch.autograd.grad(outputs, list(leaves), column, retain_graph=True, allow_unused=True)
+            self.finish()
+        finally:
+            self._is_measuring = False
+        return grads
 
+    def add(self, param: nn.Parameter, square: Tensor) -> None:
+        """Store Σ_i c_i² of a parameter."""
+        if param in self.squares:
+            raise UnsupportedTrainingError(
+                "A second backward reached a parameter that was already measured in this pass. Add the losses and call "
+                "backward once, or open one pass for each backward."
+            )
+        self.squares[param] = square
 
-@contextmanager
-def _backpack_errors_named(quantity: str, advice: str) -> Iterator[None]:
-    try:
-        yield
-    except (NotImplementedError, AssertionError, ValueError) as error:
-        frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-        if not any("backpack" in Path(name).parts for name in frames):
-            raise
-        raise UnsupportedLayerError(
-            f"BackPACK cannot measure {quantity} of this model: {str(error).rstrip('.')}. {advice}"
-        ) from error
+    def add_complete(self, param: nn.Parameter, contributions: Tensor) -> None:
+        """Store the squares of the c_i of a parameter, ``[B, *shape]``, summed over all calls."""
+        self.add(param, contributions.square().sum(0))
 
+    def add_contributions(self, param: nn.Parameter, contribution: Tensor) -> None:
+        """Add the c_i of one call, ``[B, *shape]``, to the c_i of the other calls that use the parameter."""
+        if self.calls[param] == 1:
+            self.add_complete(param, contribution)
+            return
+        total = self.shared.get(param)
+        if total is not None and len(total) != len(contribution):
+            raise ExampleDimensionError(
+                f"A parameter of shape {tuple(param.shape)} is used with {len(total)} and with {len(contribution)} "
+                "examples in one pass, so its contributions cannot be added example by example. Use the same examples in "
+                "every call, or freeze the parameter with requires_grad_(False)."
+            )
+        self.shared[param] = contribution if total is None else total + contribution
 
-def _collected(units: Iterable[MeasuredModule], savefield: str) -> dict[nn.Parameter, Any]:
-    """Remove and return the results that BackPACK stored on the parameters as `savefield`."""
-    return {p: vars(p).pop(savefield) for unit in units for p in unit.module.parameters() if savefield in vars(p)}
+    def finish(self) -> None:
+        """Complete the contributions of parameters that several calls use."""
+        for param, contribution in self.shared.items():
+            self.add_complete(param, contribution)
+        self.shared.clear()
 
+    # -- the check ----------------------------------------------------------------------------------------------------
 
-def is_stock(module: nn.Module) -> bool:
-    """Whether `module` is exactly a torch layer whose options BackPACK's own rules support or refuse."""
-    return (
-        type(module) in STOCK_LAYERS
-        and computes(module, type(module).forward)
-        and getattr(module, "padding_mode", "zeros") == "zeros"  # BackPACK silently ignores other modes
-        and getattr(module, "padding_idx", None) is None
-        and not isinstance(getattr(module, "padding", 0), str)
-        and not any(getattr(module, "output_padding", ()))
-    )
+    def _add_sum(self, param: nn.Parameter, total: Tensor) -> None:
+        if self.sums is not None:
+            self.sums[param] = self.sums[param] + total if param in self.sums else total
+
+    def handle_layouts(self, loss: Tensor, outputs: Sequence[LayerOutput]) -> None:
+        """Check the calls in the first pass of a kind; loop over the examples for parameters that fail."""
+        shared = {
+            p for out in outputs if out.layout == SHARED for _, p in out.unit.named_parameters() if p.requires_grad
+        }
+        for output in outputs:
+            output.layout = LOOPED if output.layout == SHARED else output.layout
+        self.loop(loss, shared | self._failing(loss, shared))
+
+    def loop(self, loss: Tensor, params: set[nn.Parameter]) -> None:
+        """Measure parameters whose gradient no rule can split into examples."""
+        self.unmeasured |= params
+
+    def _failing(self, loss: Tensor, known: set[nn.Parameter]) -> set[nn.Parameter]:
+        """The parameters, apart from `known` ones, that fail the check; it runs once for each kind of pass."""
+        kind, checked = self.layouts.kind, self.engine.probe.failing
+        params = [param for param in self.engine.trained().values() if param not in known]
+        if kind in checked or not params or self.is_empty or not can_repeat_backward(loss):
+            return checked.get(kind, set())
+        squares, self.squares, self.sums = self.squares, {}, {}
+        try:
+            with self.left_alone(), user_hooks_off(params):
+                grads = zip(params, self.measuring_backward(loss, params), strict=True)
+            sums, found = self.sums, self.squares
+        finally:
+            self.squares, self.sums = squares, None
+            self.shared.clear()
+        of_loss = {param: grad for param, grad in grads if grad is not None}
+        failing = failing_parameters(sums, found, of_loss, partial(self._constant, loss), self.is_half)
+        if failing is not None and kind is not None:
+            checked[kind] = failing
+        return failing or set()
+
+    def _constant(self, loss: Tensor, params: list[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
+        """The gradients of the terms of a loss that depend on no example."""
+        examples = self.single_examples(loss, params) if params else None
+        if examples is None:
+            return {}
+        with self.following(), user_hooks_off(params), examples.separated() as gradients:
+            grads = gradients(None).others
+        return {param: grad for param, grad in zip(params, grads, strict=True) if grad is not None}

@@ -1,8 +1,7 @@
 """Kronecker factors of the layers in a `Request` and per-example squares of all others, from one pass.
 
-Layers with factors (`factors.has_factors`) use PyTorch's own parameter gradient. An identity on their output accumulates the
-second moments of the inputs and of the output gradients during backward. All other layers are measured by their squares, as
-in the fused engine.
+The hooks on layers with factors (`factors.has_factors`) accumulate the second moments of the inputs and of the output
+gradients during backward. All other layers are measured by their squares, as in the fused engine.
 
 With a likelihood, the Fisher is measured: an additional backward from the model's outputs, with labels sampled from the
 likelihood, runs before the backward of the loss and changes no gradient. Without a likelihood, the backward of the loss
@@ -18,26 +17,24 @@ from typing import Any, final
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.autograd.graph import get_gradient_edge
 
 from lightning_bayes.curvature.capture import Capture, refuse_losses
-from lightning_bayes.curvature.factors import FactorMoments, LayerRecords, Request, has_factors
+from lightning_bayes.curvature.factors import FactorMoments, LayerRecords, Request, Scales, has_factors
+from lightning_bayes.curvature.forward_state import in_full_precision
+from lightning_bayes.curvature.hooks import HookedCapture, HookedEngine
 from lightning_bayes.curvature.layer_calls import LayerCall
 from lightning_bayes.curvature.likelihood import Likelihood
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.loss_calls import LIKELIHOODS, LossCalls
-from lightning_bayes.curvature.measured_modules import MeasuredModule
-from lightning_bayes.curvature.measured_output import in_full_precision
 from lightning_bayes.curvature.model_call import Uncopied
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
-from lightning_bayes.curvature.wrapping import WrappingCapture, WrappingEngine
 from lightning_bayes.errors import NoMeasurementError, UnsupportedLayerError, UnsupportedTrainingError
 
 _NO_FACTORS = Request({})
 
 
 @final
-class KroneckerEngine(WrappingEngine):
+class KroneckerEngine(HookedEngine):
     """Measures Kronecker factors of the requested layers.
 
     Arguments as in `AbstractEngine`. In addition, `records` creates the records of a pass, which collect the calls of the
@@ -91,7 +88,7 @@ class KroneckerEngine(WrappingEngine):
 
 
 @final
-class KroneckerCapture(WrappingCapture):
+class KroneckerCapture(HookedCapture):
     """The squares of layers without factors, and the records of layers with factors.
 
     Args:
@@ -102,7 +99,6 @@ class KroneckerCapture(WrappingCapture):
         model_outputs: The model's differentiable outputs.
         records: The records of the requested layers.
         called: The requested layers in the records.
-        probe: A leaf that every layer with factors depends on, so that a backward to it reaches all of them.
         draw: Index of the running label draw, or of the running column.
     """
 
@@ -114,20 +110,35 @@ class KroneckerCapture(WrappingCapture):
         self.model_outputs: list[Tensor] = []
         self.records = engine.new_records(request, engine.workspace)
         self.called: set[nn.Module] = set()
-        self.probe, self.draw = torch.zeros((), requires_grad=True), 0
+        self.draw = 0
+        self._draws: dict[LayerCall, int] = {}  # measured by each call
 
     @property
     def reached(self) -> set[nn.Parameter]:
         """The measured parameters."""
         return super().reached | {p for layer in self.called for p in layer.parameters()}
 
-    def record(self, unit: MeasuredModule, params: dict[str, nn.Parameter]) -> LayerCall:
-        """The object that measures one call of `unit`."""
-        return _FactorCall(self, unit, params) if unit.module in self.request.layers else super().record(unit, params)
+    def handles_call(self, call: LayerCall, inputs: list[Any], grads: list[Tensor | None]) -> bool:
+        """Add the moments of a call of a requested layer."""
+        layer, delta = call.unit.module, grads[0]
+        if layer not in self.request.layers:
+            return False
+        if not self.stores or delta is None:
+            return True
+        draws = self._draws.get(call, 0)
+        if draws > self.draw:
+            raise UnsupportedTrainingError(
+                f"A second backward reached {call.unit.label}, whose factors were already measured in this pass. Add the "
+                "losses and call backward once, or open one pass for each backward."
+            )
+        self._draws[call] = draws + 1
+        self.records.add(layer, inputs[0], delta, is_first=self.draw == 0)
+        self.called.add(layer)
+        return True
 
     @property
     def stores(self) -> bool:
-        """Whether the contributions in the running backward are stored; see `WrappingCapture.stores`."""
+        """Whether the contributions in the running backward are stored; see `HookedCapture.stores`."""
         return self._is_measuring or self.request.likelihood is None
 
     def keep_outputs(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -138,6 +149,7 @@ class KroneckerCapture(WrappingCapture):
     def drop_nodes(self) -> None:
         """Drop the autograd nodes; see `Capture.drop_nodes`."""
         super().drop_nodes()
+        self._draws.clear()
         self.model_outputs = [output.detach() for output in self.model_outputs]
 
     def observe(self, loss: Tensor, divided_by_host: bool = False) -> None:
@@ -166,9 +178,8 @@ class KroneckerCapture(WrappingCapture):
             self.draw = draw
             self.measuring_backward(outputs, self._leaves(), column)
 
-    def _leaves(self) -> list[Tensor]:
-        with_factors = {param for layer in self.request.layers for param in layer.parameters()}
-        return [self.probe, *(param for param in self.calls if param not in with_factors)]
+    def _leaves(self) -> list[nn.Parameter]:
+        return list(self.calls)
 
     def add(self, param: nn.Parameter, square: Tensor) -> None:
         """Store Σ_i c_i² of a parameter; add it to earlier draws or columns."""
@@ -198,38 +209,8 @@ class KroneckerCapture(WrappingCapture):
 
     def results(self) -> dict[nn.Module, Any]:
         """The result of each layer with factors that backward reached, see `LayerRecords.results`."""
-        return self.records.results(self)
+        return self.records.results(Scales(self.own_scale, self.factor_scale, self.gradient_factor()))
 
     @property
     def _examples(self) -> int:
         return self.known_batch_size or next(iter(set().union(*self.sizes.values())))
-
-
-class _FactorCall(LayerCall):
-    """One call of a layer with factors."""
-
-    captured: KroneckerCapture
-
-    def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        bound = self.unit.bind(args, kwargs)
-        self.captured.layer_uses.update(self.unit.module.parameters())
-        self.accumulators = [get_gradient_edge(param).node for param in self.params.values()]
-        self.draws_done = 0
-        return self.watched(bound, forward(*args, **kwargs), [self.captured.probe])
-
-    def should_measure(self, accumulators: list[Any]) -> bool:
-        return self.captured.stores and self.captured.should_measure(self.accumulators)
-
-    def backward(self, inputs: list[Tensor], grads: list[Tensor | None]) -> list[Tensor | None]:
-        if self.draws_done > self.captured.draw:
-            raise UnsupportedTrainingError(
-                f"A second backward reached {self.unit.label}, whose factors were already measured in this pass. Add the "
-                "losses and call backward once, or open one pass for each backward."
-            )
-        self.draws_done += 1
-        grad_output = in_full_precision(grads[0])
-        if grad_output is not None:
-            x, is_first = in_full_precision(inputs[0]), self.captured.draw == 0
-            self.captured.records.add(self.unit.module, x, grad_output, is_first)
-            self.captured.called.add(self.unit.module)
-        return [None]

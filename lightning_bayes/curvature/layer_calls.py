@@ -1,50 +1,78 @@
-"""Calls of measured modules, measured by the layer's rule or by the generic rule."""
+"""One call of a measured module, and the contributions of its examples to the gradients of its parameters.
+
+A forward hook sees the inputs and the output of a call. A hook on the output sees its gradient during backward, and passes
+both to the rule of the layer, or to the generic rule. Autograd's own gradient stays as it is.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, NamedTuple, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from lightning_bayes.curvature.layouts import LOOPED, ROWS, LayerOutput, Layout, added_up, examples_first
+from lightning_bayes.curvature.forward_state import in_full_precision, in_modes
+from lightning_bayes.curvature.layouts import LayerOutput, Layout, added_up, examples_first
 from lightning_bayes.curvature.measured_modules import BoundCall, MeasuredModule
-from lightning_bayes.curvature.measured_output import MeasuredOutput, in_full_precision
 from lightning_bayes.curvature.rules.example_inputs import ExampleInputs
 from lightning_bayes.curvature.rules.generic import ReplayedExamples
 from lightning_bayes.curvature.rules.packed import padded_output
 from lightning_bayes.curvature.rules.pytree import differentiable
-from lightning_bayes.curvature.rules.random_numbers import rng_state, with_rng
+from lightning_bayes.curvature.rules.random_numbers import rng_state, same_rng, with_rng
 from lightning_bayes.curvature.rules.registry import LayerRule, PerExample, Sums
-from lightning_bayes.curvature.rules.replayed_call import ReplayedCall
-from lightning_bayes.curvature.rules.stateless import replaced
+from lightning_bayes.curvature.rules.replayed_call import Checked, ReplayedCall
 from lightning_bayes.curvature.rules.whole_batch import ReplayedBatch
+from lightning_bayes.curvature.workspace import Workspace
 from lightning_bayes.errors import BayesError, UnsupportedLayerError
-from lightning_bayes.private_torch import has_children, is_in_backward, is_view, saved_by
+from lightning_bayes.private_torch import has_children, is_view, tree_leaves
 
-if TYPE_CHECKING:
-    from lightning_bayes.curvature.wrapping import WrappingCapture
+OnGradients = Callable[["LayerCall", list[Tensor | None]], None]
+
+
+class Start(NamedTuple):
+    """The state before a call that its rule may have to restore."""
+
+    rng: list[Tensor]
+    buffers: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, unit: MeasuredModule) -> Start | None:
+        """The state that the rule of a unit may need; None if it needs none."""
+        if unit.rule is None:
+            return cls(rng_state(), {name: buffer.clone() for name, buffer in unit.module.named_buffers()})
+        return cls(rng_state(), {}) if unit.rule.repeats_noise(unit.module) else None
 
 
 class LayerCall(ABC):
-    """One call of a unit."""
+    """One differentiable call of a unit.
 
-    def __init__(self, captured: WrappingCapture, unit: MeasuredModule, params: dict[str, nn.Parameter]) -> None:
-        self.captured, self.unit, self.params = captured, unit, params
+    Args:
+        unit: The module.
+        bound: The arguments of the call.
+        workspace: Memory for per-example values.
+
+    Attributes:
+        params: The trainable parameters by name.
+        output: The outputs, and where they hold the examples; set by `watch`.
+    """
+
+    output: LayerOutput
+
+    def __init__(self, unit: MeasuredModule, bound: BoundCall, workspace: Workspace) -> None:
+        self.unit, self.rows, self.dim, self.workspace = unit, bound.rows, bound.dim, workspace
+        self.params = {name: p for name, p in unit.named_parameters() if p.requires_grad}
         modules = unit.module.modules() if has_children(unit.module) else [unit.module]
-        self.modes = [(module, module.training) for module in modules]  # of the forward pass, to repeat it in backward
-
-    @abstractmethod
-    def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The unit's output, measured in the backward pass."""
-
-    @abstractmethod
-    def backward(self, inputs: list[Any], grads: list[Tensor | None]) -> list[Tensor | None]:
-        """Measure the call and return the gradients of the leaves; both arguments are in full precision."""
+        self._modes = [(module, module.training) for module in modules]
+        tensors = [x for value in bound.inputs for x in tree_leaves(value) if isinstance(x, Tensor)]
+        self._sources = [x.grad_fn for x in tensors if x.grad_fn is not None]
+        self._others = [None if isinstance(x, Tensor) else x for x in bound.inputs]
+        # Detached tensors share the version counter, so autograd still detects an input that was changed in place.
+        saved = _Saved.apply(_leaf(), *(x.detach() if isinstance(x, Tensor) else None for x in bound.inputs))
+        self._saved = saved.grad_fn
 
     @property
     def rule(self) -> LayerRule:
@@ -52,143 +80,183 @@ class LayerCall(ABC):
         assert self.unit.rule is not None
         return self.unit.rule
 
-    def watched(self, bound: BoundCall, output: Any, leaves: list[Any]) -> Any:
-        """Record the call; wrap `output` in an identity whose backward calls `backward` for the gradients of `leaves`."""
-        self.captured.note_call(self.unit.label, bound.rows)
+    def watch(self, output: Any, on_gradients: OnGradients) -> Any:
+        """Call `on_gradients` in the backward of these outputs; return them, some as copies."""
         is_simple = isinstance(output, Tensor) and self.unit.rule is not None
         tensors, rebuild = ([output], itemgetter(0)) if is_simple else differentiable(output)
-        if not is_simple or _needs_clone(output):
-            tensors = [tensor.clone() for tensor in tensors]  # outputs may be views of one another
-        measured = MeasuredOutput.apply(self, bound.inputs, len(tensors), *tensors, *leaves)
-        self.output = LayerOutput(self.unit, bound.rows, bound.dim, measured)
-        if not is_in_backward():  # in backward, a checkpoint repeats a call that was recorded before
-            self.captured.outputs.append(self.output)
-        return rebuild(measured)
+        live = [index for index, tensor in enumerate(tensors) if tensor.requires_grad]
+        # Outputs may be views of one another or parameters. A hook on a view is lost when its base is changed in place.
+        is_copied = len(tensors) > 1 or any(is_view(tensor) or tensor.is_leaf for tensor in tensors)
+        if is_copied and live:
+            for index, copy in zip(live, _Copies.apply(*(tensors[index] for index in live)), strict=True):
+                tensors[index] = copy
+        self.output = LayerOutput(self.unit, self.rows, self.dim, [tensors[index] for index in live], self._sources)
+        count = len(tensors)
 
-    def should_measure(self, accumulators: list[Any]) -> bool:
-        """Whether the running backward needs `backward`; `accumulators` are the graph nodes of the leaves."""
-        return self.captured.should_measure(accumulators)
+        def on_all(grads: Iterable[Tensor | None]) -> None:
+            by_index = dict(zip(live, grads, strict=True))
+            on_gradients(self, [by_index.get(index) for index in range(count)])
 
+        if is_copied and live:
+            self.output.hook = self.output.edges[0][0].register_prehook(on_all)
+        elif live:
+            self.output.hook = tensors[0].register_hook(lambda grad: on_all([grad]))
+        return rebuild(tensors) if is_copied else output
 
-class ContributionCall(LayerCall):
-    """One call of a unit whose leaves are its parameters, measured by per-example contributions to their gradients."""
+    @property
+    def inputs(self) -> list[Any]:
+        """The inputs of the call, in full precision."""
+        pairs = zip(self._saved.saved_tensors, self._others, strict=True)
+        return [other if saved is None else in_full_precision(saved) for saved, other in pairs]
+
+    def as_in_forward(self) -> AbstractContextManager[None]:
+        """A context in which the modules have the modes, training or evaluation, of the forward."""
+        return in_modes(self._modes)
+
+    def with_examples_first(
+        self, inputs: list[Any], grads: list[Tensor | None], n: int
+    ) -> tuple[list[Any], list[Tensor | None]]:
+        """Inputs and output gradients with the examples in dimension 0; the rows of an example become positions."""
+        dims, layout = self.rule.dims(self.unit.module, tuple(inputs)), self.output.layout
+        pairs = [*zip(inputs, dims, strict=True), *((grad, dims[0]) for grad in grads)]
+        moved = [v if v is None or dim is None else examples_first(v, dim, layout, n) for v, dim in pairs]
+        return moved[: len(inputs)], moved[len(inputs) :]
+
+    def by_example(self, inputs: list[Any], grads: list[Tensor | None], n: int, layout: Layout) -> PerExample:
+        """c_i of every example, by parameter name."""
+        contributions = self.contributions(inputs, grads)
+        return {name: added_up(contributions[name], layout, n) for name in self.params}
 
     @abstractmethod
     def sums(self, inputs: list[Any], grads: list[Tensor | None]) -> Sums:
-        """Σ_i c_i and Σ_i c_i² over all rows, by parameter name."""
+        """Σ_i c_i and Σ_i c_i² over all rows, by parameter name; both arguments are in full precision."""
 
     @abstractmethod
     def contributions(self, inputs: list[Any], grads: list[Tensor | None]) -> PerExample:
         """c_i of every row, by parameter name."""
 
-    def gradient(self, inputs: list[Any], grads: list[Tensor | None]) -> dict[str, Tensor]:
-        """The gradient by parameter name, summed over all rows."""
-        return {name: grad for name, (grad, _) in self.sums(inputs, grads).items()}
-
-    def backward(self, inputs: list[Any], grads: list[Tensor | None]) -> list[Tensor | None]:
-        """Measure the call; see `LayerCall.backward`."""
-        if self.captured.handles_call(self, inputs, grads):
-            return [None] * len(self.params)
-        layout, n = self.output.layout, self.captured.known_batch_size or 1
-        if not self.captured.stores or layout == LOOPED:  # the squares have another source
-            return self._gradients(self.gradient(inputs, grads))
-        self.output.require_loop()
-        if layout != ROWS and self.output.takes_positions:
-            inputs, grads, layout = *self._examples_first(inputs, grads, layout, n), ROWS
-        if layout == ROWS and self.captured.needs_only_sums(self.params.values()):
-            sums = self.sums(inputs, grads)
-            for name, param in self.params.items():
-                self.captured.add(param, sums[name][1])
-            return self._gradients({name: grad for name, (grad, _) in sums.items()})
-        contributions = {name: added_up(c, layout, n) for name, c in self.contributions(inputs, grads).items()}
-        for name, param in self.params.items():
-            self.captured.add_contributions(param, contributions[name])
-        return self._gradients({name: contributions[name].sum(0) for name in self.params})
-
-    def _gradients(self, by_name: dict[str, Tensor]) -> list[Tensor | None]:
-        return [by_name[name].to(param.dtype) for name, param in self.params.items()]
-
-    def _examples_first(
-        self, inputs: list[Any], grads: list[Tensor | None], layout: Layout, n: int
-    ) -> tuple[list[Any], list[Tensor | None]]:
-        """Inputs and output gradients with the examples in dimension 0; the rows of an example become positions."""
-        dims = self.rule.dims(self.unit.module, tuple(inputs))
-        pairs = [*zip(inputs, dims, strict=True), *((grad, dims[0]) for grad in grads)]
-        moved = [v if v is None or dim is None else examples_first(v, dim, layout, n) for v, dim in pairs]
-        return moved[: len(inputs)], moved[len(inputs) :]
-
 
 @final
-class RuleCall(ContributionCall):
+class RuleCall(LayerCall):
     """One call of a unit that has a rule."""
 
-    def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """See `LayerCall.run`."""
-        module = self.unit.module
-        bound = self.unit.bind(args, kwargs)
-        self.rng = rng_state() if self.rule.repeats_noise(module) else None
-        with replaced(module, {p: p.detach() for _, p in self.unit.named_parameters()}):
-            output, packed_again = padded_output(module, forward(*args, **kwargs))
-        self.saved = self.rule.saved(module, output)
-        return packed_again(self.watched(bound, output, list(self.params.values())))
+    def __init__(
+        self, unit: MeasuredModule, args: Any, kwargs: dict[str, Any], start: Start | None, workspace: Workspace
+    ) -> None:
+        super().__init__(unit, unit.bind(args, kwargs), workspace)
+        self._rng = None if start is None else start.rng
+
+    def watch(self, output: Any, on_gradients: OnGradients) -> Any:
+        """See `LayerCall.watch`. Packed sequences are padded for the rule, and packed again."""
+        padded, packed_again = padded_output(self.unit.module, output)
+        self._reused = self.rule.saved(self.unit.module, padded)
+        return packed_again(super().watch(padded, on_gradients))
 
     def sums(self, inputs: list[Any], grads: list[Tensor | None]) -> Sums:
-        """See `ContributionCall.sums`."""
-        workspace = self.captured.workspace
-        totals: Sums = with_rng(
-            self.rng, self.rule.sums, self.unit.module, *_of_rule(inputs, grads), workspace, self.saved
-        )
+        """See `LayerCall.sums`."""
+        module, arguments = self.unit.module, _of_rule(inputs, grads)
+        totals: Sums = with_rng(self._rng, self.rule.sums, module, *arguments, self.workspace, self._reused)
         return totals
 
     def contributions(self, inputs: list[Any], grads: list[Tensor | None]) -> PerExample:
-        """See `ContributionCall.contributions`."""
-        contributions: PerExample = with_rng(self.rng, self.rule, self.unit.module, *_of_rule(inputs, grads))
-        return contributions
+        """See `LayerCall.contributions`."""
+        found: PerExample = with_rng(self._rng, self.rule, self.unit.module, *_of_rule(inputs, grads))
+        return found
 
 
 @final
-class GenericCall(ContributionCall):
+class GenericCall(LayerCall):
     """One call of a unit without a rule, including its children unless they are measured separately."""
 
-    def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """See `LayerCall.run`."""
-        unit, captured = self.unit, self.captured
-        kind = ReplayedBatch if unit.direct_only else ReplayedExamples
+    def __init__(
+        self,
+        unit: MeasuredModule,
+        args: Any,
+        kwargs: dict[str, Any],
+        start: Start,
+        workspace: Workspace,
+        checked: Checked,
+    ) -> None:
         inputs = ExampleInputs(unit.module, args, kwargs)
-        params = {name: p.detach() for name, p in unit.named_parameters()}
-        self.replayed = kind(unit.module, inputs, params, list(self.params), captured.workspace, captured.checked)
-        with captured.unwrapped(lambda called: called is unit or not unit.direct_only):
-            output = self.replayed.forward()
-        bound = BoundCall(tuple(inputs.leaves), inputs.batch_size, None)
-        return self.watched(bound, output, list(self.params.values()))
+        self._start, self._end, self._checked, self._arguments = start, rng_state(), checked, inputs
+        super().__init__(unit, BoundCall(tuple(inputs.leaves), inputs.batch_size, None), workspace)
+
+    def watch(self, output: Any, on_gradients: OnGradients) -> Any:
+        """See `LayerCall.watch`."""
+        tensors, _ = differentiable(output)
+        if self._arguments.batch_size == 1:
+            self._arguments.infer_batch_size(tensors)
+            self.rows = self._arguments.batch_size
+        is_noisy = bool(self._arguments.batch_size) and not same_rng(self._start.rng, self._end)
+        kind = ReplayedBatch if self.unit.direct_only or is_noisy else ReplayedExamples
+        self._replayed = kind(
+            self.unit.module,
+            self._arguments,
+            {name: p.detach() for name, p in self.unit.named_parameters()},
+            list(self.params),
+            self.workspace,
+            self._checked,
+            self._start.buffers,
+            self._start.rng if is_noisy else None,
+        )
+        self._replayed.keep_for_check(tensors)
+        self._arguments.leaves = []  # `_saved` has them
+        return super().watch(output, on_gradients)
 
     def sums(self, inputs: list[Any], grads: list[Tensor | None]) -> Sums:
-        """See `ContributionCall.sums`."""
+        """See `LayerCall.sums`."""
         with self._replaying(inputs) as replayed:
-            return replayed.sums(grads)
+            sums: Sums = replayed.from_either_state(replayed.sums, grads)
+        return {name: (total.detach(), square.detach()) for name, (total, square) in sums.items()}
 
     def contributions(self, inputs: list[Any], grads: list[Tensor | None]) -> PerExample:
-        """See `ContributionCall.contributions`."""
+        """See `LayerCall.contributions`."""
         with self._replaying(inputs) as replayed:
-            return replayed.per_example(grads)
-
-    def gradient(self, inputs: list[Any], grads: list[Tensor | None]) -> dict[str, Tensor]:
-        """See `ContributionCall.gradient`."""
-        with self._replaying(inputs) as replayed:
-            return replayed.gradient(grads)
+            contributions: PerExample = replayed.from_either_state(replayed.per_example, grads)
+        return {name: value.detach() for name, value in contributions.items()}
 
     @contextmanager
     def _replaying(self, inputs: list[Any]) -> Iterator[ReplayedCall]:
         """Set up the replay in full precision."""
-        replayed = self.replayed
+        replayed = self._replayed
         replayed.inputs.leaves = inputs
         replayed.buffers, replayed.params = (
             {name: in_full_precision(tensor) for name, tensor in tensors.items()}
             for tensors in (replayed.buffers, replayed.params)
         )
         # Gradients enabled, as in the forward pass: otherwise oneDNN's LSTM saves nothing for its backward.
-        with _replay_errors_named(self.unit.label), self.captured.unwrapped(lambda called: True), torch.enable_grad():
+        with _replay_errors_named(self.unit.label), torch.enable_grad():
             yield replayed
+
+
+class _Saved(torch.autograd.Function):
+    """Saves tensors in the graph, so that checkpointing and hooks on saved tensors apply to them."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor, *tensors: Tensor) -> Tensor:
+        ctx.save_for_backward(*tensors)
+        return leaf.new_empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        raise AssertionError("nothing depends on the result")
+
+
+class _Copies(torch.autograd.Function):
+    """Copies by one node, so that a hook on it sees the gradients of all outputs at once."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        return tuple(tensor.clone() for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        return grads
+
+
+def _leaf() -> Tensor:
+    return torch.empty(0, requires_grad=True)
 
 
 @contextmanager
@@ -205,11 +273,6 @@ def _replay_errors_named(label: str) -> Iterator[None]:
             "small module, or freeze them with requires_grad_(False). Apply activation checkpointing around such a module, "
             f"not inside. Its error: {str(error)[:200]}"
         ) from error
-
-
-def _needs_clone(output: Tensor) -> bool:
-    """Whether `output` must be cloned before a custom function marks it dirty: it is a view or saved for backward."""
-    return is_view(output) or saved_by(output.grad_fn, "result") is not None
 
 
 def _of_rule(inputs: list[Any], grads: list[Tensor | None]) -> tuple[tuple[Any, ...], Any]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from torch import Tensor
 
@@ -42,6 +43,7 @@ class PassLayouts:
     is_settled: bool = True  # whether later passes of this kind may reuse the layouts
     is_clear: bool = True  # whether the loss shows its reduction, and no term uses one piece of the rows alone
     error: str = ""  # why the examples cannot be separated; empty if they can
+    kind: Any = None  # of the pass, see `ExampleProbe`
 
     @property
     def score(self) -> tuple[int, int]:
@@ -234,8 +236,7 @@ def _is_anchored(calls: Sequence[_Call], n: int) -> bool:
 
 def _is_first(output: LayerOutput) -> bool:
     """Whether no measured layer comes before this call."""
-    inputs = [child for node, _ in output.edges for child, _ in node.next_functions if child is not None]
-    return not any(map(enters_measured_layer, inputs))
+    return not any(map(enters_measured_layer, output.sources))
 
 
 def _is_reached(grads: Sequence[Tensor | None]) -> bool:

@@ -18,9 +18,11 @@ from weakref import ref
 import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
+from torch.utils.hooks import RemovableHandle
 
 from lightning_bayes.curvature.loss_graph import Shape
 from lightning_bayes.curvature.measured_modules import MeasuredModule
+from lightning_bayes.curvature.parameter_uses import mark_measured
 from lightning_bayes.errors import UnsupportedTrainingError
 
 _TOLERANCE = 1e-6  # relative to the largest gradient
@@ -45,6 +47,8 @@ class LayerOutput:
         rows: Number of examples of the call according to its rule or its first input.
         dim: Dimension of the first output that holds these rows; None if unknown.
         tensors: The outputs.
+        sources: The autograd nodes of the inputs.
+        sources: The autograd nodes of the inputs.
 
     Attributes:
         edges: Autograd node and output index of each output.
@@ -52,12 +56,25 @@ class LayerOutput:
         is_reached: Whether an observed loss has reached the call.
     """
 
-    def __init__(self, unit: MeasuredModule, rows: int, dim: int | None, tensors: Sequence[Tensor]) -> None:
+    def __init__(
+        self, unit: MeasuredModule, rows: int, dim: int | None, tensors: Sequence[Tensor], sources: list[Any]
+    ) -> None:
+        self.sources = sources
         self.unit, self.rows, self.dim = unit, rows, dim
         self.edges: list[tuple[Any, int]] = [(edge.node, edge.output_nr) for edge in map(get_gradient_edge, tensors)]
         self.shapes: list[Shape] = [tuple(tensor.shape) for tensor in tensors]
         self.tensors = [ref(tensor) for tensor in tensors]
         self.layout, self.is_reached = ROWS, False
+        self.hook: RemovableHandle | None = None
+        for node, _ in self.edges:
+            mark_measured(node, unit)
+
+    def drop(self) -> None:
+        """Drop the autograd nodes and the hook on them. They refer to the capture, a cycle that Python cannot collect."""
+        self.edges.clear()
+        self.sources.clear()
+        if self.hook is not None:
+            self.hook.remove()
 
     def require_loop(self) -> None:
         """Raise `UnsupportedTrainingError` for a shared call that no `ExampleLoop` has measured."""

@@ -142,7 +142,12 @@ class Bernoulli(Likelihood):
         return _one_output((probs * (1 - probs)).sqrt(), index)
 
     def _nll_of_each(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return F.binary_cross_entropy_with_logits(outputs, targets, reduction="none")
+        if outputs.shape != targets.shape:
+            raise ShapeError(
+                f"Bernoulli got logits {list(outputs.shape)} and targets {list(targets.shape)}. Reshape one of them to the "
+                "shape of the other."
+            )
+        return F.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype), reduction="none")
 
 
 @final

@@ -44,7 +44,7 @@ from lightning_bayes.curvature.loss_values import (
     Unclear,
     is_same,
 )
-from lightning_bayes.curvature.parameter_uses import enters_measured_layer
+from lightning_bayes.curvature.parameter_uses import enters_measured_layer, measured_module
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.private_torch import saved_by
 
@@ -126,11 +126,11 @@ class LossReader:
 
     def _layer_output(self, edge: graph.Edge) -> Examples | Unclear:
         node, shape = edge[0], graph.shape_of(edge)
-        record = getattr(node, "record", None)
+        unit = measured_module(node)
         if math.prod(shape) == 1:
-            return Unclear(f"is returned by {record.unit.label} as one number" if record else _reduced_by(node))
-        if len(shape) == 3 and record is not None and isinstance(record.unit.module, nn.RNNBase):
-            is_first = record.unit.module.batch_first and not edge[1]  # last states are always [layers, B, features]
+            return Unclear(f"is returned by {unit.label} as one number" if unit else _reduced_by(node))
+        if len(shape) == 3 and unit is not None and isinstance(unit.module, nn.RNNBase):
+            is_first = unit.module.batch_first and not edge[1]  # last states are always [layers, B, features]
             return Examples(1 if is_first else shape[0])
         has_several_rows = shape[0] % self.batch_size == 0 and shape[0] > self.batch_size
         is_second = shape[1:2] == (self.batch_size,)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from lightning_bayes.private_torch import tree_leaves
-
-if TYPE_CHECKING:
-    from lightning_bayes.curvature.capture import Capture
 
 
 class ModelCall(NamedTuple):
@@ -33,14 +29,10 @@ def _ignore(*args: Any, **kwargs: Any) -> None:
     return
 
 
-def note_model_call(
-    captured: Capture, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-) -> None:
-    """Forward hook: record the first call whose first input and first output have equally many rows."""
-    if torch.compiler.is_compiling() or captured.model_call is not None or not torch.is_grad_enabled():
-        return
+def model_call(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> ModelCall | None:
+    """The record of a call, if its first input and its first output have equally many rows."""
     first_input = next((v for v in tree_leaves((args, kwargs)) if isinstance(v, Tensor) and v.dim()), None)
     first_output = next((v for v in tree_leaves(output) if isinstance(v, Tensor) and v.requires_grad), None)
     if first_input is None or first_output is None or first_input.shape[:1] != first_output.shape[:1]:
-        return
-    captured.model_call = ModelCall(len(first_input), get_gradient_edge(first_output))
+        return None
+    return ModelCall(len(first_input), get_gradient_edge(first_output))

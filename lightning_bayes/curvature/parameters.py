@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -14,7 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from lightning_bayes.curvature.measured_modules import MeasuredModule
 from lightning_bayes.errors import UnsupportedLayerError, UnsupportedTrainingError, name_some
-from lightning_bayes.private_torch import gradient_hooks
+from lightning_bayes.private_torch import gradient_hooks, own_parameters
 
 
 def require_real_and_separate(model: nn.Module) -> None:
@@ -52,6 +53,27 @@ def require_full_precision(params: Iterable[nn.Parameter]) -> None:
         )
 
 
+def rows_without_gradient(model: nn.Module) -> dict[nn.Parameter, Tensor]:
+    """The rows of embeddings that get no gradient by construction (`padding_idx`).
+
+    A table that another module shares gets gradients there, so it has no such rows.
+
+    Args:
+        model: The model.
+
+    Returns:
+        A mask ``[rows]`` by parameter.
+    """
+    owners = Counter(param for module in model.modules() for param in own_parameters(module).values())
+    rows: dict[nn.Parameter, Tensor] = {}
+    for module in model.modules():
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.padding_idx is not None:
+            table = module.weight
+            if isinstance(table, nn.Parameter) and owners[table] == 1:
+                rows[table] = torch.arange(len(table), device=table.device) == module.padding_idx
+    return rows
+
+
 @contextmanager
 def changes_refused(units: Iterable[MeasuredModule]) -> Iterator[None]:
     """Raise an error if a user's hook (`torch.Tensor.register_hook`) changes the gradient of a measured parameter.
@@ -69,6 +91,20 @@ def changes_refused(units: Iterable[MeasuredModule]) -> Iterator[None]:
     finally:
         for hooks, original in originals:
             hooks.update({key: hook for key, hook in original.items() if key in hooks})
+
+
+@contextmanager
+def user_hooks_off(params: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Run backward passes without users' hooks on the gradients of these parameters."""
+    hooked: list[dict[int, Any]] = [hooks for param in params if (hooks := gradient_hooks(param))]
+    originals = [dict(hooks) for hooks in hooked]
+    try:
+        for hooks in hooked:
+            hooks.clear()
+        yield
+    finally:
+        for hooks, original in zip(hooked, originals, strict=True):
+            hooks.update(original)
 
 
 def _checked(name: str, hook: Callable[[Tensor], Any], grad: Tensor) -> Any:

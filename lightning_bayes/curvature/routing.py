@@ -22,7 +22,7 @@ _SCATTERS = ("IndexPut", "IndexAdd", "IndexCopy", "Scatter", "MaskedScatter")
 def routed_calls(loss: Tensor, outputs: Sequence[LayerOutput]) -> set[int]:
     """Indices of the calls on selected rows, and of the calls whose output rows are scattered to selected positions."""
     index_of = {node: index for index, out in enumerate(outputs) for node, _ in out.edges}
-    routed = {index for node, index in index_of.items() if _has_selected_rows(node, outputs[index].rows)}
+    routed = {index for index, out in enumerate(outputs) if _has_selected_rows(out)}
     for node in nodes_behind([loss.grad_fn]):
         if not graph.name_of(node).startswith(_SCATTERS):
             continue
@@ -33,13 +33,12 @@ def routed_calls(loss: Tensor, outputs: Sequence[LayerOutput]) -> set[int]:
     return routed
 
 
-def _has_selected_rows(layer: Any, rows: int) -> bool:
-    sources = [child for child, _ in layer.next_functions if child is not None]
-    ancestors = [node for source in sources for node in graph.in_order(source, True)]
+def _has_selected_rows(output: LayerOutput) -> bool:
+    ancestors = [node for source in output.sources for node in graph.in_order(source, True)]
     # Packing sorts the examples, and unpacking restores their order, unless the layer uses the packed rows directly.
     packed = [node for node in ancestors if graph.name_of(node).startswith("PackPaddedSequence")]
     selecting = packed or [node for node in ancestors if _selects(node)]
-    return any(graph.shape_of((node, 0))[:1] == (rows,) for node in selecting)
+    return any(graph.shape_of((node, 0))[:1] == (output.rows,) for node in selecting)
 
 
 def _selects(node: Any) -> bool:

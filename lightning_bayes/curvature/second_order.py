@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, final
+from typing import Any
 
 from backpack import extensions
-from torch import Tensor, nn
+from torch import nn
 
-from lightning_bayes.curvature.capture import Capture, refuse_losses
-from lightning_bayes.curvature.engine import AbstractEngine
-from lightning_bayes.curvature.hooks import is_stock, watched
+from lightning_bayes.curvature.backpack_hooks import BackpackCapture, is_stock, watched
+from lightning_bayes.curvature.capture import Capture
+from lightning_bayes.curvature.hooks import HookedEngine
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.measured_modules import (
     MeasuredModule,
@@ -35,7 +35,7 @@ _OTHERWISE = "avoid BackPACK: 'squared_gradients' in measure, VOGN, or hessian='
 _ADVICE = f"Replace the layer, freeze it with requires_grad_(False), or {_OTHERWISE}."
 
 
-class SecondOrderEngine(AbstractEngine):
+class SecondOrderEngine(HookedEngine):
     """Measures one of BackPACK's second-order diagonals.
 
     Args:
@@ -65,9 +65,9 @@ class SecondOrderEngine(AbstractEngine):
         _check_supported(units, supported, self.quantity)
         layers = _layers(self.model, supported)
         as_modules = AsModules(self.quantity)
-        captured = _SecondOrderCapture(self, as_modules)
-        hooks = watched(self.model, layers, extension, as_modules, captured, _OTHERWISE)
-        with self.watching_model_call(captured, self.units()), hooks as captured.squares:
+        captured = BackpackCapture(self, as_modules)
+        hooks = watched(self.model, layers, extension, as_modules, _OTHERWISE)
+        with self.run(captured), hooks as captured.squares:
             yield captured
 
     def _extension(self) -> Any:
@@ -76,24 +76,6 @@ class SecondOrderEngine(AbstractEngine):
         extension = extensions.DiagGGNMC(self.mc_samples)
         seed_labels(extension, self.mc_samples, new_seed() if self.seed is None else self.seed)
         return extension
-
-
-@final
-class _SecondOrderCapture(Capture):
-    measure_losses = refuse_losses
-
-    def __init__(self, engine: SecondOrderEngine, as_modules: AsModules) -> None:
-        super().__init__(engine.loss_reduction, engine.probe)
-        self.as_modules = as_modules
-
-    def observe(self, loss: Tensor, divided_by_host: bool = False) -> None:
-        super().observe(loss, divided_by_host)
-        self.as_modules.require_loss(loss, divided_by_host)
-
-    def mean_curvature(self) -> dict[nn.Parameter, Tensor]:
-        """BackPACK's values scale with the loss, like the gradient, so the same factor turns them into means."""
-        factor = self.gradient_factor()
-        return {param: value * factor for param, value in self.squares.items()}
 
 
 def _check_supported(units: list[MeasuredModule], supported: set[type[nn.Module]], quantity: str) -> None:

@@ -43,8 +43,7 @@ def require_measured(
         )
     units = [unit for unit in find_measured_modules(engine.model) if unit.label in captured.sizes]
     reached = {param for unit in units for param in unit.module.parameters()}
-    used_outside = captured.used_outside_layers
-    missed = [name for name, param in params.items() if param not in reached or param in used_outside]
+    missed = [name for name, param in params.items() if param not in reached - captured.unmeasured]
     if missed:
         raise UnsupportedLayerError(
             f"The outputs do not depend on {missed[0]} through the forward of its own layer, so its curvature cannot be "

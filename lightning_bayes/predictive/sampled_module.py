@@ -29,7 +29,7 @@ class SampledModule(Protocol):
         ...
 
 
-TEMPERATURE: Final = "bayes_temperature"  # the only attribute of a module by which logits are divided
+TEMPERATURE: Final = "lightning_bayes_temperature"  # the only attribute of a module by which logits are divided
 
 
 @runtime_checkable
@@ -37,7 +37,7 @@ class ScaledModule(SampledModule, Protocol):
     """A classifier that divides its logits by a temperature in testing and prediction.
 
     Attributes:
-        bayes_temperature: The temperature; None keeps the logits.
+        lightning_bayes_temperature: The temperature; None keeps the logits.
     """
 
-    bayes_temperature: float | None
+    lightning_bayes_temperature: float | None

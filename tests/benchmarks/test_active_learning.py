@@ -41,11 +41,8 @@ def test_every_fit_is_tested_and_labels_the_row_of_largest_variance(method, root
 
 
 def row(name, method, active, random):
-    return {
-        "set": name,
-        "method": method,
-        "rmse": [[9.0] * 4, [active - 0.1, active + 0.1, random - 0.1, random + 0.1]],
-    }
+    rmse = [[9.0] * 4, [active - 0.1, active + 0.1, random - 0.1, random + 0.1]]
+    return {"set": name, "method": method, "rmse": rmse}
 
 
 def test_promises_look_at_pairs_of_the_last_fit():
@@ -59,23 +56,10 @@ def test_promises_look_at_pairs_of_the_last_fit():
 
 def test_a_run_keeps_its_results_and_does_not_repeat_them(root, tmp_path, monkeypatch, capsys):
     result = tmp_path / "result.json"
-    arguments = [
-        "--root",
-        str(root),
-        "--sets",
-        "yacht",
-        "--trials",
-        "2",
-        "--epochs",
-        "2",
-        "--fits",
-        "2",
-        "--samples",
-        "4",
-    ]
-    command.main([*arguments, "--json", str(result)])
+    arguments = ["--sets", "yacht", "--trials", "2", "--epochs", "2", "--fits", "2", "--samples", "4", "--json"]
+    command.main(["--root", str(root), *arguments, str(result)])
     kept = json.loads(result.read_text("utf-8"))
     assert [each["method"] for each in kept["results"]] == list(LEARNED)
     monkeypatch.setattr(command, "errors", None)
-    command.main([*arguments, "--json", str(result)])
+    command.main(["--root", str(root), *arguments, str(result)])
     assert "Noisy K-FAC" in capsys.readouterr().out

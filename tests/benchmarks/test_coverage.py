@@ -31,10 +31,8 @@ class NormThenPositions(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.body, self.head = (
-            nn.Sequential(nn.Conv2d(3, 3, 3), nn.BatchNorm2d(3)),
-            nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 2)),
-        )
+        self.body = nn.Sequential(nn.Conv2d(3, 3, 3), nn.BatchNorm2d(3))
+        self.head = nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 2))
 
     def forward(self, x):
         grid = x[:, :, None, None] * torch.linspace(-1, 1, 25, dtype=x.dtype).view(5, 5)
@@ -64,14 +62,8 @@ def test_a_crash_is_no_refusal():
 
 
 def test_of_equal_blocks_in_a_row_two_stay():
-    blocks = [
-        nn.Linear(3, 3),
-        nn.Linear(3, 3),
-        nn.ReLU(),
-        nn.ReLU(),
-        nn.ReLU(),
-        *(nn.Linear(3, 4), nn.Linear(4, 3)) * 2,
-    ]
+    pairs = (nn.Linear(3, 4), nn.Linear(4, 3)) * 2
+    blocks = [nn.Linear(3, 3), nn.Linear(3, 3), nn.ReLU(), nn.ReLU(), nn.ReLU(), *pairs]
     model = nn.ModuleDict({"one": nn.Sequential(*blocks), "many": nn.ModuleList(nn.Linear(2, 2) for _ in range(5))})
     assert shorten(model) == 3
     assert list(model["one"]) == blocks
@@ -87,18 +79,15 @@ def test_rows_become_a_table_with_reasons():
     assert "- timm one, training: refused. It mixes." in table(rows)
 
 
-SAMPLE = [
-    ("torchvision", "resnet18"),
-    ("torchvision", "mobilenet_v3_small"),
-    ("timm", "efficientnet"),
-    ("transformers", "bert, 4"),
-    ("transformers", "gpt2, 4"),
-    ("transformers", "t5, 4"),
-]
+SAMPLE = {
+    "torchvision": ("resnet18", "mobilenet_v3_small"),
+    "timm": ("efficientnet",),
+    "transformers": ("bert, 4", "gpt2, 4", "t5, 4"),
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "name"), SAMPLE)
+@pytest.mark.parametrize(("family", "name"), [(family, name) for family in SAMPLE for name in SAMPLE[family]])
 def test_a_sample_of_the_sweep_is_right(family, name, tmp_path):
     if family == "transformers":
         pytest.importorskip("transformers")

@@ -65,7 +65,7 @@ def test_the_last_validation_gives_the_temperature_and_a_test_uses_it(sampled):
     assert found["test/post/temperature"] == pytest.approx(expected, rel=1e-3)
     assert found["test/post/cls/NLL"] == pytest.approx(nll(outputs, TEST, expected), rel=1e-3)
     assert found["test/cls/NLL"] == pytest.approx(nll(outputs, TEST, 1.0), rel=1e-4)
-    assert module.bayes_temperature is None
+    assert module.lightning_bayes_temperature is None
 
 
 def test_scaling_lowers_the_nll_of_the_validation_set():
@@ -151,7 +151,7 @@ def test_predictions_are_scaled(tmp_path):
         table = torch.load(tmp_path / "predictions.pt", weights_only=True)
         outputs = outputs_by_hand(module, vogn.optimizer.posterior() if callbacks else None, TEST)
         torch.testing.assert_close(table["probs"], (outputs / scaling.temperature).softmax(-1).mean(0))
-        assert module.bayes_temperature is None
+        assert module.lightning_bayes_temperature is None
 
 
 @pytest.mark.filterwarnings("ignore:Total length of .list. across ranks is zero")  # Lightning's remark on an empty list

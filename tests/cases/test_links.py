@@ -96,7 +96,7 @@ def test_soft_labels_get_the_noise_of_hard_ones(name):
     for loss in (LINKS["hard labels"][0], LINKS[name][0]):
         callback = VOGNCallback()
         fit(Net(loss), callback)
-        noise.append(callback.optimizer.param_groups[0]["relative_noise"])
+        noise.append(callback.optimizer.param_groups[0]["posterior"]["relative_noise"])
     assert noise[0] == noise[1]
 
 

@@ -72,7 +72,9 @@ def test_engines_use_the_rule(own, engine, generator, monkeypatch):
     model = Network(own.TwoGates(3)).double()
     x, y = torch.randn(5, 4, generator=generator, dtype=torch.float64), torch.tensor([0, 1, 1, 0, 1])
     assert rule_for(model.gates) is own.two_gates
-    monkeypatch.setattr("lightning_bayes.curvature.layer_calls.GenericCall.run", None)  # the generic rule is not needed
+    monkeypatch.setattr(
+        "lightning_bayes.curvature.layer_calls.GenericCall.watch", None
+    )  # the generic rule is not needed
     truth = one_example_at_a_time(
         model, list(zip(x, y, strict=True)), lambda m, e: F.cross_entropy(m(e[0][None]), e[1][None])
     )

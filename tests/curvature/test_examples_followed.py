@@ -299,7 +299,7 @@ def test_parameters_of_the_module_itself(examples, generator):
     assert_equals_the_loop(model, batch, Heteroscedastic.training_step)
 
 
-def test_two_losses_that_use_a_weight_outside_of_its_layer_equal_the_loop(generator):
+def test_two_losses_that_use_a_weight_outside_of_its_layer_are_added_first(generator):
     model, views = Tied().double(), [torch.randint(0, 7, (5, 3), generator=generator) for _ in range(2)]
 
     def loss(model, x):
@@ -309,14 +309,23 @@ def test_two_losses_that_use_a_weight_outside_of_its_layer_equal_the_loop(genera
     square = one_example_at_a_time(model, pairs, lambda m, pair: sum(loss(m, x[None]) for x in pair))[1]
     engine = make_engine("fused", model)
     with engine.capture() as captured:
-        losses = [loss(model, x) for x in views]
-        for value in losses:
-            captured.observe(value)
-        for value in losses:
-            value.backward()
+        total = sum(loss(model, x) for x in views)
+        captured.observe(total)
+        total.backward()
     engine.check_reached(captured)
     found = captured.mean_curvature()
     assert relative_error({name: found[p] for name, p in model.named_parameters()}, square) < 1e-10
+
+    def two_backwards():
+        with engine.capture() as captured:
+            losses = [loss(model, x) for x in views]
+            for value in losses:
+                captured.observe(value)
+            for value in losses:
+                value.backward()
+
+    with pytest.raises(UnsupportedTrainingError, match=r"^A second loss of one pass reached .*Add the losses"):
+        two_backwards()
 
 
 def test_a_term_that_no_example_enters_is_asked_for(generator):
@@ -395,6 +404,6 @@ def test_the_loop_over_examples_leaves_retained_gradients_alone_too(generator):
         kept[-1].retain_grad()
         return kept[-1].square().mean()
 
-    with pytest.warns(UserWarning, match=r"^table \(Embedding\): all examples share"):
+    with pytest.warns(UserWarning, match=r"^table\.weight: all examples share"):
         measure(model, loss)
     torch.testing.assert_close(kept[0].grad, kept[0].detach() / 6)

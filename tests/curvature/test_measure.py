@@ -466,6 +466,7 @@ class PenaltyOutside(nn.Module):
         return self.body(x)
 
 
+@pytest.mark.filterwarnings("ignore:log_noise.0. all examples share:UserWarning")
 def test_parameter_outside_of_layers_is_followed(generator):
     model, x = PenaltyOutside(), torch.randn(5, 4, generator=generator)
     by_hand = lambda m, x: (m(x) * m.log_noise[0].exp()).mean()  # noqa: E731

@@ -86,7 +86,7 @@ CASES = {  # a model, its input, a loss of its outputs, the engine, the culprit
         torch.randn(5, 4),
         lambda out: out,
         "fused",
-        "The loss is",
+        "0 (Loss)",
     ),
     "a ratio": (
         many_linear,

@@ -74,11 +74,6 @@ def test_normalized_images_are_rescaled(channels):
         assert pixels.max() == pytest.approx(1)
 
 
-def test_it_saves_without_a_display_and_without_pyplot(tmp_path):
-    certainty_sheet(*examples(channels=3)).savefig(tmp_path / "certainty.png")
-    assert (tmp_path / "certainty.png").read_bytes().startswith(b"\x89PNG")
-
-
 def test_invalid_input_is_refused():
     images, targets, probs = examples()
     with pytest.raises(ShapeError, match=r"got images \[6, 8, 8\] and probs \[6, 2\]\. Use unsqueeze\(1\)"):

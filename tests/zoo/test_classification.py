@@ -223,7 +223,7 @@ def test_targets_of_shifted_copies_are_checked(task, toy, quiet_trainer):
 
 
 def test_a_temperature_adds_the_metrics_of_the_scaled_prediction(task, toy, quiet_trainer):
-    task.bayes_temperature = 0.5
+    task.lightning_bayes_temperature = 0.5
     (results,) = quiet_trainer().test(task, loader(*toy), verbose=False)
     logits = task(toy[0]).double().detach()
     assert results["test/cls/NLL"] == pytest.approx(log_loss(toy[1], logits.softmax(-1)), rel=1e-5)
@@ -326,7 +326,7 @@ def test_integers_of_any_type_are_class_indices(task, toy, quiet_trainer, dtype)
 def logged_on_ranks(rank, world_size):
     torch.manual_seed(0)
     task, (inputs, targets) = BayesClassifier(MLP(4, 3), num_classes=3), toy_data()
-    task.bayes_temperature = 0.5
+    task.lightning_bayes_temperature = 0.5
     devices = {"devices": 2, "strategy": "ddp"} if world_size == 2 else {"devices": 1}
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     rows = Trainer(accelerator="cpu", **quiet, **devices).test(

@@ -89,7 +89,7 @@ class BayesClassifier(SupervisedTask):
         test_metrics = classification_metrics(num_classes, prefix="test/")
         super().__init__(model, optimizer, lr_scheduler, val_metrics, test_metrics)
         self.num_classes = num_classes
-        self.bayes_temperature: float | None = None  # divides the logits of every posterior sample
+        self.lightning_bayes_temperature: float | None = None  # divides the logits of every posterior sample
         self.class_names: tuple[str, ...] = ()  # from the data module of the last fit, saved in checkpoints
         self._sets = EvaluationSets()
         self._evaluations: dict[str, ClassifierEvaluation] = {}  # by predictor: "test", "test_mean", "test/post"
@@ -135,10 +135,10 @@ class BayesClassifier(SupervisedTask):
             evaluations["test_mean"] = ClassifierEvaluation(
                 metrics, self._sets, "_mean", POINT_SCORES, device=self.device
             )
-        if self.bayes_temperature is not None:
+        if self.lightning_bayes_temperature is not None:
             metrics = self._metrics("test/post/")
             evaluations["test/post"] = ClassifierEvaluation(
-                metrics, EvaluationSets(), temperature=self.bayes_temperature, device=self.device
+                metrics, EvaluationSets(), temperature=self.lightning_bayes_temperature, device=self.device
             )
         self._evaluations = evaluations
 
@@ -166,8 +166,8 @@ class BayesClassifier(SupervisedTask):
         for evaluation in self._evaluations.values():
             # compute() reduces over all processes, as in log_metrics.
             self.log_dict(evaluation.compute(), sync_dist=True)
-        if self.bayes_temperature is not None:
-            self.log("test/post/temperature", self.bayes_temperature, sync_dist=True)
+        if self.lightning_bayes_temperature is not None:
+            self.log("test/post/temperature", self.lightning_bayes_temperature, sync_dist=True)
 
     def _metrics(self, prefix: str) -> MetricCollection:
         return classification_metrics(self.num_classes, prefix=prefix).to(self.device)

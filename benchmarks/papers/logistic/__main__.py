@@ -10,7 +10,6 @@ fixed rate per method.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,74 +19,13 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from torch import Tensor
 
 from benchmarks.over_seeds import mean_and_error
 from benchmarks.papers.logistic.methods import METHODS, Rates, checkpoints, last, train
 from benchmarks.papers.logistic.mlp import LEARNERS, curve
 from benchmarks.papers.logistic.model import Runs, load, log_loss, mean_field_optimum, negative_elbo, symmetric_kl
-from benchmarks.provenance import provenance
+from benchmarks.provenance import save_json
 from lightning_bayes.metrics.figure_style import BLUE, DPI, GREY, ORANGE, PANEL_WIDTH, SERIES, quiet_frame
-
-Gaussian = tuple[Tensor, Tensor]  # mean and precision, [D]
-Curves = Mapping[str, Mapping[int, Sequence[float]]]  # title → update → one value per run
-
-
-def batches(values: Mapping[str, Sequence[float]], title: str) -> Figure:
-    """Fig. 2(c): symmetric KL over the minibatch size, by method; the first method is the baseline."""
-    figure = Figure(figsize=(2 * PANEL_WIDTH, PANEL_WIDTH), dpi=DPI, layout="constrained")
-    axes = figure.subplots()
-    _boxes(axes, values, dict.fromkeys(values, ORANGE) | {next(iter(values)): BLUE})
-    axes.set(yscale="log", ylabel="symmetric KL to MF-exact, nats", title=title)
-    return figure
-
-
-def _colours(panels: Iterable[Mapping[str, object]]) -> dict[str, str]:
-    """Assign each method the same colour in all panels."""
-    return dict(zip(dict.fromkeys(method for panel in panels for method in panel), SERIES, strict=False))
-
-
-def _boxes(axes: Axes, values: Mapping[str, Sequence[float]], colours: Mapping[str, str]) -> None:
-    drawn = axes.boxplot(list(values.values()), widths=0.5, patch_artist=True, medianprops={"color": GREY})
-    for box, method in zip(drawn["boxes"], values, strict=True):
-        box.set(facecolor=colours[method], alpha=0.5)
-    axes.set_xticks(range(1, len(values) + 1), list(values), rotation=20)
-    quiet_frame(axes)
-
-
-def draw_panels(
-    panels: Mapping[str, tuple[Curves, Curves]], exact: Mapping[str, tuple[float, float]], title: str
-) -> Figure:
-    """Figs. 2-3 of the Vprop paper: negative ELBO and test log-loss over passes, one column per data set."""
-    figure = Figure(figsize=(1.5 * PANEL_WIDTH * len(panels), 2 * PANEL_WIDTH), dpi=DPI, layout="constrained")
-    grid = figure.subplots(2, len(panels), squeeze=False)
-    colours = _colours(loss for _, loss in panels.values())  # every method has a log-loss
-    labels = ("negative ELBO per example, nats", "test log-loss, bits")
-    for column, (name, metrics) in enumerate(panels.items()):
-        for row, (label, method_curves) in enumerate(zip(labels, metrics, strict=True)):
-            axes = grid[row][column]
-            _lines(axes, method_curves, colours)
-            if name in exact:
-                axes.axhline(exact[name][row], color=GREY, linestyle="--", label="VI exact")
-            axes.set(title=name, xlabel="updates on all data", ylabel=label, xscale="log")
-    grid[1][0].legend(frameon=False)  # this row has all methods: those without a posterior have no ELBO
-    figure.suptitle(title)
-    return figure
-
-
-def _lines(axes: Axes, method_curves: Curves, colours: Mapping[str, str]) -> None:
-    for title, points in method_curves.items():
-        middle = [float(np.median(values)) for values in points.values()]
-        axes.plot(list(points), middle, color=colours[title], label=title)
-        low, high = (np.quantile(list(points.values()), q, axis=1) for q in (0.25, 0.75))
-        axes.fill_between(list(points), low, high, color=colours[title], alpha=0.15, linewidth=0)
-    if method_curves:  # diverging curves leave the panel
-        finite = [
-            v for points in method_curves.values() for values in points.values() for v in values if np.isfinite(v)
-        ]
-        axes.set_ylim(0.98 * min(finite), 1.05 * float(np.quantile(finite, 0.85)))
-    quiet_frame(axes)
-
 
 Row = dict[str, Any]
 
@@ -108,6 +46,7 @@ RATES = {
     "bbb": Rates(lr=(0.03, 0.03), beta=(0.01, 0.01), momentum=0.9),
     "rmsprop": Rates(lr=(0.03, 0.03), beta=(0.01, 0.01)),
 }
+CURVES = {"negative_elbo": "negative ELBO per example, nats", "log_loss": "test log-loss, bits"}
 EXACT = "MF-exact"
 PASSES = 400  # for the figures of the Vprop paper
 
@@ -167,15 +106,6 @@ def mlp_curves(name: str, options: argparse.Namespace) -> list[Row]:
     return rows
 
 
-def as_curves(rows: Iterable[Row], name: str, metric: str) -> Curves:
-    """Collect one metric of a data set: method → update → one value per run."""
-    curves: dict[str, dict[int, list[float]]] = {}
-    for row in rows:
-        if row["set"] == name and metric in row and "updates" in row:
-            curves.setdefault(row["method"], {})[row["updates"]] = row[metric]
-    return curves
-
-
 def table(rows: Iterable[Row]) -> str:
     """Format the final values: mean ± standard error over runs; a single run has no standard error."""
     final = {(row["set"], row["method"]): row for row in rows}
@@ -200,7 +130,7 @@ def run(options: argparse.Namespace) -> tuple[list[Row], dict[str, Figure]]:
         rows += new_rows
         if name == "breast-cancer":
             distances = {row["method"]: row["symmetric_kl"] for row in new_rows if row["method"] != EXACT}
-            drawn["breast-cancer.png"] = batches(distances, "Vadam's posterior depends on the minibatch size")
+            drawn["breast-cancer.png"] = draw_batches(distances, "Vadam's posterior depends on the minibatch size")
     with_curves = [name for name in ("australian", "a1a") if name in options.sets]
     for name in with_curves:
         rows += logistic_curves(name, options) + (mlp_curves(name, options) if "mlp" in options.sets else [])
@@ -213,15 +143,50 @@ def run(options: argparse.Namespace) -> tuple[list[Row], dict[str, Figure]]:
     return rows, drawn
 
 
-def draw_curves(rows: list[Row], names: list[str], title: str) -> Figure:
-    """Draw the curves of the data sets in `names`."""
-    curve_metrics = ("negative_elbo", "log_loss")
-    panels = {
-        name: (as_curves(rows, name, curve_metrics[0]), as_curves(rows, name, curve_metrics[1])) for name in names
-    }
-    optima = {row["set"]: row for row in rows if row["method"] == EXACT and row["set"] in names}
-    exact = {name: tuple(statistics.median(row[metric]) for metric in curve_metrics) for name, row in optima.items()}
-    return draw_panels(panels, exact, title)
+def draw_batches(values: Mapping[str, Sequence[float]], title: str) -> Figure:
+    """Fig. 2(c): symmetric KL over the minibatch size, by method; the first method is the baseline."""
+    figure = Figure(figsize=(2 * PANEL_WIDTH, PANEL_WIDTH), dpi=DPI, layout="constrained")
+    axes = figure.subplots()
+    drawn = axes.boxplot(list(values.values()), widths=0.5, patch_artist=True, medianprops={"color": GREY})
+    for index, box in enumerate(drawn["boxes"]):
+        box.set(facecolor=ORANGE if index else BLUE, alpha=0.5)
+    axes.set_xticks(range(1, len(values) + 1), list(values), rotation=20)
+    axes.set(yscale="log", ylabel="symmetric KL to MF-exact, nats", title=title)
+    quiet_frame(axes)
+    return figure
+
+
+def draw_curves(rows: Iterable[Row], names: Sequence[str], title: str) -> Figure:
+    """Figs. 2-3 of the Vprop paper: negative ELBO and test log-loss over passes, one column per data set."""
+    figure = Figure(figsize=(1.5 * PANEL_WIDTH * len(names), 2 * PANEL_WIDTH), dpi=DPI, layout="constrained")
+    grid = figure.subplots(2, len(names), squeeze=False)
+    shown = [row for row in rows if row["set"] in names]
+    methods = dict.fromkeys(row["method"] for row in shown if row["method"] != EXACT)
+    colours = dict(zip(methods, SERIES, strict=False))
+    for row, (metric, label) in enumerate(CURVES.items()):
+        for axes, name in zip(grid[row], names, strict=True):
+            of_set = [each for each in shown if each["set"] == name and metric in each]
+            _lines(axes, [each for each in of_set if each["method"] != EXACT], metric, colours)
+            for optimum in (each for each in of_set if each["method"] == EXACT):
+                axes.axhline(statistics.median(optimum[metric]), color=GREY, linestyle="--", label="VI exact")
+            axes.set(title=name, xlabel="updates on all data", ylabel=label, xscale="log")
+    grid[1][0].legend(frameon=False)  # this row has all methods: those without a posterior have no ELBO
+    figure.suptitle(title)
+    return figure
+
+
+def _lines(axes: Axes, rows: Sequence[Row], metric: str, colours: Mapping[str, str]) -> None:
+    """Median and quartiles over runs, one line per method."""
+    for method in dict.fromkeys(row["method"] for row in rows):
+        points = [row for row in rows if row["method"] == method]
+        updates = [row["updates"] for row in points]
+        low, middle, high = np.quantile([row[metric] for row in points], (0.25, 0.5, 0.75), axis=1)
+        axes.plot(updates, middle, color=colours[method], label=method)
+        axes.fill_between(updates, low, high, color=colours[method], alpha=0.15, linewidth=0)
+    finite = [value for row in rows for value in row[metric] if np.isfinite(value)]
+    if finite:  # diverging curves leave the panel
+        axes.set_ylim(0.98 * min(finite), 1.05 * float(np.quantile(finite, 0.85)))
+    quiet_frame(axes)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -245,11 +210,8 @@ def main(arguments: list[str] | None = None) -> None:
         options.out.mkdir(parents=True, exist_ok=True)
         for name, figure in drawn.items():
             figure.savefig(options.out / name)
-    if options.json:
-        header = {"epochs": options.epochs or EPOCHS, "passes": options.passes, "runs": options.runs}
-        options.json.write_text(
-            json.dumps({**provenance(), **header, "results": [shortened(row) for row in rows]}) + "\n"
-        )
+    header = {"epochs": options.epochs or EPOCHS, "passes": options.passes, "runs": options.runs}
+    save_json(options.json, {**header, "results": [shortened(row) for row in rows]})
 
 
 if __name__ == "__main__":

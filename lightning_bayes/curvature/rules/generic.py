@@ -2,9 +2,9 @@
 
     c_i = (∂ f(x_i; θ) / ∂θ)ᵀ δ_i
 
-Each example runs through the module again as a batch of one, with the buffers and random numbers of the forward. The rule
-costs a second forward, stores as many c_i at once as fit the workspace, and is exact for modules that do not mix examples.
-`whole_batch` handles modules that contain BatchNorm.
+Each example runs through the module again as a batch of one, with the buffers of the forward. The rule costs a second
+forward, stores as many c_i at once as fit the workspace, and is exact for modules that do not mix examples. `whole_batch`
+handles modules that contain BatchNorm or draw noise.
 """
 
 from __future__ import annotations
@@ -15,55 +15,24 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.rules.random_numbers import set_rng, with_rng
 from lightning_bayes.curvature.rules.registry import PerExample, Sums
-from lightning_bayes.curvature.rules.replayed_call import ReplayedCall, are_close, in_parts, used_outputs
-from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError
+from lightning_bayes.curvature.rules.replayed_call import ReplayedCall, in_parts, used_outputs
+from lightning_bayes.errors import ExampleDimensionError
 
 
 @final
 class ReplayedExamples(ReplayedCall):
     """A call that is repeated for single examples."""
 
-    def gradient(self, grads: list[Tensor | None]) -> dict[str, Tensor]:
-        """See `ReplayedCall.gradient`. Raises `UnsupportedLayerError` for a module with noise."""
-        if self._rng_state is not None:
-            raise UnsupportedLayerError(
-                f"{type(self.module).__name__} has no curvature rule, draws noise, and examples share its output. Call it "
-                "with the batch in dimension 0, or freeze its parameters with requires_grad_(False)."
-            )
-        return super().gradient(grads)
-
-    def _with_repeatable_noise(self, outputs: list[Tensor], rng: list[Tensor]) -> list[Tensor]:
-        """Run example by example."""
-        set_rng(rng)
-        parts = [self._replay(self.inputs.examples(i, 1)) for i in range(self.inputs.batch_size)]
-        dims = self._batch_dims(parts[0], outputs)
-        if not self._is_checked:
-            self._require_independent(outputs, dims)
-        return [torch.cat(pieces, dim) for pieces, dim in zip(zip(*parts, strict=True), dims, strict=True)]
-
-    @torch.no_grad()
-    def _require_independent(self, outputs: list[Tensor], dims: list[int]) -> None:
-        """Require that the first example's output stays the same if all other examples are replaced by the first."""
-        repeated = with_rng(self._rng_state, self._replay, self.inputs.repeat_first())
-        first, first_repeated = (
-            [tensor.narrow(dim, 0, 1) for tensor, dim in zip(tensors, dims, strict=True) if tensor.dim()]
-            for tensors in (outputs, repeated)
-        )
-        if not all(map(are_close, first, first_repeated)):
-            raise ExampleDimensionError(
-                f"The output of {type(self.module).__name__} for one example depends on the others in the batch. Keep the "
-                "examples in dimension 0 and independent, or freeze its parameters with requires_grad_(False)."
-            )
-
     def _parts(self, grads: list[Tensor | None]) -> Iterator[PerExample]:
         if self.inputs.batch_size == 1:
-            yield {name: gradient.unsqueeze(0) for name, gradient in super().gradient(grads).items()}
+            indices, cotangents = used_outputs(grads)
+            gradients = self._vjp(indices)[1](cotangents)[0]
+            yield {name: gradient.unsqueeze(0) for name, gradient in gradients.items()}
         if self.inputs.batch_size <= 1:
             return
         indices, cotangents = used_outputs(grads)
-        first = with_rng(self._rng_state, self._replay, self.inputs.examples(0, 1))
+        first = self._replay(self.inputs.examples(0, 1))
         grad_dims = self._batch_dims([first[i] for i in indices], cotangents)
         in_dims = (*grad_dims, *self.inputs.dims)
 
@@ -80,7 +49,6 @@ class ReplayedExamples(ReplayedCall):
             return gradient
 
         size = self.workspace.examples_at_once(sum(p.numel() for p in self.measured.values()))
-        size = size if self._rng_state is None else 0  # noise is drawn example by example
         yield from in_parts(contributions, select, in_dims, self.inputs.batch_size, size)
 
     def _batch_dims(self, example: list[Tensor], batch: list[Tensor]) -> list[int]:
@@ -89,8 +57,6 @@ class ReplayedExamples(ReplayedCall):
 
     def _check_sum(self, grads: list[Tensor | None], sums: Sums) -> dict[str, Tensor]:
         """Require also that the contributions add up to the batch gradient."""
-        if self._rng_state is not None:
-            return {}  # the batch draws its noise in another order than single examples
         gradient = super()._check_sum(grads, sums)
         # A gradient may be zero except for rounding (a shift before a normalisation), so the largest terms set the scale.
         scale = max(float(square.max()) ** 0.5 for _, square in sums.values())

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from lightning_bayes.curvature.rules.example_inputs import ExampleInputs
 from lightning_bayes.curvature.rules.pytree import differentiable
-from lightning_bayes.curvature.rules.random_numbers import rng_state, same_rng, with_rng
+from lightning_bayes.curvature.rules.random_numbers import with_rng
 from lightning_bayes.curvature.rules.registry import PerExample, Sums, add_sums
 from lightning_bayes.curvature.rules.stateless import call_with, without_trace
 from lightning_bayes.curvature.workspace import Workspace
-from lightning_bayes.errors import UnsupportedLayerError
+from lightning_bayes.errors import BayesError, UnsupportedLayerError
 
 Checked: TypeAlias = set[tuple[nn.Module, tuple[int | None, ...]]]  # modules, example dimensions of their inputs
 
@@ -35,32 +35,33 @@ class ReplayedCall(ABC):
     measured_names: list[str]  # of the parameters to measure
     workspace: Workspace  # limits the number of examples processed at once
     checked: Checked  # calls that need no check; a call that passes its check is added
-    _rng_state: list[Tensor] | None = field(default=None, init=False)  # of the forward, if the module draws noise
+    buffers: dict[str, Tensor]  # before the forward
+    _rng_state: list[Tensor] | None  # before the forward, if the module draws noise
     _outputs: list[Tensor] | None = field(default=None, init=False)  # of the forward, until they are checked
+    _buffers_after: dict[str, Tensor] = field(default_factory=dict, init=False)  # the forward, until they are checked
 
-    def __post_init__(self) -> None:
-        self.buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}  # before the forward
+    def keep_for_check(self, outputs: list[Tensor]) -> None:
+        """Store what the check of the first call needs: the outputs, unless they are rounded to half precision."""
+        if self._is_checked:
+            return
+        self.params = {
+            name: param.clone() for name, param in self.params.items()
+        }  # an unknown module may write to them
+        self._buffers_after = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+        tensors = [*outputs, *self.module.parameters()]
+        if not any(t.dtype in _HALF or torch.is_autocast_enabled(t.device.type) for t in tensors):
+            self._outputs = [output.detach().clone() for output in outputs]
 
-    def forward(self) -> Any:
-        """Return the module's output for the original call."""
-        before = rng_state()
-        output = call_with(self.module, self.params, *self.inputs.arguments())
-        tensors, rebuild = differentiable(output)
-        if self.inputs.batch_size == 1:
-            self.inputs.infer_batch_size(tensors)
-        if self.inputs.batch_size and not same_rng(before, rng_state()):
-            self._rng_state = before
-            tensors = self._with_repeatable_noise(tensors, before)
-            output = rebuild(tensors)
-        if not self._is_checked:
-            self._keep_for_check(tensors)
-        return output
-
-    def gradient(self, grads: list[Tensor | None]) -> dict[str, Tensor]:
-        """The gradient of the call for the whole batch, by parameter name; arguments as in `per_example`."""
-        indices, cotangents = used_outputs(grads)
-        gradient: dict[str, Tensor] = self._vjp(indices)[1](cotangents)[0]
-        return gradient
+    def from_either_state(self, function: Callable[[list[Tensor | None]], Any], grads: list[Tensor | None]) -> Any:
+        """The result of `function` with the buffers before the forward; if they fail the check, with those after it."""
+        try:
+            return function(grads)
+        except BayesError:
+            before, after = self.buffers, self._buffers_after
+            if all(torch.equal(before[name], buffer) for name, buffer in after.items() if name in before):
+                raise
+            self.buffers, self._buffers_after = after, {}  # the first call of a module that initialises itself
+            return function(grads)
 
     def per_example(self, grads: list[Tensor | None]) -> PerExample:
         """The contribution of each example to the gradient of each parameter.
@@ -99,10 +100,6 @@ class ReplayedCall(ABC):
         """The parameters to measure."""
         return {name: self.params[name] for name in self.measured_names}
 
-    def _with_repeatable_noise(self, outputs: list[Tensor], rng: list[Tensor]) -> list[Tensor]:
-        """The outputs of a module with noise that `_parts` can repeat, given the outputs and random state of the call."""
-        return outputs
-
     @abstractmethod
     def _parts(self, grads: list[Tensor | None]) -> Iterator[PerExample]:
         """Yield the contributions of successive groups of examples; runs with the random numbers of the forward."""
@@ -132,12 +129,6 @@ class ReplayedCall(ABC):
         """Whether a call with the same way of splitting the inputs passed the check."""
         return (self.module, self.inputs.dims) in self.checked
 
-    def _keep_for_check(self, outputs: list[Tensor]) -> None:
-        """Store the outputs of the forward, unless they are rounded to half precision."""
-        tensors = [*outputs, *self.module.parameters()]
-        if not any(t.dtype in _HALF or torch.is_autocast_enabled(t.device.type) for t in tensors):
-            self._outputs = [output.detach() for output in outputs]
-
     def _check(self, grads: list[Tensor | None], sums: Sums) -> None:
         """Check the assumptions behind the contributions; `sums` is the result of `ReplayedCall.sums`."""
         if not all(grad.isfinite().all() for grad, _ in sums.values()):
@@ -145,12 +136,13 @@ class ReplayedCall(ABC):
         self._check_sum(grads, sums)
         if self.inputs.batch_size > 1:  # a single example cannot show mixing
             self.checked.add((self.module, self.inputs.dims))
+            self._outputs, self._buffers_after = None, {}
 
     def _check_sum(self, grads: list[Tensor | None], sums: Sums) -> dict[str, Tensor]:
         """Require that a repeated call returns the same outputs; return the batch gradient."""
         indices, cotangents = used_outputs(grads)
         repeated, pull_back = self._vjp(indices)
-        outputs, self._outputs = self._outputs, None
+        outputs = self._outputs
         if outputs is not None and not all(map(are_close, (outputs[i] for i in indices), repeated)):
             raise UnsupportedLayerError(
                 f"{type(self.module).__name__} has no curvature rule, and a second call with the same inputs returns a "

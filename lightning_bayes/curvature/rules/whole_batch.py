@@ -1,4 +1,4 @@
-"""Own parameters of a module that contains BatchNorm, such as the scale of a residual branch.
+"""Own parameters of a module that contains BatchNorm, such as the scale of a residual branch, or that draws noise.
 
     c_i = (∂ f(X; θ) / ∂θ)ᵀ (e_i ⊙ δ)
 
@@ -11,14 +11,15 @@ backward pass from the output to θ per example.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.rules.batch_norm import uses_batch_statistics
-from lightning_bayes.curvature.rules.registry import PerExample
-from lightning_bayes.curvature.rules.replayed_call import ReplayedCall, in_parts, used_outputs
+from lightning_bayes.curvature.rules.random_numbers import with_rng
+from lightning_bayes.curvature.rules.registry import PerExample, Sums
+from lightning_bayes.curvature.rules.replayed_call import ReplayedCall, are_close, in_parts, used_outputs
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError
 
 
@@ -26,10 +27,26 @@ from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError
 class ReplayedBatch(ReplayedCall):
     """A call that is repeated for the whole batch with the random numbers of the forward; see `ReplayedCall`."""
 
-    def forward(self) -> Any:
-        """See `ReplayedCall.forward`."""
+    def keep_for_check(self, outputs: list[Tensor]) -> None:
+        """See `ReplayedCall.keep_for_check`."""
         _require_one_process(self.module)
-        return super().forward()
+        super().keep_for_check(outputs)
+
+    def _check_sum(self, grads: list[Tensor | None], sums: Sums) -> dict[str, Tensor]:
+        """Require also that examples are independent in a module with noise, where no sum would show the opposite."""
+        gradient = super()._check_sum(grads, sums)
+        outputs = self._outputs
+        if outputs is None or any(map(uses_batch_statistics, self.module.modules())) or self.inputs.batch_size < 2:
+            return gradient
+        with torch.no_grad():
+            repeated = with_rng(self._rng_state, self._replay, self.inputs.repeat_first())
+        pairs = [(one[:1], other[:1]) for one, other in zip(outputs, repeated, strict=True) if one.dim()]
+        if not all(are_close(*pair) for pair in pairs):
+            raise ExampleDimensionError(
+                f"The output of {type(self.module).__name__} for one example depends on the others in the batch. Keep the "
+                "examples in dimension 0 and independent, or freeze its parameters with requires_grad_(False)."
+            )
+        return gradient
 
     def _parts(self, grads: list[Tensor | None]) -> Iterator[PerExample]:
         num_examples = self.inputs.batch_size

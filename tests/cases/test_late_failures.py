@@ -1,0 +1,164 @@
+"""What the end of a fit needs is tried at its start; an error at the end keeps the fit and its checkpoint."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from tiny_training import Classifier, fit, quiet_trainer
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_bayes import LaplaceCallback, PosteriorScale, SWAGCallback, TemperatureScaling, VOGNCallback
+from lightning_bayes.errors import BayesError, UnsupportedTrainingError
+
+X = torch.randn(32, 4, generator=torch.Generator().manual_seed(0))
+Y = (X[:, 0] > 0).long()
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:You defined a .validation_step. but have no .val_dataloader.")
+
+
+def loader(*tensors, batch_size=8):
+    return DataLoader(TensorDataset(*(tensors or (X, Y))), batch_size)
+
+
+class Net(LightningModule):
+    def __init__(self, outputs=2):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Linear(4, outputs)
+        self.steps = 0
+
+    def forward(self, x):
+        return self.net(x)
+
+    def loss(self, outputs, targets):
+        return F.cross_entropy(outputs, targets)
+
+    def training_step(self, batch, batch_idx):
+        self.steps += 1
+        return self.loss(self(batch[0]), batch[1])
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val", self.loss(self(batch[0]), batch[1]))
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+
+
+class OneLogit(Net):
+    """Whole-number labels of a binary loss."""
+
+    def __init__(self):
+        super().__init__(1)
+
+    def forward(self, x):
+        return self.net(x)[:, 0]
+
+    def loss(self, outputs, targets):
+        return F.binary_cross_entropy_with_logits(outputs, targets.float())
+
+
+class Absolute(Net):
+    """A loss without a likelihood that the package knows."""
+
+    def __init__(self):
+        super().__init__(1)
+
+    def loss(self, outputs, targets):
+        return (outputs[:, 0] - targets).abs().pow(1.5).mean()
+
+
+class Quantile(Net):
+    def loss(self, outputs, targets):
+        error = targets[:, None] - outputs
+        return torch.maximum(0.1 * error, -0.9 * error).mean()
+
+
+class Three(Net):
+    """Batches of three tensors."""
+
+    def training_step(self, batch, batch_idx):
+        self.steps += 1
+        return self.loss(self(batch[0]), batch[2])
+
+
+def test_whole_number_labels_of_a_binary_loss_are_measured():
+    module, callback = OneLogit(), LaplaceCallback()
+    fit(module, callback, data=loader(), max_epochs=2)
+    assert callback.posterior is not None
+
+
+@pytest.mark.parametrize(("module", "data"), [(Absolute(), (X, Y)), (Quantile(), (X, Y.float())), (Three(), (X, X, Y))])
+def test_laplace_refuses_after_the_first_batch(module, data):
+    with pytest.raises(BayesError):
+        fit(module, LaplaceCallback(), data=loader(*data), max_epochs=50)
+    assert module.steps == 1
+
+
+def test_a_width_is_refused_after_the_first_batch():
+    module = Three()
+    trainer = quiet_trainer(VOGNCallback(), PosteriorScale(), max_epochs=50, num_sanity_val_steps=0)
+    with pytest.raises(UnsupportedTrainingError, match=r"batches \(inputs, targets\)"):
+        trainer.fit(module, loader(X, X, Y), loader(X, X, Y))
+    assert module.steps == 1
+
+
+class Returned(Net):
+    def validation_step(self, batch, batch_idx):
+        outputs = self(batch[0])
+        return {"outputs": outputs, "targets": batch[1].float() if outputs.shape[1] > 2 else batch[1][:, None]}
+
+
+@pytest.mark.parametrize("outputs", [2, 3])
+def test_a_temperature_is_refused_before_training(outputs):
+    module = Returned(outputs)
+    trainer = quiet_trainer(VOGNCallback(), TemperatureScaling(), max_epochs=50, num_sanity_val_steps=1)
+    with pytest.raises(UnsupportedTrainingError, match="class indices"):
+        trainer.fit(module, loader(), loader())
+    assert module.steps == 0
+
+
+class BreaksAtTheEnd(Callback):
+    def on_train_epoch_end(self, trainer, pl_module):
+        pl_module.forward = self.broken
+
+    @staticmethod
+    def broken(x):
+        raise RuntimeError("no more memory")
+
+
+@pytest.mark.parametrize("late", [LaplaceCallback, lambda: [VOGNCallback(), PosteriorScale()]])
+def test_an_error_at_the_end_keeps_the_checkpoint_and_says_so(late, tmp_path):
+    callbacks = late()
+    callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
+    checkpoint = ModelCheckpoint(tmp_path, filename="last")
+    trainer = quiet_trainer(
+        BreaksAtTheEnd(),
+        *callbacks,
+        checkpoint,
+        max_epochs=1,
+        enable_checkpointing=True,
+        num_sanity_val_steps=0,
+        limit_val_batches=1,
+    )
+    module = Net()
+    loaders = (loader(), loader())
+    with pytest.warns(
+        UserWarning, match=r"did not find a (posterior|width) at the end of the fit: .*checkpoints are kept"
+    ):
+        trainer.fit(module, *loaders)
+    assert (tmp_path / "last.ckpt").exists()
+
+
+class StopsEarly(Callback):
+    def on_train_epoch_end(self, trainer, pl_module):
+        trainer.should_stop = True
+
+
+def test_swag_that_ends_early_says_that_there_is_no_posterior():
+    with pytest.warns(UserWarning, match=r"collected the weights of \d epochs; it needs 2"):
+        fit(Classifier(), StopsEarly(), SWAGCallback(start=0.5), max_epochs=10)
