@@ -67,6 +67,17 @@ def test_a_function_equals_its_values_set_by_hand(name, function, problem):
     assert not torch.equal(weights(scheduled), weights(plain))
 
 
+def test_a_value_set_by_hand_reaches_the_noise_at_the_next_refresh(problem):
+    """1/Σ = Ñ s/τ + δ."""
+    model, opt = build()
+    train(model, opt, problem, 3)
+    before = opt.posterior().precision["weight"]
+    opt.param_groups[0]["posterior"]["prior_precision"] = 11.0
+    assert torch.equal(opt.posterior().precision["weight"], before)
+    opt.refresh_noise()
+    torch.testing.assert_close(opt.posterior().precision["weight"], before + 10)
+
+
 def test_the_posterior_has_the_value_after_the_update(problem):
     model, opt = build(kl_weight=LinearSchedule(0.5, 1.0, 2))
     train(model, opt, problem, 2)
