@@ -213,6 +213,24 @@ def test_parameters_outside_the_subset_are_constants(net, x, y, subset, expected
         torch.testing.assert_close(posterior.precision[name], whole.precision[name])
 
 
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (("classification", "softmax", "categorical"), Softmax),
+        (("binary", "multilabel", "sigmoid", "bernoulli"), Bernoulli),
+        (("regression", "identity", "gaussian"), Gaussian),
+    ],
+)
+def test_synonyms_name_the_same_likelihood(names, expected, x):
+    model = nn.Sequential(nn.Linear(x.shape[1], 2)).to(x.dtype).eval()
+    targets = torch.zeros(len(x), dtype=torch.long) if expected is Softmax else torch.ones_like(x[:, :2])
+    results = [
+        laplace(model, [(x, targets)], name, "diagonal", prior_precision=1.0, require_trained=False) for name in names
+    ]
+    assert {type(result.likelihood) for result in results} == {expected}
+    assert len({result.log_marginal_likelihood for result in results}) == 1
+
+
 def test_the_last_layer_is_the_last_one_called(x, y):
     class Backwards(nn.Module):
         def __init__(self):
@@ -317,12 +335,30 @@ def test_validation_chooses_the_prior_with_the_lowest_nll(net, x, y, generator):
     assert all(best <= nll(10**power) + 1e-6 for power in range(-4, 5))
 
 
+@pytest.mark.parametrize("wrong", [True, False], ids=["widest", "narrowest"])
+def test_a_search_that_ends_at_an_edge_says_so(wrong):
+    """One confident weight: if held-out labels contradict it, any variance helps; if they agree, none does."""
+    model = nn.Linear(1, 1, bias=False, dtype=F64).eval()
+    nn.init.constant_(model.weight, 4.0)
+    x = torch.linspace(-1, 1, 20, dtype=F64)[:, None]
+    y = (x > 0).to(F64)
+    options = {"structure": "full", "prior_precision": "validation", "validation": [(x, 1 - y if wrong else y)]}
+    with pytest.warns(
+        UserWarning, match=r"ended at an edge of its range, 0\.0001 to 10000, for weight .* no prior in it fits"
+    ):
+        found = laplace(model, [(x, y)], "binary", **options)
+    assert found.at_edge == ("weight",)
+    assert found.prior_precision["weight"] == pytest.approx(1e-4 if wrong else 1e4, rel=0.1)
+    assert laplace(model, [(x, y)], "binary", "full", prior_precision=1e4).at_edge == ()
+
+
 def test_validation_chooses_the_noise_too(regression):
     x, y, model = regression
     found = laplace(model, [(x, y)], "regression", "full", prior_precision="validation", validation=[(x, y)])
     assert 0.1 < found.likelihood.std < 0.5
 
 
+@pytest.mark.filterwarnings("ignore:The search for the prior precision ended at an edge")
 def test_validation_scores_a_likelihood_of_the_user_by_its_own_nll(x):
     class Own(Likelihood):
         def sample(self, outputs, generator):
@@ -410,7 +446,10 @@ def test_a_full_posterior_that_is_too_large_lists_alternatives(y):
     ("arguments", "message"),
     [
         ({"structure": "kron"}, r"structure='kron' is unknown; use 'diagonal', 'kronecker', 'full'"),
-        ({"likelihood": "softmax"}, r"likelihood='softmax' is unknown; use 'classification'"),
+        (
+            {"likelihood": "gausian"},
+            r"likelihood='gausian' is unknown\. Did you mean 'gaussian'\? Use 'classification'",
+        ),
         ({"curvature": "hessian"}, r"curvature='hessian' is unknown; use ggn, fisher, empirical_fisher"),
         ({"prior_precision": 0.0}, r"prior_precision=0\.0 must be positive"),
         ({"prior_precision": "cv"}, r"prior_precision='cv' is unknown; use 'marglik', 'validation'"),
