@@ -1,15 +1,17 @@
-"""Deep ensembles of checkpoints."""
+"""Deep ensembles: of checkpoints, or trained one member after the other."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, final
 
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from lightning_bayes.callbacks.evaluation import EvaluationCallback
+from lightning_bayes.callbacks.member_fits import MemberFits, member_path
 from lightning_bayes.errors import HyperparameterError, PosteriorError
 from lightning_bayes.optim.readout import POSTERIOR_KEY, callback_state, posterior_from_checkpoint, read_checkpoint
 from lightning_bayes.predictive import Link, MemberPosteriors, MemberSamples, NetworkSamples, misfits
@@ -19,8 +21,13 @@ from lightning_bayes.predictive import Link, MemberPosteriors, MemberSamples, Ne
 class DeepEnsembleCallback(EvaluationCallback):
     """Averages test, prediction and validation over M independently trained networks (Lakshminarayanan et al. 2017).
 
-    https://arxiv.org/abs/1612.01474. Train the members with any config, each with another seed, and evaluate them together.
-    The module's own weights are not used, and are restored afterwards::
+    https://arxiv.org/abs/1612.01474. A number trains them: with ``DeepEnsembleCallback(5)``, the fit is that of the first
+    member; then four copies of the untouched module are fitted in the same way, on the same data, each from weights that
+    every layer's `reset_parameters` draws anew (frozen layers keep theirs, so freeze what is pretrained). Loggers and other
+    callbacks see the first fit only. Each member's last weights are saved in the run's folder `members`; a fit that is
+    resumed trains only those that are missing. To test in another process, pass ``ckpt_path=...`` from the fit.
+
+    Paths combine networks that were trained before, by any config, each with another seed::
 
         for seed in 0 1 2 3 4; do
             lightning-bayes fit --config digits+lenet5+adam --seed_everything $seed
@@ -29,46 +36,96 @@ class DeepEnsembleCallback(EvaluationCallback):
         ensemble="--trainer.callbacks+=lightning_bayes.DeepEnsembleCallback --trainer.callbacks.members=[$members]"
         lightning-bayes test --config digits+lenet5+adam $ensemble
 
-    A member trained by a `VariationalCallback` contributes its posterior mean, or `samples` draws from its posterior. With
-    members trained with `SWAGCallback`, this is Multi-SWAG (Wilson & Izmailov 2020, https://arxiv.org/abs/2002.08791).
-    Validation during a fit is unchanged.
+    The module's own weights are not used, and are restored afterwards. A member trained by a `VariationalCallback`
+    contributes its posterior mean, or `samples` draws from its posterior. With members trained with `SWAGCallback`, this is
+    Multi-SWAG (Wilson & Izmailov 2020, https://arxiv.org/abs/2002.08791). Validation during a fit is unchanged.
 
     Args:
-        members: Paths of M Lightning checkpoints.
-        samples: Weight samples of each member's posterior; 0 uses its mean.
-        seed: The seed of these samples.
+        members: M, the number of networks to train; or the paths of M Lightning checkpoints.
+        samples: Weight samples of each member's posterior; 0 uses its mean. Needs paths.
+        seed: The seed of these samples, or of the members' initial weights.
         link: How outputs become predictions in evaluation. None: the module's
             attribute ``lightning_bayes_link``, else the link of the training loss, else raw outputs are averaged.
 
     Raises:
-        HyperparameterError: If `members` is empty or a single path, or `samples` is not a whole number of at least 0.
+        HyperparameterError: If `members` is neither a whole number of at least 2 nor a list of at least one path, or
+            `samples` is not a whole number of at least 0.
+        FileNotFoundError: If a checkpoint does not exist.
     """
 
     opt_out_hint = "remove DeepEnsembleCallback"
 
     def __init__(
-        self, members: Sequence[str | os.PathLike[str]], link: Link | None = None, samples: int = 0, seed: int = 0
+        self, members: int | Sequence[str | os.PathLike[str]], link: Link | None = None, samples: int = 0, seed: int = 0
     ) -> None:
-        if isinstance(members, (str, os.PathLike)) or not members:
-            raise HyperparameterError(f"members={members!r} must be a list of at least one checkpoint path.")
         if samples < 0 or samples != int(samples):
             raise HyperparameterError(f"samples={samples!r} must be a whole number of at least 0.")
         super().__init__(link)
         self.samples, self.seed = samples, seed
-        self.members = [os.fspath(path) for path in members]
+        self.members = _paths(members)
+        self.fits: MemberFits | None = None
+        self.folder: str | None = None  # of the members that this callback trains
+        if isinstance(members, int):
+            if samples:
+                raise HyperparameterError(
+                    f"samples={samples!r} needs members with posteriors, but members={members} trains plain networks. Pass "
+                    "samples=0, or the paths of checkpoints from a VariationalCallback as members=[...]."
+                )
+            self.fits = MemberFits(members, seed)
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Copy the module before a fit that trains members."""
+        super().setup(trainer, pl_module, stage)
+        if self.fits is not None and stage == "fit":
+            self.fits.prepare(trainer, pl_module)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Choose the folder of the members; a resumed fit keeps it."""
+        if self.fits is not None and (trainer.ckpt_path is None or self.folder is None):
+            self.folder = str(Path(trainer.log_dir or trainer.default_root_dir) / "members")
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Train the other members."""
+        if self.fits is not None and self.folder is not None:
+            self.fits.run(trainer, Path(self.folder))
 
     def find_samples(self, trainer: Trainer, pl_module: LightningModule) -> NetworkSamples | None:
-        """The members, or samples of their posteriors; None in a fit."""
-        if trainer.state.fn == "fit":
+        """The members, or samples of their posteriors; None in a fit, and in a trial run that has trained one network."""
+        is_trial = self.fits is not None and trainer.fast_dev_run  # type: ignore[attr-defined]
+        if trainer.state.fn == "fit" or is_trial:
             return None
+        paths = self.members if self.fits is None else self._trained(self.fits.count)
         # Load one at a time, because a checkpoint also holds the optimizer's state.
         if not self.samples:
-            return MemberSamples([_weights(self._checkpoint(path, pl_module), pl_module) for path in self.members])
+            return MemberSamples([_weights(self._checkpoint(path, pl_module), pl_module) for path in paths])
         posteriors = [
-            posterior_from_checkpoint(self._checkpoint(path, pl_module), path).to(pl_module.device)
-            for path in self.members
+            posterior_from_checkpoint(self._checkpoint(path, pl_module), path).to(pl_module.device) for path in paths
         ]
         return MemberPosteriors(posteriors, self.samples, self.seed)
+
+    def _trained(self, count: int) -> list[str]:
+        """Paths of the members that a fit has trained."""
+        if self.folder is None:
+            raise PosteriorError(
+                f"members={count} has trained no networks. Fit first, or pass ckpt_path=... from a fit with this callback, "
+                "or the paths of checkpoints as members=[...]."
+            )
+        paths = [str(member_path(self.folder, index)) for index in range(count)]
+        missing = [path for path in paths if not os.path.exists(path)]
+        if missing:
+            raise PosteriorError(
+                f"{len(missing)} of {count} members are not trained ({missing[0]} does not exist). Resume the fit with "
+                "ckpt_path=..., or pass the paths of checkpoints as members=[...]."
+            )
+        return paths
+
+    def state_dict(self) -> dict[str, Any]:
+        """The link of the training loss and the members' folder, if this callback trains them."""
+        return {} if self.fits is None else {"link": self.loss_link, "folder": self.folder}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the link and the folder."""
+        self.loss_link, self.folder = state_dict.get("link"), state_dict.get("folder")
 
     def _checkpoint(self, path: str, module: LightningModule) -> dict[str, Any]:
         checkpoint = read_checkpoint(path)
@@ -86,3 +143,25 @@ class DeepEnsembleCallback(EvaluationCallback):
 def _weights(checkpoint: dict[str, Any], module: LightningModule) -> dict[str, Tensor]:
     weights = checkpoint["state_dict"].items()
     return {name: value.to(module.device) for name, value in weights if isinstance(value, Tensor)}
+
+
+def _paths(members: Any) -> list[str]:
+    """The paths among the argument `members`; none for a number."""
+    if isinstance(members, (int, float)):
+        if members < 2 or members != int(members) or isinstance(members, (bool, float)):
+            raise HyperparameterError(
+                f"members={members!r} must be a whole number of at least 2, such as 5, or a list of checkpoint paths."
+            )
+        return []
+    if isinstance(members, (str, os.PathLike)) or not members:
+        raise HyperparameterError(
+            f"members={members!r} must be a list of at least one checkpoint path, or the number of networks to train."
+        )
+    paths = [os.fspath(path) for path in members]
+    for path in paths:
+        if "://" not in path and not os.path.exists(path):
+            raise FileNotFoundError(
+                f"The member {path} does not exist. Pass the paths of existing checkpoints, or the number of networks to "
+                "train, such as DeepEnsembleCallback(5)."
+            )
+    return paths

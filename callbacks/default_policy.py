@@ -105,6 +105,7 @@ class DefaultNoise:
         for settings in (optimizer.posterior_defaults, *(group["posterior"] for group in optimizer.param_groups)):
             settings["relative_noise"] = noise_of_depth(scale, layers)
             settings["noise_flatness"] = self.flatness or flatness
+        optimizer.refresh_noise()
 
 
 def _noise_of(model: nn.Module, link: Link | None) -> tuple[float, float]:

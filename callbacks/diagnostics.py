@@ -104,7 +104,8 @@ class PosteriorDiagnostics(Callback):
         if noisy := self._not_yet_warned("noise", noisy):
             rank_zero_warn(
                 f"The posterior's noise is larger than the weights in {', '.join(noisy)}, so predictions are mostly noise. "
-                "Raise prior_precision, lower kl_weight, or pass relative_noise=0.3 to bound it."
+                "Raise prior_precision, lower kl_weight, or bound the noise's standard deviation, in units of the weights, "
+                "with max_noise."
             )
         if collapsed := self._not_yet_warned("collapse", collapsed):
             rank_zero_warn(

@@ -52,10 +52,10 @@ class CallbackFields(HyperparameterFields, total=False):
         relative_noise: κ, root mean square of each tensor's noise relative to the tensor's size. The curvature shapes the
             noise (`posteriors.shaped_noise`), and the data reduce it where they are informative. None: with an explicit
             `lr`, the noise of the variational bound. With the default step, classifiers (detected from `link` or the loss)
-            use 0.02 with normalisation layers, else 0.3 with convolutions and 0.05 without; other models use 0.01; networks
+            use 0.005 with normalisation layers, else 0.3 with convolutions and 0.07 without; other models use 0.01; networks
             of more than five layers use less (`optim.steps.base_optimizer.noise_of_depth`). These are heuristics.
-        noise_flatness: ε, flatness of the noise of size κ (`posteriors.shaped_noise`). None: 0.03, or 1 if κ defaults to 0.3
-            for convolutions.
+        noise_flatness: ε, flatness of the noise of size κ (`posteriors.shaped_noise`). None: 0.03; where κ defaults to
+            0.3, 1; where it defaults to 0.07, 0.001.
         curvature_interval: T, updates between curvature measurements, after ten updates that all measure; the other updates
             run the bare model. None: 10 if the user's optimizer sets the step or its length and updates may skip the
             measurement (`optim.runtime.measuring`), else 1.

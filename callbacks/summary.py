@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -45,7 +46,7 @@ def at_the_start(optimizer: VariationalOptimizer, name: str, link: Link | None, 
 def at_the_end(optimizer: VariationalOptimizer, name: str) -> str:
     """The line at the end of a fit: effective number of parameters, temperatures, and size of the noise."""
     total, determined = _count(_params(optimizer, noisy=True)), float(optimizer.effective_parameters())
-    log_temperatures = sorted(float(tau.log()) for tau in temperatures(optimizer).values())
+    log_temperatures = sorted(math.log(tau) if tau else -math.inf for tau in temperatures(optimizer).values())
     if not log_temperatures:  # such as in a run resumed from a checkpoint without noise
         return f"{name}: no parameter has noise, so there is no posterior."
     ratio = diagnostics.noise_to_weight(optimizer.posterior())
@@ -69,13 +70,13 @@ def epoch_metrics(trainer: Trainer, optimizer: VariationalOptimizer) -> dict[str
 
 
 @torch.no_grad()
-def temperatures(optimizer: VariationalOptimizer) -> dict[str, Tensor]:
+def temperatures(optimizer: VariationalOptimizer) -> dict[str, float]:
     """τ_t of each tensor with noise, by name. A bias that shares its weight's matrix has no separate temperature."""
     names = {param: name for name, param in optimizer.model.named_parameters()}
     by_name = {}
     for group in optimizer.param_groups:
         for param in group["params"]:
-            tau = temperature_of(group, optimizer.state.get(param, {}), param.detach())
+            tau = temperature_of(group, optimizer.state.get(param, {}))
             if tau is not None:
                 by_name[names[param]] = tau
     return by_name

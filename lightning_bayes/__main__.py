@@ -8,11 +8,11 @@ from __future__ import annotations
 import argparse
 import difflib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import version
 from typing import Final
 
-from lightning_bayes.composition import known, packaged_posteriors, recipes, require_known
+from lightning_bayes.composition import known, packaged_posteriors, packaged_presets, recipes, require_known
 from lightning_bayes.errors import ConfigError
 
 USAGE: Final = """usage: lightning-bayes fit|validate|test|predict|laplace|export|report|list [arguments]
@@ -96,29 +96,25 @@ def _list(words: Sequence[str]) -> None:
     parser = argparse.ArgumentParser("lightning-bayes list", description="Print all names of one kind, one per line.")
     parser.add_argument("kind", choices=LISTS, help="recipes, or parts for --config DATA+MODEL+METHOD")
     entries = _entries(parser.parse_args(words).kind)
-    width = max(map(len, entries), default=0)
-    for name, description in entries.items():
+    width = max((len(name) for name, _ in entries), default=0)
+    for name, description in entries:
         print(f"{name:{width}}  {description}".rstrip())
 
 
-def _entries(kind: str) -> dict[str, str]:
-    """Descriptions by name."""
+def _entries(kind: str) -> Iterable[tuple[str, str]]:
+    """Names with descriptions. Several callbacks may have a preset of the same name."""
+    if kind == "presets":
+        return [(name, f"{callback}.from_preset({name!r})") for name, callback in packaged_presets()]
     if kind == "configs":
-        return {name: path.read_text("utf-8").partition("\n")[0].lstrip("# ") for name, path in recipes().items()}
-    if kind == "models":
+        named = {name: path.read_text("utf-8").partition("\n")[0].lstrip("# ") for name, path in recipes().items()}
+    elif kind == "models":
         sources = {"timm/NAME": "any model of timm", "torchvision/NAME": "any model of torchvision"}
-        return known("models") | sources
-    if kind == "posteriors":
-        return packaged_posteriors()
-    if kind != "presets":
-        return known(kind) | (known("evaluation") if kind == "methods" else {})
-    from lightning_bayes import callbacks  # imports torch
-
-    found = ((name, getattr(callbacks, name)) for name in sorted(callbacks.__all__))
-    with_presets = [(name, callback) for name, callback in found if hasattr(callback, "presets")]
-    return {
-        preset: f"{name}.from_preset({preset!r})" for name, callback in with_presets for preset in callback.presets()
-    }
+        named = known("models") | sources
+    elif kind == "posteriors":
+        named = packaged_posteriors()
+    else:
+        named = known(kind) | (known("evaluation") if kind == "methods" else {})
+    return named.items()
 
 
 if __name__ == "__main__":

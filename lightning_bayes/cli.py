@@ -242,7 +242,7 @@ class BayesCLI(LightningCLI):
             rank_zero_info(f"The run is in {config.parent}. {verb} it with\n  {shlex.join(command)}")
 
     def _prepare_evaluation(self) -> None:
-        has_members = any(isinstance(callback, DeepEnsembleCallback) for callback in self.trainer.callbacks)  # type: ignore[attr-defined]
+        has_members = any(isinstance(c, DeepEnsembleCallback) and c.members for c in self.trainer.callbacks)  # type: ignore[attr-defined]
         path = self._ckpt_path()
         if not path and not has_members:
             rank_zero_warn(

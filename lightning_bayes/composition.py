@@ -70,6 +70,12 @@ def packaged_posteriors() -> dict[str, str]:
     return {name: ", ".join(f"{key} {value}" for key, value in metrics.items()) for name, metrics in rows.items()}
 
 
+def packaged_presets() -> list[tuple[str, str]]:
+    """Name and callback of every preset in this package, in alphabetical order."""
+    entries = [entry for path in parts("presets").values() for entry in yaml.safe_load(path.read_text("utf-8"))]
+    return sorted((entry["name"], entry["callback"]) for entry in entries)
+
+
 def configs_of(name: str) -> list[str]:
     """Resolve one value of ``--config``.
 

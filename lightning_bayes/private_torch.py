@@ -13,7 +13,6 @@ from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import distributed_c10d
 from torch.nn.modules import batchnorm, conv
 from torch.optim import SGD
 from torch.optim.lr_scheduler import ChainedScheduler, ConstantLR
@@ -61,7 +60,6 @@ _ATTRIBUTES: Final[tuple[tuple[str, Any, tuple[str, ...]], ...]] = (
     ("torch.optim.lr_scheduler.ChainedScheduler", ChainedScheduler([_scheduler()]), (INNER_SCHEDULERS,)),
     ("torch.Tensor", Tensor, ("_is_view", "_backward_hooks")),
     ("torch.autograd.graph.Node", torch.ones(2, requires_grad=True).sum().grad_fn, ("_input_metadata",)),
-    ("torch.distributed", distributed_c10d, ("_get_default_store",) if torch.distributed.is_available() else ()),
 )
 
 
@@ -107,11 +105,6 @@ def is_view(tensor: Tensor) -> bool:
     return tensor._is_view()
 
 
-def version_of(tensor: Tensor) -> int:
-    """Version counter of a tensor: autograd increments it with every in-place change."""
-    return tensor._version
-
-
 def is_in_functorch() -> bool:
     """Whether a torch.func transform is active."""
     return bool(torch._C._are_functorch_transforms_active())
@@ -149,8 +142,3 @@ def saved_by(node: Any, name: str, default: Any = None) -> Any:
 def mark_as_scheduled(step: Any) -> None:
     """Keep learning-rate schedulers from wrapping an optimizer's `step`, which they do to count its calls for a warning."""
     step._wrapped_by_lr_sched = True
-
-
-def default_store() -> Any:
-    """The key-value store of the default process group."""
-    return distributed_c10d._get_default_store()

@@ -19,6 +19,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 
 from lightning_bayes import BayesDDPStrategy, VOGNCallback
+from lightning_bayes.optim.groups import flat
 
 EXAMPLES, BATCH, FEATURES, CLASSES = 48, 8, 4, 3
 BATCHES = EXAMPLES // BATCH
@@ -37,7 +38,6 @@ class Setting:
         epochs: Number of epochs, of six updates each.
         batch_norm: Whether the network has BatchNorm, whose statistics depend on the division of a batch.
         resume: Checkpoint to resume from.
-        answer_seconds: As in `BayesDDPStrategy`.
         fault: A fault to inject.
     """
 
@@ -48,7 +48,6 @@ class Setting:
     epochs: int = 3
     batch_norm: bool = True
     resume: Path | None = None
-    answer_seconds: float = 2.0
     fault: Fault | None = None
 
 
@@ -122,7 +121,7 @@ def run(setting: Setting, rank: int = 0) -> dict[str, Tensor]:
     callback = VOGNCallback(mc_samples=2, betas=(0.9, 0.99), init_precision=300.0, num_data=EXAMPLES, eval_samples=0)
     trainer = Trainer(
         callbacks=[callback, *_checkpoints(setting.folder)],
-        strategy=BayesDDPStrategy(num_groups=setting.groups, answer_seconds=setting.answer_seconds),
+        strategy=BayesDDPStrategy(num_groups=setting.groups),
         devices=setting.ranks,
         accelerator="cpu",
         max_epochs=setting.epochs,
@@ -153,7 +152,7 @@ def learned(net: LightningModule, callback: VOGNCallback, trainer: Trainer) -> d
         state = dict(callback.optimizer.state[param])
         state |= {f"base.{key}": value for key, value in base.base.state[param].items()} if base is not None else {}
         tensors |= {f"{name}/{key}": torch.as_tensor(value) for key, value in state.items()}
-    group = callback.optimizer.param_groups[0]
+    group = flat(callback.optimizer.param_groups[0])
     tensors |= {key: torch.tensor(group[key]) for key in ("lr", "step", "num_data", "noise_seed")}
     return {**tensors, "global_step": torch.tensor(trainer.global_step)}
 

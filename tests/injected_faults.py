@@ -16,7 +16,6 @@ from tiny_training import Classifier, loader, quiet_trainer, weights
 from lightning_bayes import VOGNCallback
 
 PASSES_BEFORE = 11  # of updates with two passes each: the second one of the sixth update
-PASSES_BEFORE_SIGTERM = 7  # the first one of the fourth update
 SMALL_FILE = 12_000  # bytes: less than a checkpoint has, more than the output of a process
 
 
@@ -45,26 +44,6 @@ def killed_in_writing(trainer, passes):
     if passes == PASSES_BEFORE:
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     full_disk(trainer, passes)
-
-
-def terminate_rank_0(trainer, passes):
-    terminate(trainer, passes, {0: PASSES_BEFORE_SIGTERM})
-
-
-def terminate_rank_1(trainer, passes):
-    terminate(trainer, passes, {1: PASSES_BEFORE_SIGTERM})
-
-
-def terminate_all(trainer, passes):
-    """Every rank gets the signal that a cluster sends before it ends a job, the first rank an update later."""
-    terminate(trainer, passes, {0: PASSES_BEFORE_SIGTERM + 2, 1: PASSES_BEFORE_SIGTERM})
-
-
-def terminate(trainer, passes, victims):
-    folder = Path(trainer.checkpoint_callbacks[0].dirpath)
-    (folder / f"passes{trainer.global_rank}").write_text(str(passes))
-    if victims.get(trainer.global_rank) == passes:
-        os.kill(os.getpid(), signal.SIGTERM)
 
 
 class Signalled(Classifier):

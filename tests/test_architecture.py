@@ -78,12 +78,11 @@ LONG_FILES = {  # today's exceptions: an entry goes with its file's length, and 
     "lightning_bayes/optim/variational.py",
 }
 CIRCLES = {  # today's exceptions, modules of the package: an entry goes with its circle, and none is added
-    ("curvature.factors", "curvature.factors.layer_records", "curvature.kronecker"),
-    ("optim.diagonal.cohort_update", "optim.diagonal.family", "optim.variational"),
+    ("optim.diagonal.family", "optim.diagonal.update", "optim.variational"),
 }
 BATCH = {  # files and functions that a VOGN batch passes: lowered with the code, never raised
-    "measured": (50, 254),  # the goal is 15 and 70
-    "unmeasured": (23, 95),  # the goal is 10 and 40
+    "measured": (46, 242),  # the goal is 15 and 70
+    "unmeasured": (21, 93),  # the goal is 10 and 40
 }
 VAGUE_NAMES = {"utils.py", "util.py", "helpers.py", "helper.py", "common.py", "misc.py"}
 

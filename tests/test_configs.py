@@ -151,9 +151,9 @@ def small_options(name):
 
 
 def checkpoints_that_it_reads(name):
-    """Checkpoint paths of a `WarmStart` or `DeepEnsembleCallback`."""
+    """Checkpoint paths of a `WarmStart`."""
     arguments = [entry.get("init_args", {}) for entry in compose(name)["trainer"]["callbacks"]]
-    return [path for given in arguments for path in (given.get("path"), *given.get("members", ())) if path]
+    return [given["path"] for given in arguments if given.get("path")]
 
 
 def train_what_it_reads(name, data_options):

@@ -36,6 +36,10 @@ def test_the_version_loads_neither_torch_nor_lightning():
     assert not loaded_by(REPORT, "--version") & {"torch", "lightning", "matplotlib", "jinja2"}
 
 
+def test_the_list_of_presets_loads_neither_torch_nor_lightning():
+    assert not loaded_by(REPORT, "list", "presets") & {"torch", "lightning", "matplotlib", "jinja2"}
+
+
 @pytest.mark.slow
 def test_importing_the_package_loads_no_more_than_lightning_does():
     beside = loaded_by("import lightning_bayes") - loaded_by("import lightning")

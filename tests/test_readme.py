@@ -82,6 +82,7 @@ def is_own_run(config):
 
 
 # Lightning's warnings about short examples and about a missing TensorBoard.
+@pytest.mark.filterwarnings("ignore:The search for the prior precision ended at an edge:UserWarning")
 @pytest.mark.filterwarnings("ignore:The number of training batches:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*`tensorboardX` has been removed:UserWarning")
 @pytest.mark.parametrize("page", WITH_BLOCKS)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from lightning_bayes.curvature.backpack_hooks import is_stock, watched
 from lightning_bayes.curvature.factors import FactorMoments, input_factor
-from lightning_bayes.curvature.factors.layer_records import LayerRecords, Request
+from lightning_bayes.curvature.factors.layer_records import LayerRecords, Request, Scales
 from lightning_bayes.curvature.measured_modules import MeasuredModule, find_measured_modules, refuse
 from lightning_bayes.curvature.measurement import KroneckerFactors, KroneckerQuantity
 from lightning_bayes.curvature.modules import CREATED, AsModules
@@ -32,9 +32,6 @@ from lightning_bayes.curvature.seeded_labels import seed_labels
 from lightning_bayes.curvature.workspace import Workspace
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.private_torch import BatchNormBase
-
-if TYPE_CHECKING:
-    from lightning_bayes.curvature.kronecker import KroneckerCapture
 
 _WITH_FACTORS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _PASSABLE = (
@@ -123,11 +120,11 @@ class BackpackFactors(LayerRecords):
         with backpack(retain_graph=True), self._as_modules.paused():
             yield
 
-    def results(self, captured: KroneckerCapture) -> dict[nn.Module, KroneckerFactors]:
+    def results(self, scales: Scales) -> dict[nn.Module, KroneckerFactors]:
         """(S, Ā) of each layer, as means over examples; see `FactorMoments.results`."""
-        factors = self._moments.results(captured)
+        factors = self._moments.results(scales)
         for layer, statistics in self._by_layer.items():
-            factors[layer] = self._factors(layer, statistics, captured.gradient_factor())
+            factors[layer] = self._factors(layer, statistics, scales.gradient)
         return factors
 
     def _factors(self, layer: nn.Module, statistics: _CallStatistics, loss_scale: float) -> KroneckerFactors:

@@ -19,7 +19,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from lightning_bayes.curvature.capture import Capture, refuse_losses
-from lightning_bayes.curvature.factors import FactorMoments, LayerRecords, Request, has_factors
+from lightning_bayes.curvature.factors import FactorMoments, LayerRecords, Request, Scales, has_factors
 from lightning_bayes.curvature.forward_state import in_full_precision
 from lightning_bayes.curvature.hooks import HookedCapture, HookedEngine
 from lightning_bayes.curvature.layer_calls import LayerCall
@@ -209,7 +209,7 @@ class KroneckerCapture(HookedCapture):
 
     def results(self) -> dict[nn.Module, Any]:
         """The result of each layer with factors that backward reached, see `LayerRecords.results`."""
-        return self.records.results(self)
+        return self.records.results(Scales(self.own_scale, self.factor_scale, self.gradient_factor()))
 
     @property
     def _examples(self) -> int:

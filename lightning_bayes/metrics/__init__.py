@@ -20,19 +20,24 @@ from lightning_bayes.metrics.collections import (
     regression_metrics,
     sampled_regression_metrics,
 )
-from lightning_bayes.metrics.figure_certainty import certainty_sheet
-from lightning_bayes.metrics.figure_curves import risk_coverage_diagram, shift_curves
-from lightning_bayes.metrics.figure_histograms import entropy_histogram, score_histograms
-from lightning_bayes.metrics.figure_reliability import reliability_diagram
-from lightning_bayes.metrics.misclassification import (
+from lightning_bayes.metrics.detection import (
+    OODAUPR,
+    OODAUROC,
+    OODFPR95,
     MisclassificationAUPR,
     MisclassificationAUROC,
     MisclassificationFPR95,
     misclassification_aupr,
     misclassification_auroc,
     misclassification_fpr95,
+    ood_aupr,
+    ood_auroc,
+    ood_fpr95,
 )
-from lightning_bayes.metrics.ood import OODAUPR, OODAUROC, OODFPR95, ood_aupr, ood_auroc, ood_fpr95
+from lightning_bayes.metrics.figure_certainty import certainty_sheet
+from lightning_bayes.metrics.figure_curves import risk_coverage_diagram, shift_curves
+from lightning_bayes.metrics.figure_histograms import entropy_histogram, score_histograms
+from lightning_bayes.metrics.figure_reliability import reliability_diagram
 from lightning_bayes.metrics.ood_detection import OODDetection
 from lightning_bayes.metrics.regression import GaussianNLL, MixtureNLL, RootMeanSquaredError, gaussian_nll, mixture_nll
 from lightning_bayes.metrics.scoring import (

@@ -19,12 +19,14 @@ from lightning_bayes.metrics.calibration import (
     ExpectedCalibrationError,
     MaximumCalibrationError,
 )
-from lightning_bayes.metrics.misclassification import (
+from lightning_bayes.metrics.detection import (
+    OODAUPR,
+    OODAUROC,
+    OODFPR95,
     MisclassificationAUPR,
     MisclassificationAUROC,
     MisclassificationFPR95,
 )
-from lightning_bayes.metrics.ood import OODAUPR, OODAUROC, OODFPR95
 from lightning_bayes.metrics.regression import GaussianNLL, MixtureNLL, RootMeanSquaredError
 from lightning_bayes.metrics.scoring import Accuracy, BrierScore, NegativeLogLikelihood
 from lightning_bayes.metrics.selective import AURC, CoverageAtRisk, RiskAtCoverage

@@ -14,8 +14,8 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from lightning_bayes.errors import HyperparameterError, NonFiniteError, ShapeError
+from lightning_bayes.metrics.detection import ood_auroc
 from lightning_bayes.metrics.figure_style import DPI, PANEL_WIDTH, SERIES, check_not_empty, quiet_frame
-from lightning_bayes.metrics.ood import ood_auroc
 
 Panels: TypeAlias = Mapping[str, Mapping[str, Tensor]]  # for each panel and each set of inputs, the values [inputs]
 

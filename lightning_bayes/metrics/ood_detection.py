@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_bayes.errors import HyperparameterError, NonFiniteError, ShapeError
-from lightning_bayes.metrics.ood import ood_aupr, ood_auroc, ood_fpr95
+from lightning_bayes.metrics.detection import ood_aupr, ood_auroc, ood_fpr95
 from lightning_bayes.metrics.states import StoredMetric
 
 _MEASURES = {"AUROC": ood_auroc, "AUPR": ood_aupr, "FPR95": ood_fpr95}
@@ -17,7 +17,7 @@ _MEASURES = {"AUROC": ood_auroc, "AUPR": ood_aupr, "FPR95": ood_fpr95}
 
 @final
 class OODDetection(StoredMetric):
-    """AUROC, AUPR and FPR95 of every score on every set; OOD is the positive class (see `ood`).
+    """AUROC, AUPR and FPR95 of every score on every set; OOD is the positive class (see `ood_auroc`).
 
     ``compute`` returns ``{set}/{score}/{measure}`` for each score and each set against the test set. For the first score it
     also returns ``{measure}`` for all sets together and, if there are several sets, ``{set}/{measure}`` for each set.

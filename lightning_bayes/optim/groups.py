@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 KEY: Final = "posterior"
-FORMAT: Final = 2  # of the optimizer's state_dict
+FORMAT: Final = 3  # of the optimizer's state_dict
 SHARED: Final = ("lr", "weight_decay", "momentum")
 
 

@@ -5,6 +5,7 @@ Most numeric hyperparameters of optimizers and callbacks may also be a function 
     LinearSchedule(start, end, steps)          start + (end - start) · min(1, t/steps)
     CosineSchedule(start, end, steps)          end + (start - end) · (1 + cos(π min(1, t/steps))) / 2
     ExponentialSchedule(start, factor, every)  start · factor^⌊t/every⌋
+    PowerDecay(start, power)                   start / (1 + t^power)
     PiecewiseSchedule(values, milestones)      values[i] for milestones[i-1] ≤ t < milestones[i]
 
 Parameter groups store only the current values, so checkpoints remain safe to load. They also store t, so a resumed run
@@ -107,6 +108,24 @@ class ExponentialSchedule(Schedule):
     def __call__(self, step: int) -> float:
         """Return the value; see `Schedule`."""
         return self.start * float(self.factor) ** (step // self.every)
+
+
+@final
+@dataclass(frozen=True)
+class PowerDecay(Schedule):
+    """``start / (1 + t^power)`` after t updates; Khan et al. 2018, eq. 104.
+
+    Example:
+        >>> PowerDecay(0.1, power=0.55)(1)
+        0.05
+    """
+
+    start: float
+    power: float
+
+    def __call__(self, step: int) -> float:
+        """Return the value; see `Schedule`."""
+        return self.start / (1 + math.pow(step, self.power))
 
 
 @final

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from lightning_bayes.curvature import Capture, make_engine
-from lightning_bayes.curvature.parameters import require_full_precision
+from lightning_bayes.curvature.parameters import require_full_precision, rows_without_gradient
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.optim.diagonal.estimators import BatchSizeCheck, CurvatureEstimator, SquaredGradients
 from lightning_bayes.optim.diagonal.family import DiagonalFamily
@@ -28,12 +28,11 @@ from lightning_bayes.optim.diagonal.state import MeanFieldState, start_state
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.groups import KEY, SHARED, flat
 from lightning_bayes.optim.hyperparameters import Hyperparameters, OptimizerFields, StepRule
-from lightning_bayes.optim.readout.parameter import effective_parameters, store_shape
-from lightning_bayes.optim.readout.state import WeightPosterior, posterior_of_model
+from lightning_bayes.optim.readout import WeightPosterior, effective_parameters, posterior_of_model
 from lightning_bayes.optim.resuming import RECORD, require_same
 from lightning_bayes.optim.runtime.base import NoisyOptimizer
 from lightning_bayes.optim.runtime.family import PosteriorFamily
-from lightning_bayes.optim.runtime.measuring import BASE_INTERVAL, SHAPE_INTERVAL, require_interval
+from lightning_bayes.optim.runtime.measuring import BASE_INTERVAL, require_interval
 from lightning_bayes.optim.runtime.noise import CounterNoise
 from lightning_bayes.optim.runtime.parameters import (
     deterministic_params,
@@ -113,6 +112,9 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
         values = self.hyperparameters.given(arguments, self.own_defaults)
         require_initialised(model)
         self._reference = reference_weights(model)
+        self._rows_without_noise = {
+            p: mask.nonzero()[:, 0].tolist() for p, mask in rows_without_gradient(model).items()
+        }
         self.steps = make_steps(base)
         step = step_for(values["step_rule"], self.steps)
         self.deterministic = deterministic_params(model, values["bayesian"], norms=step.is_published)
@@ -247,6 +249,8 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
             state |= start_state(param, fields, reference, noisy=param not in self.deterministic)
             state |= prior_state(param, group, self.weight_priors)
             state |= self.family.counters
+            if param in self._rows_without_noise:
+                state["rows_without_noise"] = self._rows_without_noise[param]
             if not fields and self.estimator.quantity == "squared_gradients":
                 self.engine.left_out.add(param)  # a parameter without curvature is not measured
 
@@ -279,6 +283,13 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
                 finished.add_prior_at_sample_(param, stated_prior_of(group, self.state[param]))
         return curvature
 
+    @property
+    def _reads_count(self) -> bool:
+        if not self.estimator.reads_count:
+            return False
+        states = (self.state[param] for param in self._measured_params())
+        return any(not (state["noisy"] and state["step"]) for state in states)
+
     def _measured_params(self) -> list[nn.Parameter]:
         return [key for key in self._measured_shapes() if isinstance(key, nn.Parameter)]
 
@@ -306,9 +317,7 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
             step.finish(self.param_groups, self.state)
         for group, schedules in zip(self.param_groups, self._schedules, strict=True):
             self._count_update(group, schedules)
-        if self.num_updates % SHAPE_INTERVAL == 0:
-            for group, param in self.trained():
-                store_shape(group, self.state[param], param)
+        self.family.refresh(measured=bool(measurement.curvature))
         if self._check_batch_size is not None:
             self._check_batch_size(measurement, self.param_groups[0])
 
@@ -355,6 +364,11 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
             self.hyperparameters.check(plain(flat(group)))
             if self.signed_curvature:
                 keep_all_positive_([self.state[param] for param in group["params"]], group)
+        self.refresh_noise()
+
+    def refresh_noise(self) -> None:
+        """Store the covariance of the noise anew, after a change of settings between two measurements."""
+        self.family.refresh(measured=False, always=True)
 
     @torch.no_grad()
     def posterior(self) -> WeightPosterior:
@@ -377,6 +391,6 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
             A scalar between 0 and the number of weights with noise.
         """
         self.family.start_curvature()
-        counts = [effective_parameters(group, self.state[param], param.detach()) for group, param in self.trained()]
+        counts = [effective_parameters(group, self.state[param]) for group, param in self.trained()]
         known = [count for count in counts if count is not None]
         return torch.stack(known).sum() if known else torch.zeros(())

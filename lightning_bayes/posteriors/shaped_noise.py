@@ -103,9 +103,9 @@ def shaped_precision(curvature: Tensor, scale: Tensor, damping: Tensor) -> Tenso
     return curvature.clamp_min(0).add_(damping).mul_(scale)
 
 
-def prior_centre(mean: Tensor, centre: Tensor | float, stated: float | Tensor, damping: Tensor) -> Tensor:
+def prior_centre(mean: Tensor, centre: Tensor | float, stated: float | Tensor, damping: float | Tensor) -> Tensor:
     """c_t = μ - √(δ̃/γ_t) (μ - μ₀), the prior's centre; `stated` is δ̃, or 0 without an explicit prior."""
-    return mean - (stated / damping).sqrt().to(mean) * (mean - centre)
+    return mean - (stated / damping) ** 0.5 * (mean - centre)
 
 
 def tensor_size(mean: Tensor, initial_rms: Tensor) -> Tensor:

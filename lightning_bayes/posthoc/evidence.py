@@ -19,7 +19,7 @@ from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.posthoc.structure import AbstractStructure, Prior
 from lightning_bayes.posthoc.trained import TrainingFit
 
-SMALLEST, LARGEST = 1e-8, 1e8  # bounds of prior precisions and of 1/σ²
+RANGE = (1e-8, 1e8)  # bounds of prior precisions and of 1/σ²
 _ITERATIONS = 200
 _TOLERANCE = 1e-9  # of the gradient per parameter group, in nats
 
@@ -88,7 +88,7 @@ def maximise(
     )
 
     def deltas() -> Tensor:
-        return log_prior.clamp(math.log(SMALLEST), math.log(LARGEST)).exp()
+        return log_prior.clamp(*map(math.log, RANGE)).exp()
 
     def closure() -> Tensor:
         optimizer.zero_grad()

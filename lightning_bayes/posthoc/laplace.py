@@ -8,7 +8,9 @@ last layers, all curvatures and their predictives Daxberger et al. 2021, https:/
 
 from __future__ import annotations
 
+import math
 import re
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +26,7 @@ from lightning_bayes.curvature.selection import last_called, only_trained
 from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError, name_some
 from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.posthoc.batches import labelled, require_evaluation_mode
-from lightning_bayes.posthoc.evidence import Evidence, log_evidence, maximise
+from lightning_bayes.posthoc.evidence import RANGE, Evidence, log_evidence, maximise
 from lightning_bayes.posthoc.full import Full
 from lightning_bayes.posthoc.kronecker import Kronecker
 from lightning_bayes.posthoc.settings import (
@@ -37,8 +39,10 @@ from lightning_bayes.posthoc.settings import (
 )
 from lightning_bayes.posthoc.structure import AbstractStructure
 from lightning_bayes.posthoc.trained import TrainingFit
+from lightning_bayes.posthoc.validation import RANGE as VALIDATION_RANGE
 from lightning_bayes.posthoc.validation import choose_by_validation
 
+_EDGE: Final = 0.1  # of the logarithm: twice the tolerance of the search
 _STRUCTURES: Final[dict[str, Callable[[nn.Module, dict[str, nn.Parameter]], AbstractStructure]]] = {
     "diagonal": partial(Kronecker, diagonal=True),
     "kronecker": Kronecker,
@@ -56,12 +60,14 @@ class Laplace:
         likelihood: The likelihood of the targets, with the chosen noise.
         log_marginal_likelihood: Laplace approximation of log p(D) in nats, at the posterior's prior and noise.
         prior_precision: δ by parameter name.
+        at_edge: Names of the parameters whose δ is the smallest or largest that the search tries: the best is beyond it.
     """
 
     posterior: AbstractPosterior
     likelihood: Likelihood
     log_marginal_likelihood: float
     prior_precision: dict[str, float]
+    at_edge: tuple[str, ...] = ()
 
 
 @torch.no_grad()
@@ -150,7 +156,24 @@ def laplace(
     prior = {name: deltas[index] for name, index in groups.items()}
     log_marginal = log_evidence(evidence, prior, std)  # before the posterior, because both need much memory
     likelihood = Gaussian(std) if isinstance(likelihood, Gaussian) else likelihood
-    return Laplace(evidence.posterior(prior, std), likelihood, log_marginal, prior)
+    searched = RANGE if validation is None else VALIDATION_RANGE
+    at_edge = () if fixed_delta is not None else _warned_of_edges(prior, searched)
+    return Laplace(evidence.posterior(prior, std), likelihood, log_marginal, prior, at_edge)
+
+
+def _warned_of_edges(prior: dict[str, float], bounds: tuple[float, float]) -> tuple[str, ...]:
+    """The names whose prior precision ended at a bound of its search, with a warning if there are any."""
+    distance = {name: min(abs(math.log(delta / bound)) for bound in bounds) for name, delta in prior.items()}
+    names = tuple(name for name, gap in distance.items() if gap < _EDGE)
+    if names:
+        warnings.warn(
+            f"The search for the prior precision ended at an edge of its range, {bounds[0]:g} to {bounds[1]:g}, for "
+            f"{name_some(names)} ({prior[names[0]]:.3g}): no prior in it fits, and the width is that of the edge, "
+            "not of the data. Train the network longer, choose other parameters with subset=, or pass prior_precision= as a "
+            "number.",
+            stacklevel=4,
+        )
+    return names
 
 
 def _prior_groups(params: Iterable[str], prior_structure: PriorStructure) -> dict[str, int]:

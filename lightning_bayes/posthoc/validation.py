@@ -16,7 +16,7 @@ from lightning_bayes.posthoc.evidence import Evidence
 from lightning_bayes.predictive.closed_form import output_moments, probit
 from lightning_bayes.predictive.line_search import minimise_over_logarithm
 
-SMALLEST, LARGEST = 1e-4, 1e4  # bounds of δ
+RANGE = (1e-4, 1e4)  # bounds of δ
 _GRID = 17  # grid points, a factor of 3 apart
 _TOLERANCE = 0.05  # of the logarithm
 _NOISE_RANGE = 10.0  # largest factor between the chosen and the initial σ
@@ -45,7 +45,7 @@ def choose_by_validation(
         return sum(_nll(model, posterior, x, y, likelihood, std) for x, y in batches)
 
     def best_delta(std: float) -> float:
-        return minimise_over_logarithm(partial(nll, std=std), SMALLEST, LARGEST, _GRID, _TOLERANCE)
+        return minimise_over_logarithm(partial(nll, std=std), *RANGE, _GRID, _TOLERANCE)
 
     delta = best_delta(std)
     if chooses_noise:

@@ -31,7 +31,6 @@ from lightning_bayes.predictive.decomposition import entropy, mutual_information
 from lightning_bayes.predictive.densities import predictive_nll
 from lightning_bayes.predictive.dropout import DropoutSamples, dropout_layers
 from lightning_bayes.predictive.exported import Exported, MonteCarloNetwork, export
-from lightning_bayes.predictive.leave_one_out import LeaveOneOut, leave_one_out, sensitivity
 from lightning_bayes.predictive.linearized import LinearizedSamples
 from lightning_bayes.predictive.links import Link, Moments, Prediction, as_dict, check_link, combine, summarise
 from lightning_bayes.predictive.loaders import predict_loader
@@ -73,7 +72,6 @@ __all__ = [
     "Exported",
     "FittedScale",
     "Intervals",
-    "LeaveOneOut",
     "Linearized",
     "LinearizedSamples",
     "Link",
@@ -110,7 +108,6 @@ __all__ = [
     "fit_scale",
     "fit_temperature",
     "joint_information",
-    "leave_one_out",
     "max_logit_score",
     "max_probability_score",
     "mc_predict",
@@ -131,7 +128,6 @@ __all__ = [
     "probit",
     "raps_scores",
     "recalibrate",
-    "sensitivity",
     "summarise",
     "temporary_weights",
     "thr_scores",

@@ -8,22 +8,17 @@ process of Algorithm 1 in Osawa et al. 2019 (https://arxiv.org/abs/1906.02506); 
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from torch import Tensor
 
-from lightning_bayes.errors import HyperparameterError, RankError
+from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.strategies.agreement import check_agreement
 from lightning_bayes.strategies.reduce import all_reduce_mean_, all_reduce_sum_
-from lightning_bayes.strategies.sigterm import DeferredSigterm
-from lightning_bayes.strategies.unresponsive_ranks import is_of_collective, unresponsive_ranks
 
-_log = logging.getLogger(__name__)
 Mode: TypeAlias = Literal["data", "samples"]
 
 
@@ -31,8 +26,7 @@ class BayesDDPStrategy(DDPStrategy):
     """DDP for the callbacks of this package: ``Trainer(strategy="bayes_ddp")``.
 
     One reduction per update averages gradient and curvature over ranks, weighted by the number of examples. A non-finite
-    measurement on one rank becomes non-finite on all ranks, so they skip the update together. The same reduction announces
-    a SIGTERM to one rank, and all ranks stop after the same update.
+    measurement on one rank becomes non-finite on all ranks, so they skip the update together.
 
     Args:
         mode: ``"data"``: the examples are divided among the ranks. ``"samples"``: all noise groups see the same examples,
@@ -42,8 +36,6 @@ class BayesDDPStrategy(DDPStrategy):
             samples. None makes every rank a group. More groups than ranks require ``accumulate_grad_batches``: the
             micro-batches of an update are then in different groups, as if each ran on a separate rank.
         bucket_mib: Maximum MiB per collective.
-        answer_seconds: Time that ranks wait for each other after a failed collective, before the error names the
-            unresponsive ranks.
         **arguments: Arguments of Lightning's ``DDPStrategy``, such as ``timeout`` and ``process_group_backend``.
 
     Attributes:
@@ -60,22 +52,19 @@ class BayesDDPStrategy(DDPStrategy):
         mode: Mode = "data",
         num_groups: int | None = None,
         bucket_mib: float = 256.0,
-        answer_seconds: float = 10.0,
         **arguments: Any,
     ) -> None:
         if mode not in get_args(Mode):
             raise HyperparameterError(f"mode={mode!r} is unknown. Choose from {', '.join(get_args(Mode))}.")
         if num_groups is not None and num_groups < 1:
             raise HyperparameterError(f"num_groups={num_groups} must be at least 1, or None for a group per rank.")
-        for name, value in {"bucket_mib": bucket_mib, "answer_seconds": answer_seconds}.items():
-            if not value > 0:
-                raise HyperparameterError(f"{name}={value} must be above 0.")
+        if not bucket_mib > 0:
+            raise HyperparameterError(f"bucket_mib={bucket_mib} must be above 0.")
         super().__init__(**arguments)
         self.mode, self.num_groups = mode, num_groups
-        self.bucket_mib, self.answer_seconds = bucket_mib, answer_seconds
+        self.bucket_mib = bucket_mib
         self.reduced_bytes: int | None = None
         self._noise_group: Any = None  # a process group
-        self._sigterm = DeferredSigterm()
 
     @property
     def _groups(self) -> int:
@@ -134,26 +123,15 @@ class BayesDDPStrategy(DDPStrategy):
         return {"num_replicas": ranks_of_group, "rank": self.global_rank % ranks_of_group}
 
     def all_reduce_mean_(self, tensors: Sequence[Tensor], weight: float) -> None:
-        """Replace `tensors` by their weighted mean over ranks. Raises `RankError` if a rank does not respond."""
+        """Replace `tensors` by their weighted mean over ranks."""
         if self.world_size == 1:
             self.reduced_bytes = 0
             return
-        self._sigterm.defer()
-        flag = self._sigterm.flag(tensors[0].device)
-        with self._named_ranks():
-            self.reduced_bytes = all_reduce_mean_([*tensors, flag], weight, bucket_mib=self.bucket_mib)
-        self._sigterm.update(flag)
-
-    def optimizer_step(self, *arguments: Any, **named: Any) -> Any:
-        """Step as in Lightning's ``Strategy``, then stop all ranks together if one of them has received SIGTERM."""
-        output = super().optimizer_step(*arguments, **named)
-        self._sigterm.deliver()
-        return output
+        self.reduced_bytes = all_reduce_mean_(tensors, weight, bucket_mib=self.bucket_mib)
 
     def all_reduce_sum_(self, tensors: Sequence[Tensor]) -> None:
         """Replace `tensors` by their sums over ranks; see `strategies.all_reduce_sum_`."""
-        with self._named_ranks():
-            all_reduce_sum_(tensors, bucket_mib=self.bucket_mib)
+        all_reduce_sum_(tensors, bucket_mib=self.bucket_mib)
 
     def add_noise_group_(self, tensors: Sequence[Tensor]) -> None:
         """Replace `tensors` by their sums over the ranks of this rank's noise group.
@@ -174,8 +152,7 @@ class BayesDDPStrategy(DDPStrategy):
                 "groups, some of which span several ranks. Methods that square the gradient of a group do not support this. "
                 f"Choose a multiple or a divisor of {self.world_size}."
             )
-        with self._named_ranks():
-            all_reduce_sum_(tensors, self._process_group())
+        all_reduce_sum_(tensors, self._process_group())
 
     def _process_group(self) -> Any:
         """The process group of this rank's noise group. The first call creates all groups and must run on all ranks."""
@@ -190,52 +167,10 @@ class BayesDDPStrategy(DDPStrategy):
         strategy_settings = {"mode": self.mode, "num_groups": self.num_groups, "bucket_mib": self.bucket_mib}
         check_agreement({**settings, **strategy_settings})
 
-    def on_train_end(self) -> None:
-        """Stop deferring SIGTERM."""
-        super().on_train_end()
-        self._sigterm.stop()
-
     def teardown(self) -> None:
         """Tear down, and drop the process group of the noise."""
-        self._sigterm.stop()
         super().teardown()
         self._noise_group = None
-
-    def on_exception(self, exception: BaseException) -> None:
-        """Log the unresponsive ranks if a collective other than the reduction has failed."""
-        self._sigterm.stop()
-        super().on_exception(exception)
-        message = self._unresponsive_message(exception)
-        if message is not None:
-            _log.error(message)
-
-    @contextmanager
-    def _named_ranks(self) -> Iterator[None]:
-        try:
-            yield
-        except RuntimeError as error:
-            message = self._unresponsive_message(error)
-            if message is None:
-                raise
-            raise RankError(message) from error
-
-    def _ended_children(self) -> list[int]:
-        """Ranks that Lightning started from this one and that have ended; always empty with torchrun or SLURM."""
-        # Lightning polls them every five seconds and then kills this process, so there is no time to wait for answers.
-        processes = getattr(self.launcher, "procs", [])
-        first = self.node_rank * self.num_processes
-        return [first + index for index, process in enumerate(processes, 1) if process.poll() is not None]
-
-    def _unresponsive_message(self, error: BaseException) -> str | None:
-        silent = unresponsive_ranks(self.answer_seconds, self._ended_children) if is_of_collective(error) else []
-        if not silent:
-            return None
-        subject = f"Rank {silent[0]} does" if len(silent) == 1 else f"Ranks {', '.join(map(str, silent))} do"
-        return (
-            f"{subject} not answer (of {self.world_size} ranks; seen on rank {self.global_rank}: "
-            f"{str(error).splitlines()[0]}). A rank was killed, ran out of memory, or hangs: check its output. Other ranks "
-            "may be silent because they wait for it. To continue, restart all ranks with ckpt_path=..."
-        )
 
 
 if BayesDDPStrategy.strategy_name not in StrategyRegistry:

@@ -25,6 +25,7 @@ def _tiny(monkeypatch):
     monkeypatch.setattr(prior, "PROBLEMS", {"tiny": problem})
 
 
+@pytest.mark.filterwarnings("ignore:The search for the prior precision ended at an edge:UserWarning")
 def test_every_method_is_scored_and_a_finished_run_is_kept(tmp_path, capsys):
     arguments = ["--root", "-", "--problems", "tiny", "--first-seed", "3", "--json", str(tmp_path / "r.json")]
     prior.main([*arguments, "--seeds", "1"])

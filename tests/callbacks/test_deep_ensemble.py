@@ -5,17 +5,20 @@ from __future__ import annotations
 import csv
 import weakref
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
 import torch.nn.functional as F
+from lightning.pytorch.callbacks import EarlyStopping
 from tiny_training import Classifier, assert_same_bits, blobs, fit, loader, quiet_trainer, weights
 from torch import nn
 
 from lightning_bayes import DeepEnsembleCallback, VOGNCallback
 from lightning_bayes.callbacks import deep_ensemble
+from lightning_bayes.callbacks.member_fits import layers_to_reset
 from lightning_bayes.cli import main
-from lightning_bayes.errors import HyperparameterError, PosteriorError
+from lightning_bayes.errors import HyperparameterError, PosteriorError, UnsupportedLayerError
 from lightning_bayes.optim.readout import read_checkpoint
 from lightning_bayes.zoo import BayesClassifier, DigitsDataModule, LeNet5
 
@@ -180,6 +183,161 @@ def test_the_documented_commands_train_and_evaluate_an_ensemble(tmp_path, monkey
     assert not [name for name in found if name.startswith("test_mean/")]  # the module's own weights are untrained
 
 
+# -- members that the callback trains --------------------------------------------------------------------------------------
+
+
+class Scheduled(Net):
+    """A network whose optimizer and schedule show in its weights, and which says what a fit was."""
+
+    fits: ClassVar[list] = []  # of all instances, copies included
+
+    def on_train_end(self):
+        type(self).fits.append((self.trainer.global_step, self.trainer.gradient_clip_val, weights(self)))
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", F.cross_entropy(self(batch[0]), batch[1]))
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.3, momentum=0.9)
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
+
+
+@pytest.fixture
+def scheduled():
+    Scheduled.fits = []
+    torch.manual_seed(7)
+    return Scheduled()
+
+
+TRAINING = {"max_epochs": 2, "accumulate_grad_batches": 2, "gradient_clip_val": 0.5}
+
+
+def trained_here(module, tmp_path, count=3, **options):
+    callback = DeepEnsembleCallback(count, seed=5)
+    trainer = quiet_trainer(callback, default_root_dir=tmp_path, **TRAINING)
+    trainer.fit(module, loader(), loader(), **options)
+    return callback, trainer, [tmp_path / "members" / f"member_{k + 1}.ckpt" for k in range(count)]
+
+
+def by_plain_lightning(seed):
+    """The weights of a member by hand: draw the initial weights, layer by layer from the end, and fit."""
+    module = Scheduled()
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        for layer in reversed(module.net):
+            if not isinstance(layer, nn.Tanh):
+                layer.reset_parameters()
+        quiet_trainer(num_sanity_val_steps=0, **TRAINING).fit(module, loader(), loader())
+    return weights(module)
+
+
+def test_members_are_plain_fits_from_weights_drawn_under_seeds_of_their_own(scheduled, tmp_path):
+    start = weights(scheduled)
+    _, trainer, paths = trained_here(scheduled, tmp_path)
+    found = [read_checkpoint(path)["state_dict"] for path in paths]
+    alone = Scheduled()
+    alone.load_state_dict(start)
+    quiet_trainer(**TRAINING).fit(alone, loader(), loader())
+    for member, expected in zip(found, [weights(alone), by_plain_lightning(6), by_plain_lightning(7)], strict=True):
+        assert_same_bits(member, expected)
+    assert_same_bits(weights(scheduled), weights(alone))
+    assert [fit[:2] for fit in Scheduled.fits[:3]] == [(6, 0.5)] * 3
+    assert scheduled.trainer is trainer
+
+
+def test_a_test_and_a_prediction_average_the_trained_members(scheduled, tmp_path):
+    callback, trainer, paths = trained_here(scheduled, tmp_path)
+    modules = [Scheduled() for _ in paths]
+    for module, path in zip(modules, paths, strict=True):
+        module.load_state_dict(read_checkpoint(path)["state_dict"])
+        module.eval()
+    scheduled.seen = []
+    trainer.test(scheduled, loader(), verbose=False)
+    probs = by_hand(modules).mean(0)
+    torch.testing.assert_close(torch.cat(scheduled.seen).softmax(-1), probs)
+    found = torch.cat([p["probs"] for p in trainer.predict(scheduled, loader())])
+    torch.testing.assert_close(found, probs)
+
+    trainer.save_checkpoint(tmp_path / "run.ckpt")  # another process finds link and members through the checkpoint
+    other, later = Scheduled(), quiet_trainer(DeepEnsembleCallback(3))
+    later.test(other, loader(), ckpt_path=tmp_path / "run.ckpt", verbose=False)
+    torch.testing.assert_close(torch.cat(other.seen).softmax(-1), probs)
+    assert callback.members == []
+
+
+def test_a_resumed_fit_trains_only_the_members_that_are_missing(scheduled, tmp_path):
+    _, trainer, paths = trained_here(scheduled, tmp_path)
+    trainer.save_checkpoint(tmp_path / "run.ckpt")
+    before = [weights_of(path) for path in paths]
+    paths[2].unlink()
+    Scheduled.fits = []
+    trained_here(Scheduled(), tmp_path, ckpt_path=tmp_path / "run.ckpt")
+    assert len(Scheduled.fits) == 1
+    for path, expected in zip(paths, before, strict=True):
+        assert_same_bits(weights_of(path), expected)
+
+
+def test_a_new_fit_trains_all_members_anew(scheduled, tmp_path):
+    trained_here(scheduled, tmp_path, 2)
+    Scheduled.fits = []
+    trained_here(Scheduled(), tmp_path, 2)
+    assert len(Scheduled.fits) == 2
+
+
+def weights_of(path):
+    return read_checkpoint(path)["state_dict"]
+
+
+def test_the_cost_and_the_callbacks_that_act_once_are_said(scheduled, tmp_path, caplog):
+    trainer = quiet_trainer(DeepEnsembleCallback(2), EarlyStopping("val_loss"), default_root_dir=tmp_path)
+    caplog.set_level("INFO")
+    with pytest.warns(UserWarning, match=r"2 to 2 train without the callbacks EarlyStopping\."):
+        trainer.fit(scheduled, loader(), loader())
+    assert "trains 2 networks one after the other, which takes about 2 times as long as one" in caplog.text
+
+
+def test_layers_that_are_frozen_keep_their_weights():
+    net = network()
+    net[0].requires_grad_(False)
+    before = weights(net)
+    for reset in layers_to_reset(net):
+        reset()
+    assert torch.equal(net[0].weight, before["0.weight"])
+    assert not torch.equal(net[3].weight, before["3.weight"])
+
+
+def test_a_parameter_that_cannot_be_drawn_anew_is_named_before_the_fit(tmp_path):
+    class Scaled(Net):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(1))
+
+    module = Scaled()
+    with pytest.raises(
+        UnsupportedLayerError, match=r"Scaled cannot start again .* no layer .* holds scale\. Define it, or"
+    ):
+        fit(module, DeepEnsembleCallback(2), default_root_dir=tmp_path)
+    assert module.training_steps == 0
+
+
+@pytest.mark.parametrize("members", [0, 1, -2, 1.5, True])
+def test_a_number_of_members_is_at_least_two(members):
+    with pytest.raises(
+        HyperparameterError, match=rf"members={members} must be a whole number .* at least 2, such as 5, or"
+    ):
+        DeepEnsembleCallback(members)
+
+
+def test_samples_of_members_need_posteriors():
+    with pytest.raises(HyperparameterError, match=r"samples=3 needs members with posteriors, .*Pass samples=0, or"):
+        DeepEnsembleCallback(2, samples=3)
+
+
+def test_a_test_before_any_fit_says_what_to_pass():
+    with pytest.raises(PosteriorError, match=r"members=2 has trained no networks\. Fit first, or pass ckpt_path"):
+        evaluated(Net(), DeepEnsembleCallback(2))
+
+
 # -- what cannot work -----------------------------------------------------------------------------------------------------
 
 
@@ -204,8 +362,10 @@ def test_a_file_that_is_no_checkpoint_is_named(members, tmp_path):
         evaluated(Net(), DeepEnsembleCallback([*members[0], broken]))
     with pytest.raises(PosteriorError, match=r"plain\.ckpt is not a Lightning checkpoint: it has no 'state_dict'"):
         evaluated(Net(), DeepEnsembleCallback([plain]))
-    with pytest.raises(FileNotFoundError, match=r"missing\.ckpt"):
-        evaluated(Net(), DeepEnsembleCallback([tmp_path / "missing.ckpt"]))
+    with pytest.raises(
+        FileNotFoundError, match=r"missing\.ckpt does not exist. Pass the paths .* the number of networks"
+    ):
+        DeepEnsembleCallback([*members[0], tmp_path / "missing.ckpt"])
 
 
 @pytest.mark.parametrize("members", [[], "last.ckpt"])

@@ -116,7 +116,7 @@ def test_noise_that_drowns_the_weights_is_warned_about_once_with_the_layers_name
     loose = VOGNCallback(lr=1e-6, prior_precision=1e-2, num_data=1)
     (text,) = (t for t in warnings_of(loose, PosteriorDiagnostics(), max_epochs=3) if "larger than the weights" in t)
     assert "larger than the weights in net.0, net.2, so predictions" in text
-    assert "Raise prior_precision, lower kl_weight, or pass relative_noise=0.3" in text
+    assert "in units of the weights, with max_noise." in text
 
 
 def test_a_collapsed_curvature_is_warned_about_once_with_the_layers_names():

@@ -20,7 +20,7 @@ from lightning_bayes.errors import UnsupportedTrainingError
 @pytest.mark.parametrize("stage", ["fit", "test", "predict"])
 @pytest.mark.parametrize(
     "callback",
-    [VOGNCallback, IVONCallback, MCDropoutCallback, SWAGCallback, LaplaceCallback, lambda: DeepEnsembleCallback(["a"])],
+    [VOGNCallback, IVONCallback, MCDropoutCallback, SWAGCallback, LaplaceCallback, lambda: DeepEnsembleCallback(2)],
 )
 def test_a_trainer_of_pytorch_lightning_is_refused_by_its_name(callback, stage):
     package = pytest.importorskip("pytorch_lightning")

@@ -101,6 +101,7 @@ def test_no_samples_are_the_network():
         torch.testing.assert_close(scored(module, callback), module.eval()(blobs().tensors[0]).softmax(1))
 
 
+@pytest.mark.filterwarnings("ignore:The search for the prior precision ended at an edge")
 def test_the_width_is_chosen_on_the_validation_set():
     callback, width = LaplaceCallback(), PosteriorScale()
     torch.manual_seed(0)
@@ -115,6 +116,7 @@ def test_the_width_is_chosen_on_the_validation_set():
 
 
 @pytest.mark.parametrize("prior", [None, "validation"])
+@pytest.mark.filterwarnings("ignore:The search for the prior precision ended at an edge")
 def test_the_prior_is_chosen_on_the_validation_set(prior):
     callback = LaplaceCallback(prior_precision=prior)
     torch.manual_seed(0)

@@ -7,10 +7,8 @@ from typing import final
 
 import pytest
 import torch
-import torch.nn.functional as F
-from lightning.pytorch import LightningModule, Trainer
+from tiny_training import ValidatedClassifier, assert_close, assert_same_bits, loader, quiet_trainer, weights
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bayes import VOGNCallback, load_posterior
 from lightning_bayes.callbacks import VariationalCallback
@@ -57,55 +55,17 @@ class PowerVOGNCallback(VariationalCallback):
 # -- inherited features ---------------------------------------------------------------------------------------------------
 
 
-class Classifier(LightningModule):
-    def __init__(self):
-        super().__init__()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            self.net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
-
-    def forward(self, x):
-        return self.net(x)
-
-    def training_step(self, batch, batch_idx):
-        return F.cross_entropy(self(batch[0]), batch[1])
-
-    def test_step(self, batch, batch_idx):
-        self.log("nll", F.cross_entropy(self(batch[0]), batch[1]))
-
-    def configure_optimizers(self):
-        return torch.optim.Adam(self.parameters(), lr=1e-2)
-
-
-def data():
-    generator = torch.Generator().manual_seed(1)
-    x, y = torch.randn(24, 4, generator=generator), torch.randint(3, (24,), generator=generator)
-    return DataLoader(TensorDataset(x, y), batch_size=8)
-
-
-def fit(callback, **options):
-    quiet = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
-    module = Classifier()
-    resume = options.pop("ckpt_path", None)
-    trainer = Trainer(callbacks=[callback], accelerator="cpu", devices=1, log_every_n_steps=1, **quiet, **options)
-    trainer.fit(module, data(), ckpt_path=resume)
+def trained(callback, ckpt_path=None, **options):
+    module, trainer = ValidatedClassifier(), quiet_trainer(callback, num_sanity_val_steps=0, **options)
+    trainer.fit(module, loader(examples=24), loader(examples=24), ckpt_path=ckpt_path)
     return module, trainer
-
-
-def weights(module):
-    return torch.cat([param.detach().flatten() for param in module.parameters()])
 
 
 @pytest.mark.parametrize("arguments", [{}, {"lr": 0.1, "init_precision": 50.0}], ids=["default step", "natural step"])
 def test_with_the_power_one_it_is_vogn(arguments):
-    mine, _ = fit(PowerVOGNCallback(power=1.0, **arguments), max_epochs=2)
-    theirs, _ = fit(VOGNCallback(**arguments), max_epochs=2)
-    torch.testing.assert_close(weights(mine), weights(theirs), rtol=1e-6, atol=1e-7)
+    mine, _ = trained(PowerVOGNCallback(power=1.0, **arguments), max_epochs=2)
+    theirs, _ = trained(VOGNCallback(**arguments), max_epochs=2)
+    assert_close(weights(mine), weights(theirs), rtol=1e-6, atol=1e-7)
 
 
 def test_one_step_of_the_shell_is_the_written_equation():
@@ -124,7 +84,7 @@ def test_one_step_of_the_shell_is_the_written_equation():
 
 def test_its_own_hyperparameter_is_checked_scheduled_and_kept():
     callback = PowerVOGNCallback(power=lambda step: 1.0 / (1 + step), lr=0.1)
-    fit(callback, max_epochs=1)
+    trained(callback)
     assert callback.optimizer.param_groups[0]["posterior"]["power"] == 0.25
     for build in (PowerVOGNCallback, lambda **own: PowerVOGN(nn.Linear(2, 1), num_data=5, **own)):
         with pytest.raises(HyperparameterError, match=r"power=2\.0 must be above 0 and at most 1"):
@@ -133,12 +93,12 @@ def test_its_own_hyperparameter_is_checked_scheduled_and_kept():
         PowerVOGNCallback(powr=0.5)
 
 
-def test_it_resumes_tests_and_leaves_a_posterior(tmp_path):
-    module, trainer = fit(PowerVOGNCallback(power=0.5), max_epochs=1)
+def test_it_resumes_validates_and_leaves_a_posterior(tmp_path):
+    module, trainer = trained(PowerVOGNCallback(power=0.5))
     trainer.save_checkpoint(tmp_path / "last.ckpt")
     assert load_posterior(tmp_path / "last.ckpt").mean.keys() == dict(module.named_parameters()).keys()
-    whole, _ = fit(PowerVOGNCallback(power=0.5), max_epochs=2)
-    resumed, trainer = fit(PowerVOGNCallback(power=0.5), max_epochs=2, ckpt_path=tmp_path / "last.ckpt")
-    assert torch.equal(weights(resumed), weights(whole))
-    (metrics,) = trainer.test(resumed, data(), verbose=False)
-    assert 0 < metrics["nll"] < 3
+    whole, _ = trained(PowerVOGNCallback(power=0.5), max_epochs=2)
+    resumed, trainer = trained(PowerVOGNCallback(power=0.5), max_epochs=2, ckpt_path=tmp_path / "last.ckpt")
+    assert_same_bits(weights(resumed), weights(whole))
+    (metrics,) = trainer.validate(resumed, loader(examples=24), verbose=False)
+    assert 0 < metrics["val_loss"] < 3

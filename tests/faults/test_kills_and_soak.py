@@ -44,7 +44,7 @@ def test_a_run_killed_at_a_random_moment_ends_with_the_same_bits(ranks, tmp_path
     draw, setting, hits = random.Random(0), Setting(tmp_path / "whole", ranks=ranks, epochs=EPOCHS), 0
     expected = finished(setting)
     for attempt in range(4):
-        killed = replace(setting, folder=tmp_path / str(attempt), answer_seconds=1.0)
+        killed = replace(setting, folder=tmp_path / str(attempt))
         hits += kill_at(killed, draw.randrange(ranks), 0.4 * draw.random())
         newest = max(killed.folder.glob("*.ckpt"), key=lambda path: read_checkpoint(path)["global_step"])
         for found, whole in zip(finished(replace(killed, resume=newest)), expected, strict=True):

@@ -16,7 +16,7 @@ from lightning_bayes.linalg import (
     pi_damped,
     pi_ratio,
 )
-from lightning_bayes.linalg.factors import BLOCK, MAX_SOLVE_SIDE
+from lightning_bayes.linalg.factors import BLOCK, MAX_SOLVE_SIDE, matmul_upper, upper_matmul
 
 SEEDS = range(4)
 BATCHES = [(), (2,), (2, 3)]
@@ -161,3 +161,12 @@ def test_skipping_the_zeros_of_triangular_factors_changes_nothing(sides, batch):
     root = KroneckerProduct(*(normal(*batch, n, n, generator=generator).triu() for n in sides))
     x = normal(*batch, *sides, generator=generator)
     torch.testing.assert_close(root.upper_matvec(x), root.left @ x @ root.right.mT)
+
+
+@pytest.mark.parametrize("side", [1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 75])
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_products_skip_zeros_only(side, batch, generator):
+    upper = torch.randn(*batch, side, side, generator=generator, dtype=torch.float64).triu()
+    x = torch.randn(*batch, side, 3, generator=generator, dtype=torch.float64)
+    torch.testing.assert_close(upper_matmul(upper, x), upper @ x)
+    torch.testing.assert_close(matmul_upper(x.mT, upper), x.mT @ upper)

@@ -47,6 +47,7 @@ def test_it_adds_to_the_precision_of_the_noise_and_of_the_posterior(build, probl
     unbound, free = opt.posterior().precision["weight"], drawn(model, opt)
     torch.testing.assert_close(unbound, N * opt.state[model.weight]["curvature"] + DELTA)
     opt.param_groups[0]["posterior"]["max_noise"] = BOUND
+    opt.refresh_noise()
     bound = opt.posterior().precision["weight"]
     torch.testing.assert_close(bound, unbound + BOUND**-2)
     torch.testing.assert_close(drawn(model, opt) * bound.sqrt(), free * unbound.sqrt())
@@ -83,10 +84,12 @@ def test_beside_relative_noise_the_smaller_of_the_two_decides(problem):
     model, opt = train(VOGN, problem, relative_noise=1e-4)
     size = torch.maximum(model.weight.square().mean().sqrt(), opt.state[model.weight]["initial_rms"]).item()
     opt.param_groups[0]["posterior"]["max_noise"] = 1e-4
+    opt.refresh_noise()
     precision = opt.posterior().precision["weight"]
     torch.testing.assert_close(precision, torch.full_like(precision, 1e8 + (1e-4 * size) ** -2), rtol=1e-4, atol=0)
     noise = drawn(model, opt)
     opt.param_groups[0]["posterior"]["relative_noise"] = 1e3
+    opt.refresh_noise()
     torch.testing.assert_close(opt.posterior().precision["weight"].rsqrt().max().item(), 1e-4, rtol=1e-4, atol=0)
     assert not torch.equal(noise, drawn(model, opt))
 

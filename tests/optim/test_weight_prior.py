@@ -169,7 +169,7 @@ def test_the_shaped_posterior_minimises_its_objective(generator):
     opt = train(VOGN(model, base=base, num_data=64, prior=prior, relative_noise=0.2), model, data, 3)
     q, group = opt.posterior(), opt.param_groups[0]
     for name, param in model.named_parameters():
-        state, tau = opt.state[param], float(temperature_of(group, opt.state[param], param.detach()))
+        state, tau = opt.state[param], temperature_of(group, opt.state[param])
         own = stated_prior_of(group, state)
         torch.testing.assert_close(own, prior.precision[name] / 64)
         pull = tau / 64 * q.prior_precision[name] * (q.mean[name] - q.prior_mean[name]).square()

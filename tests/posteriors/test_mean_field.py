@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 
 import pytest
@@ -47,59 +46,6 @@ def test_log_prob_entropy_and_kl_are_those_of_torch_distributions(posterior, gen
 
 def test_std_is_one_over_the_root_of_the_precision(posterior):
     torch.testing.assert_close(joint(posterior.std.values()), as_distribution(posterior).base_dist.stddev)
-
-
-def test_samples_have_the_stated_mean_and_variance(posterior, generator):
-    draws = torch.stack([joint(posterior.sample(generator).values()) for _ in range(4000)])
-    truth = as_distribution(posterior)
-    mean_z = (draws.mean(0) - truth.mean) / (truth.stddev / math.sqrt(len(draws)))
-    assert mean_z.abs().max() < 4
-    variance_z = (draws.var(0) / truth.variance - 1) / math.sqrt(2 / (len(draws) - 1))
-    assert variance_z.abs().max() < 4
-    correlation = torch.corrcoef(draws.T) - torch.eye(draws.shape[1], dtype=F64)
-    assert correlation.abs().max() * math.sqrt(len(draws)) < 4.5  # independent across weights: 120 pairs
-
-
-def test_samples_come_from_the_generator_alone(posterior):
-    state = torch.get_rng_state()
-    first, again = (posterior.sample(torch.Generator().manual_seed(3)) for _ in range(2))
-    other = posterior.sample(torch.Generator().manual_seed(4))
-    assert torch.equal(state, torch.get_rng_state())
-    assert all(torch.equal(first[n], again[n]) and not torch.equal(first[n], other[n]) for n in SHAPES)
-    assert {n: (w.shape, w.dtype) for n, w in first.items()} == {n: (torch.Size(s), F64) for n, s in SHAPES.items()}
-
-
-def test_state_dict_survives_a_file_that_is_loaded_safely(posterior, tmp_path):
-    torch.save(posterior.state_dict(), tmp_path / "posterior.pt")
-    loaded = MeanField.from_state_dict(torch.load(tmp_path / "posterior.pt", weights_only=True))
-    for field in ("mean", "precision", "constants"):
-        kept, found = getattr(posterior, field), getattr(loaded, field)
-        assert list(kept) == list(found)
-        assert all(torch.equal(kept[n], found[n]) for n in kept)
-    assert (loaded.prior_precision, loaded.num_data) == (PRIOR, 50)
-
-
-def test_select_keeps_the_submodule_and_cuts_its_name(posterior):
-    part = posterior.select("conv.")
-    assert list(part.mean) == list(part.precision) == list(part.prior_precision) == ["weight", "bias"]
-    assert part.mean["weight"] is posterior.mean["conv.weight"]
-    assert part.prior_precision == {"weight": 2.0, "bias": 0.5}
-    assert part.constants == {"steps": torch.tensor(3)}
-    assert part.num_data == 50
-
-
-def test_select_of_nothing_says_what_there_is(posterior):
-    message = r"No parameter of the posterior starts with 'model\.'; it has conv\.weight, conv\.bias, scale\."
-    with pytest.raises(PosteriorError, match=message):
-        posterior.select("model.")
-
-
-def test_to_moves_every_tensor(posterior):
-    moved = posterior.to("meta")
-    devices = [v.device.type for part in (moved.mean, moved.precision, moved.constants) for v in part.values()]
-    assert devices == ["meta"] * 7
-    assert moved.num_data == 50
-    assert moved.prior_precision == PRIOR
 
 
 @pytest.mark.parametrize(

@@ -317,12 +317,30 @@ def test_validation_chooses_the_prior_with_the_lowest_nll(net, x, y, generator):
     assert all(best <= nll(10**power) + 1e-6 for power in range(-4, 5))
 
 
+@pytest.mark.parametrize("wrong", [True, False], ids=["widest", "narrowest"])
+def test_a_search_that_ends_at_an_edge_says_so(wrong):
+    """One confident weight: if held-out labels contradict it, any variance helps; if they agree, none does."""
+    model = nn.Linear(1, 1, bias=False, dtype=F64).eval()
+    nn.init.constant_(model.weight, 4.0)
+    x = torch.linspace(-1, 1, 20, dtype=F64)[:, None]
+    y = (x > 0).to(F64)
+    options = {"structure": "full", "prior_precision": "validation", "validation": [(x, 1 - y if wrong else y)]}
+    with pytest.warns(
+        UserWarning, match=r"ended at an edge of its range, 0\.0001 to 10000, for weight .* no prior in it fits"
+    ):
+        found = laplace(model, [(x, y)], "binary", **options)
+    assert found.at_edge == ("weight",)
+    assert found.prior_precision["weight"] == pytest.approx(1e-4 if wrong else 1e4, rel=0.1)
+    assert laplace(model, [(x, y)], "binary", "full", prior_precision=1e4).at_edge == ()
+
+
 def test_validation_chooses_the_noise_too(regression):
     x, y, model = regression
     found = laplace(model, [(x, y)], "regression", "full", prior_precision="validation", validation=[(x, y)])
     assert 0.1 < found.likelihood.std < 0.5
 
 
+@pytest.mark.filterwarnings("ignore:The search for the prior precision ended at an edge")
 def test_validation_scores_a_likelihood_of_the_user_by_its_own_nll(x):
     class Own(Likelihood):
         def sample(self, outputs, generator):

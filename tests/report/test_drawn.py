@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from lightning_bayes.report import Run
-from lightning_bayes.report.drawn import shift_comparison, training_curves
+from lightning_bayes.report.page import shift_comparison, training_curves
 
 
 def run(name, series, last=None):

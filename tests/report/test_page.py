@@ -72,14 +72,8 @@ TEST = {
     **{
         f"shift/{kind}/{level}/{key}": value
         for kind in ("fog", "all")
-        for level, key, value in [
-            (1, "cls/Acc", 0.81),
-            (2, "cls/Acc", 0.61),
-            (1, "cls/NLL", 0.5),
-            (2, "cls/NLL", 0.9),
-            (1, "cal/ECE", 0.01),
-            (2, "cal/ECE", 0.05),
-        ]
+        for level, values in ((1, (0.81, 0.5, 0.01)), (2, (0.61, 0.9, 0.05)))
+        for key, value in zip(("cls/Acc", "cls/NLL", "cal/ECE"), values, strict=True)
     },
     "test/cal/ECE": 0.005,
 }
@@ -108,12 +102,8 @@ def runs(tmp_path_factory):
 def make_runs(tmp_path):
     adam = write_run(tmp_path / "adam", FIT, {**FIT, "epoch": 1, "val/cls/Acc": 0.6}, config={"lr": 0.1, "seed": 0})
     vogn = write_run(tmp_path / "vogn", TEST, {"epoch": 3}, config={"lr": 0.2, "seed": 0, "<b>": "&"})
-    last = {"lr": 0.2, "seed": 0, "trainer": {"max_epochs": 9}}
-    other = write_run(
-        tmp_path / "other",
-        {"epoch": 3, "test/cls/Acc": 0.95, "test/cls/NLL": 0.4},
-        config=last,
-    )
+    last, values = {"lr": 0.2, "seed": 0, "trainer": {"max_epochs": 9}}, {"test/cls/Acc": 0.95, "test/cls/NLL": 0.4}
+    other = write_run(tmp_path / "other", {"epoch": 3, **values}, config=last)
     return [adam, vogn, other]
 
 
@@ -211,14 +201,7 @@ def test_tests_stand_under_their_fit_and_the_last_one_with_its_settings_counts(t
     assert [row[0].removesuffix(" config") for row in rows] == [
         *("runs/version_0", "runs/version_1", "runs/version_2", "runs/version_4", "runs/version_5", "other")
     ]
-    assert [row[3].split("±")[0].strip() for row in rows] == [
-        "0.7500",
-        "0.9900",
-        "0.7000",
-        "0.9800",
-        "0.9700",
-        "0.8000",
-    ]
+    assert [float(row[3].split("±")[0]) for row in rows] == [0.75, 0.99, 0.7, 0.98, 0.97, 0.8]
     assert rows[1][2] == "test of last.ckpt, data.image_size is 224 instead of 96; not compared"
     assert rows[2][2] == "test of last.ckpt, repeated; not compared"
     assert rows[4][2] == "test of last.ckpt, eval_samples is 1 instead of 8; not compared"

@@ -8,6 +8,7 @@ from lightning_bayes.curvature.factors.layer_records import (
     LayerRecords,
     LayerRows,
     Request,
+    Scales,
 )
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "LayerRecords",
     "LayerRows",
     "Request",
+    "Scales",
     "has_factors",
     "input_factor",
     "output_factor",

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,13 @@ from lightning_bayes.curvature.loss_calls import LossCalls
 from lightning_bayes.curvature.measurement import KroneckerFactors
 from lightning_bayes.curvature.workspace import Workspace
 
-if TYPE_CHECKING:
-    from lightning_bayes.curvature.kronecker import KroneckerCapture
+
+class Scales(NamedTuple):
+    """Factors from the values of the measuring backward to means over examples."""
+
+    own: float  # of δ, to the gradient of the example's own loss
+    factor: float  # of the mean of δ δᵀ over examples and positions, to S
+    gradient: float  # of the gradient of the observed loss, to the mean gradient
 
 
 @dataclass(frozen=True)
@@ -65,8 +70,8 @@ class LayerRecords(ABC):
         """
 
     @abstractmethod
-    def results(self, captured: KroneckerCapture) -> dict[nn.Module, Any]:
-        """The result of each layer that backward reached; `captured` is the finished capture of the pass."""
+    def results(self, scales: Scales) -> dict[nn.Module, Any]:
+        """The result of each layer that backward reached."""
 
     def watching(self, model: nn.Module) -> AbstractContextManager[None]:
         """A context around all passes, entered before the engine wraps any forward."""
@@ -110,9 +115,9 @@ class FactorMoments(LayerRecords):
     def _inputs(self, layer: nn.Module, x: Tensor) -> Tensor:
         return input_factor(layer, x, bias=self.request.layers[layer], workspace=self.workspace)
 
-    def results(self, captured: KroneckerCapture) -> dict[nn.Module, KroneckerFactors]:
+    def results(self, scales: Scales) -> dict[nn.Module, KroneckerFactors]:
         """(S, Ā) of each layer, as means over examples; see `curvature.factors.conversion`."""
-        scale = captured.factor_scale
+        scale = scales.factor
         return {
             layer: KroneckerFactors((moments.outputs * (scale / moments.positions), moments.inputs))
             for layer, moments in self._by_layer.items()
@@ -146,7 +151,7 @@ class ExampleRows(LayerRecords):
             inputs, gradients = torch.cat([earlier.inputs, inputs], 1), torch.cat([earlier.gradients, gradients], 1)
         self._by_layer[layer] = LayerRows(inputs, gradients)
 
-    def results(self, captured: KroneckerCapture) -> dict[nn.Module, LayerRows]:
+    def results(self, scales: Scales) -> dict[nn.Module, LayerRows]:
         """The rows of each layer, with gradients on the scale of each example's own loss."""
-        scale = captured.own_scale
+        scale = scales.own
         return {layer: LayerRows(rows.inputs, rows.gradients * scale) for layer, rows in self._by_layer.items()}

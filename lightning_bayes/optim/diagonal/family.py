@@ -1,20 +1,20 @@
-"""The diagonal family: q(θ) = N(μ, diag Σ), in cohorts of parameters that are sampled and updated together."""
+"""The diagonal family: q(θ) = N(μ, diag Σ); `optim.covariance.diagonal` has its covariance."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
+from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature import Capture
-from lightning_bayes.optim.diagonal.cohort_noise import CohortNoise
-from lightning_bayes.optim.diagonal.cohort_update import DiagonalUpdate
+from lightning_bayes.optim.covariance import diagonal as covariance
+from lightning_bayes.optim.diagonal.update import DiagonalUpdate
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.runtime.family import PosteriorFamily
-from lightning_bayes.optim.runtime.measuring import FIRST_UPDATES, elapsed_updates
+from lightning_bayes.optim.runtime.measuring import elapsed_updates
 from lightning_bayes.optim.runtime.noise import CounterNoise
 from lightning_bayes.optim.runtime.passes import Measurement
 from lightning_bayes.posteriors import initial_curvature
@@ -23,11 +23,6 @@ if TYPE_CHECKING:
     from lightning_bayes.optim.variational import VariationalOptimizer
 
 Group: TypeAlias = dict[str, Any]
-
-
-class _CachedNoise(NamedTuple):
-    layout: list[tuple[Any, ...]]  # identity and memory layout of the parameters
-    noise: CohortNoise
 
 
 @final
@@ -43,27 +38,7 @@ class DiagonalFamily(PosteriorFamily):
         self, optimizer: VariationalOptimizer, excluded: Callable[[], Collection[nn.Parameter]] = lambda: ()
     ) -> None:
         self._optimizer, self._excluded = optimizer, excluded
-        self._noises: dict[nn.Parameter, _CachedNoise] = {}  # by the first parameter of the cohort
-        self._sampled: list[CohortNoise] = []  # in the last pass
-        self._scratch: dict[Tensor, Tensor] = {}
-
-    def cohorts(self, group: Group) -> list[list[nn.Parameter]]:
-        """Split the trainable parameters of a group into cohorts that are updated together.
-
-        Args:
-            group: The group.
-
-        Returns:
-            The cohorts. Their parameters share device, dtype and number of updates. All or none of them have a curvature,
-            and all or none have a prior for each weight.
-        """
-        excluded, cohorts = self._excluded(), dict[Any, list[nn.Parameter]]()
-        for param in group["params"]:
-            if param.requires_grad and param not in excluded:
-                state = self._optimizer.state[param]
-                key = (param.device, param.dtype, state["step"], "curvature" in state, "prior_precision" in state)
-                cohorts.setdefault(key, []).append(param)
-        return list(cohorts.values())
+        self.kept_draws: tuple[tuple[int, ...], dict[nn.Parameter, Tensor]] | None = None  # for the antithetic twin
 
     def state_fields(self, param: nn.Parameter, group: Mapping[str, Any]) -> Sequence[str]:
         """Names of the tensors in a parameter's state; see `PosteriorFamily`."""
@@ -76,6 +51,19 @@ class DiagonalFamily(PosteriorFamily):
         updates_curvature_alone = optimizer.averages_curvature or optimizer.curvature_update is not None
         return ("curvature",) if updates_curvature_alone else fields
 
+    def _trained(self, group: Group) -> list[nn.Parameter]:
+        """The parameters of a group that are trained and belong to this family."""
+        excluded = self._excluded()
+        return [param for param in group["params"] if param.requires_grad and param not in excluded]
+
+    def _noisy(self, group: Group) -> list[nn.Parameter]:
+        """The parameters of a group to sample: all with a posterior, once a curvature is known."""
+        if not group["posterior"]["noisy"]:
+            return []
+        effective(group)  # raises if N is unknown
+        states, has_start = self._optimizer.state, group["posterior"]["init_precision"] is not None
+        return [p for p in self._trained(group) if states[p]["noisy"] and (has_start or states[p]["step"])]
+
     # -- passes -------------------------------------------------------------------------------------------------------
 
     def capture(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
@@ -86,137 +74,116 @@ class DiagonalFamily(PosteriorFamily):
         """All parameters with a curvature, if the measurement of any is due; see `PosteriorFamily`."""
         states, shapes, is_due = self._optimizer.state, dict[Hashable, Tensor](), always
         for group in self._optimizer.param_groups:
-            for params in self.cohorts(group):
-                if "curvature" in states[params[0]]:
-                    shapes.update(zip(params, params, strict=True))
-                    is_due |= self._elapsed(states[params[0]], group) > 0
+            for param in self._trained(group):
+                if "curvature" in states[param]:
+                    shapes[param] = param
+                    is_due = is_due or self._elapsed(states[param]["step"] + 1, group) > 0
         return shapes if is_due else {}
 
     @torch.no_grad()
     def sample(self, noise: CounterNoise, *, measures_curvature: bool | None) -> dict[nn.Parameter, Tensor]:
         """Draw a sample; see `PosteriorFamily`."""
-        self._sampled.clear()
-        sample: dict[nn.Parameter, Tensor] = {}
-        for group in self._optimizer.param_groups:
-            for params in self._noisy_cohorts(group):
-                self.start_cohort(params, group)
-                cohort_noise = self._noise_of(params)
-                self._sampled.append(cohort_noise)
-                pooled = self._uses_pool(group)
-                values = cohort_noise.sample(
-                    [self._optimizer.state[param] for param in params], group, noise, self.scratch, pooled=pooled
-                )
-                sample.update(zip(params, values, strict=True))
-        if measures_curvature is False:
-            self._optimizer.engine.workspace.release()  # to make room for the pool of draws
-        elif self._optimizer.uses_engine:
-            self.forget_draws()  # to make room for the engine's workspace
-        return sample
+        self.start_curvature()
+        params = [param for group in self._optimizer.param_groups for param in self._noisy(group)]
+        if not params:
+            return {}
+        draws = self._draws(noise, params)
+        states = [self._optimizer.state[param] for param in params]
+        return dict(
+            zip(params, covariance.sample([p.detach() for p in params], states, draws, noise.sign), strict=True)
+        )
+
+    def _draws(self, noise: CounterNoise, params: Sequence[nn.Parameter]) -> list[Tensor]:
+        """ε without its sign; draws of one sample an update are kept for the antithetic twin, which forgets them."""
+        counter, kept = noise.counter, self.kept_draws
+        self.kept_draws = None
+        if kept is not None and kept[0] == counter and all(param in kept[1] for param in params):
+            draws = [kept[1][param] for param in params]
+            if all(a.shape == b.shape and a.device == b.device for a, b in zip(draws, params, strict=True)):
+                noise.skip()
+                return draws
+        draws = [torch.empty_like(param, requires_grad=False) for param in params]
+        noise.draw_(draws)
+        if noise.has_twin and self._optimizer.mc_samples == 1:
+            self.kept_draws = counter, dict(zip(params, draws, strict=True))
+        return draws
 
     @torch.no_grad()
     def scores(self, params: Iterable[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
-        """(θ - μ) / Σ of the open pass, in the engine's workspace; see `CohortNoise.scores`."""
-        means, workspace = self._optimizer.stashed_means(), self._optimizer.engine.workspace
-        targets = {param for param in params if param in means}
-        scores: dict[nn.Parameter, Tensor] = {}
-        for noise in self._sampled:
-            scores |= noise.scores(targets, means, lambda param: workspace.result(param.shape, param))
-        return scores
-
-    def scratch(self, param: Tensor) -> Tensor:
-        """Scratch memory for a parameter: its sample during a pass, its step during an update.
-
-        Args:
-            param: The parameter, or its local part.
-
-        Returns:
-            A buffer shaped like it, the same one at each call until the device or dtype changes.
-        """
-        buffer = self._scratch.get(param)
-        if buffer is None or buffer.device != param.device or buffer.dtype != param.dtype:
-            buffer = self._scratch[param] = torch.empty_like(param, requires_grad=False)
-        return buffer
-
-    def forget_draws(self) -> None:
-        """Release the memory of the draws."""
-        for cached in self._noises.values():
-            cached.noise.cached_pool = None
-
-    def _noise_of(self, params: Sequence[nn.Parameter]) -> CohortNoise:
-        layout = [(id(p), p.device, p.dtype, p.shape, p.is_contiguous()) for p in params]
-        if params[0] not in self._noises or self._noises[params[0]].layout != layout:
-            self._noises[params[0]] = _CachedNoise(layout, CohortNoise(params))
-        return self._noises[params[0]].noise
-
-    def _uses_pool(self, group: Group) -> bool:
-        """Whether passes share a pool of draws: not if other draws come in between, or the engine needs the memory."""
-        optimizer = self._optimizer
-        is_amortised = group["posterior"]["curvature_interval"] > 1 and optimizer.num_updates >= FIRST_UPDATES
-        return optimizer.mc_samples == 1 and (is_amortised or not optimizer.uses_engine)
-
-    def _noisy_cohorts(self, group: Group) -> list[list[nn.Parameter]]:
-        """Cohorts of the parameters to sample: all with a posterior, once a curvature is known."""
-        if not group["posterior"]["noisy"]:
-            return []
-        effective(group)  # raises if N is unknown
-        states, cohorts = self._optimizer.state, self.cohorts(group)
-        noisy = [[param for param in params if states[param]["noisy"]] for params in cohorts]
-        has_start = group["posterior"]["init_precision"] is not None
-        return [params for params in noisy if params and (has_start or states[params[0]]["step"])]
+        """(θ - μ) / Σ of the open pass; its product with the gradient has the mean E_q[diag ∇²f]."""
+        means = self._optimizer.stashed_means()
+        sampled = [param for param in params if param in means]
+        if not sampled:
+            return {}
+        scores = torch._foreach_sub([param.detach() for param in sampled], [means[param] for param in sampled])
+        torch._foreach_mul_(scores, covariance.precisions([self._optimizer.state[param] for param in sampled]))
+        return dict(zip(sampled, scores, strict=True))
 
     # -- curvature ----------------------------------------------------------------------------------------------------
 
     def start_curvature(self) -> None:
         """Initialise the curvature before the first update; see `PosteriorFamily`."""
         for group in self._optimizer.param_groups:
-            for params in self._noisy_cohorts(group):
-                self.start_cohort(params, group)
+            if group["posterior"]["init_precision"] is not None and group["posterior"]["noisy"]:
+                self._start(self._noisy(group), group)
 
-    def start_cohort(
-        self, params: Sequence[nn.Parameter], group: Group, measured: Sequence[Tensor] | None = None
-    ) -> None:
-        """Initialise the curvature of a cohort; does nothing after the first update.
-
-        Args:
-            params: The cohort.
-            group: Its group. Its ``init_precision``, if set, determines the curvature.
-            measured: ĥ of each parameter, the initial curvature without an ``init_precision``.
-        """
-        states = [self._optimizer.state[param] for param in params]
-        if states[0]["step"]:
+    def _start(self, params: Sequence[nn.Parameter], group: Group) -> None:
+        """Start parameters without an update at the group's ``init_precision``."""
+        new = [param for param in params if not self._optimizer.state[param]["step"]]
+        if not new:
             return
-        if group["posterior"]["init_precision"] is not None:
-            start = initial_curvature(group["posterior"]["init_precision"], **effective(group).start_arguments)
-            for state in states:
-                state["curvature"].fill_(start)
-        elif measured is not None:
-            torch._foreach_copy_([state["curvature"] for state in states], list(measured))
+        start = initial_curvature(group["posterior"]["init_precision"], **effective(group).start_arguments)
+        states = [self._optimizer.state[param] for param in new]
+        for state in states:
+            state["curvature"].fill_(start)
+        covariance.refresh(group, new, states)
 
-    def _elapsed(self, state: Mapping[str, Any], group: Group) -> int:
-        """Number of updates since the previous measurement; 0 if this update does not measure the parameter."""
-        return elapsed_updates(
-            state["step"] + 1, self._optimizer.num_updates + 1, group["posterior"]["curvature_interval"]
-        )
+    def _elapsed(self, step: int, group: Group) -> int:
+        """Number of updates for which a measurement in the open update accounts; 0 without one. `step` counts it."""
+        return elapsed_updates(step, self._optimizer.num_updates + 1, group["posterior"]["curvature_interval"])
 
     # -- the update ---------------------------------------------------------------------------------------------------
 
     def updates(self, measurement: Measurement) -> Iterator[DiagonalUpdate]:
-        """Prepare the update of every cohort; see `PosteriorFamily`."""
+        """Prepare an update for the parameters of a group that have the same kind of state; see `PosteriorFamily`."""
+        states = self._optimizer.state
         for group in self._optimizer.param_groups:
-            for params in self.cohorts(group):
-                yield self._cohort_update(params, group, measurement)
+            kinds: dict[tuple[int, bool, bool], list[nn.Parameter]] = {}
+            for param in self._trained(group):
+                state = states[param]
+                kind = state["step"], "curvature" in state, "prior_precision" in state
+                kinds.setdefault(kind, []).append(param)
+            for (step, has_curvature, _), params in kinds.items():
+                elapsed = self._elapsed(step + 1, group) if measurement.curvature and has_curvature else 0
+                yield self._update(params, group, measurement, elapsed)
 
-    def _cohort_update(self, params: list[nn.Parameter], group: Group, measurement: Measurement) -> DiagonalUpdate:
+    def _update(
+        self, params: list[nn.Parameter], group: Group, measurement: Measurement, elapsed: int
+    ) -> DiagonalUpdate:
         states = [self._optimizer.state[param] for param in params]
-        curvatures = [state["curvature"] for state in states if "curvature" in state]
-        elapsed = self._elapsed(states[0], group) if measurement.curvature and curvatures else 0
-        measured = curvatures  # averaging s with itself does not change it
-        if elapsed:
-            measured = [measurement.curvature[param].contiguous() for param in params]
-        if curvatures:
-            self.start_cohort(params, group, measured)
+        measured = [measurement.curvature[param] for param in params] if elapsed else []
+        if "curvature" in states[0] and group["posterior"]["init_precision"] is not None:
+            self._start(params, group)
+        elif measured and not states[0]["step"]:
+            torch._foreach_copy_([state["curvature"] for state in states], measured)
         for state in states:
             state["step"] += 1
             if "measurements" in state:
                 state["measurements"] += elapsed
-        return DiagonalUpdate(self._optimizer, params, states, group, measured, self.scratch, elapsed)
+        return DiagonalUpdate(self._optimizer, params, states, group, measured, elapsed)
+
+    @torch.no_grad()
+    def refresh(self, *, measured: bool, always: bool = False) -> None:
+        """Store the covariance of the parameters whose curvature has changed; see `PosteriorFamily`."""
+        optimizer = self._optimizer
+        for group in optimizer.param_groups:
+            hyper, interval = effective(group), group["posterior"]["curvature_interval"]
+            params = []
+            for param in self._noisy(group):
+                state, elapsed = optimizer.state[param], 0
+                if measured and "curvature" in state:
+                    elapsed = elapsed_updates(state["step"], optimizer.num_updates, interval)
+                shaped = hyper.relative_noise is not None
+                if always or "scale" not in state or covariance.is_refreshed(state["step"], elapsed, shaped=shaped):
+                    params.append(param)
+            covariance.refresh(group, params, [optimizer.state[param] for param in params])

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from lightning_bayes.curvature.kronecker import KroneckerCapture
 from lightning_bayes.curvature.measurement import KroneckerQuantity
 from lightning_bayes.linalg import KroneckerProduct
+from lightning_bayes.optim.covariance.kronecker import layer_product
 from lightning_bayes.optim.diagonal.estimators import CurvatureEstimator, Scores
 from lightning_bayes.optim.kronecker.distributed_inversion import WorkerGroup, invert_all
 from lightning_bayes.optim.kronecker.intervals import layers_due
 from lightning_bayes.optim.kronecker.layer import KroneckerLayer
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
-from lightning_bayes.optim.readout.layer import layer_product
 from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass, Measurement
 
 _NAMES = ("output_factor", "input_factor")  # of S and A
@@ -87,4 +87,4 @@ def refresh(
         layer.store_factors(average)
         layer.count_measurement()
     for layer, result in inverted.items():
-        layer.state.update(result)
+        layer.store_inverted(result)

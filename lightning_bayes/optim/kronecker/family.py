@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature import Capture
-from lightning_bayes.optim.diagonal.cohort_update import DiagonalUpdate
 from lightning_bayes.optim.diagonal.family import DiagonalFamily
+from lightning_bayes.optim.diagonal.update import DiagonalUpdate
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.kronecker.arguments import KroneckerHyperparameters
 from lightning_bayes.optim.kronecker.curvature import factor_shapes, refresh
@@ -30,6 +30,7 @@ from lightning_bayes.optim.kronecker.layer import KroneckerLayer
 from lightning_bayes.optim.kronecker.layers import KroneckerLayers
 from lightning_bayes.optim.kronecker.moves import Move
 from lightning_bayes.optim.runtime.family import PosteriorFamily
+from lightning_bayes.optim.runtime.measuring import SHAPE_INTERVAL
 from lightning_bayes.optim.runtime.noise import CounterNoise
 from lightning_bayes.optim.runtime.passes import Measurement
 from lightning_bayes.optim.steps import CohortUpdate
@@ -99,7 +100,7 @@ class KroneckerFamily(PosteriorFamily):
         layers = self._started_layers()
         sample = self._diagonal.sample(noise, measures_curvature=measures_curvature)
         for layer in layers:
-            sample |= layer.sample(noise, self._diagonal.scratch)
+            sample |= layer.sample(noise)
         return sample
 
     def scores(self, params: Iterable[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
@@ -123,6 +124,14 @@ class KroneckerFamily(PosteriorFamily):
         for layer in layers:
             layer.start()
         return layers
+
+    def refresh(self, *, measured: bool, always: bool = False) -> None:
+        """Store the covariance of independent weights, and the scale of each layer now and then; see `PosteriorFamily`."""
+        self._diagonal.refresh(measured=measured, always=always)
+        updates = self._optimizer.num_updates
+        if always or updates <= SHAPE_INTERVAL or updates % SHAPE_INTERVAL == 0:
+            for layer in self.layers.with_factors():
+                layer.refresh()
 
     # -- the update ---------------------------------------------------------------------------------------------------
 

@@ -6,25 +6,26 @@ Its tensors and numbers are in the optimizer's state of the layer's weight, so t
     output_factor, input_factor     S and A
     output_inverse, input_inverse   S⁻ and A⁻ as of the last inversion
     output_root, input_root         R_S and R_A of the noise as of the last inversion
+    scale, damping                  of the noise, see `optim.covariance.kronecker`
     measurements                    number of measurements of the factors
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import Tensor, nn
 
 from lightning_bayes.linalg import KroneckerProduct
+from lightning_bayes.optim.covariance import kronecker as covariance
+from lightning_bayes.optim.covariance.diagonal import is_noisy
+from lightning_bayes.optim.covariance.kronecker import layer_damping, layer_product
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.kronecker import equations
-from lightning_bayes.optim.kronecker.layer_noise import POOL_PAIRS, LayerNoise
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer, factors_at_precision
 from lightning_bayes.optim.kronecker.moves import Move
-from lightning_bayes.optim.readout.layer import layer_damping, layer_product, layer_scale
-from lightning_bayes.optim.readout.noise_terms import is_noisy
 from lightning_bayes.optim.runtime.measuring import weight_of_old
 from lightning_bayes.optim.runtime.noise import CounterNoise
 from lightning_bayes.optim.weight_prior import prior_means
@@ -44,7 +45,7 @@ class KroneckerLayer:
 
     def __init__(self, matrix: MatrixLayer, optimizer: VariationalOptimizer) -> None:
         self.matrix, self._optimizer = matrix, optimizer
-        self._noise: LayerNoise | None = None  # of the last root
+        self._kept: tuple[tuple[int, ...], Tensor] | None = None  # U of the antithetic twin, with its counter
 
     @property
     def state(self) -> dict[str, Any]:
@@ -84,7 +85,7 @@ class KroneckerLayer:
             factors = factors_at_precision(self.matrix, precision, effective(self.matrix.group))
             inverted = self.invert(factors)
             self.store_factors(factors)
-            self.state.update(inverted)
+            self.store_inverted(inverted)
 
     def average_factors(self, measured: KroneckerProduct) -> KroneckerProduct:
         """Return the running averages of S and A, including a measurement."""
@@ -120,44 +121,51 @@ class KroneckerLayer:
             inverse = equations.damped_inverse(factors, prior=hyper.prior, damping=hyper.damping, name=name)
             inverted |= entries(inverse, "inverse")
         if "root" in kinds:
-            damping = layer_damping(factors, hyper)  # includes the prior
-            inverted |= entries(equations.noise_root(factors, prior=0.0, damping=damping, name=name), "root")
+            root = equations.noise_root(factors, prior=0.0, damping=layer_damping(factors, hyper), name=name)
+            inverted |= entries(root, "root")
         return inverted
 
     # -- noise --------------------------------------------------------------------------------------------------------
 
-    def sample(self, noise: CounterNoise, buffer: Callable[[Tensor], Tensor]) -> dict[nn.Parameter, Tensor]:
-        """Draw a sample of the parameters; empty without noise, or before the first inversion.
+    def store_inverted(self, inverted: Mapping[str, Tensor]) -> None:
+        """Store the result of `invert` for the factors in the state, and what the noise is drawn with."""
+        self.state.update(inverted)
+        self._kept = None
+        if "output_root" in inverted:
+            damping = layer_damping(layer_product(self.state, "factor"), effective(self.matrix.group))
+            self.state["damping"] = damping
+            self.refresh()
 
-        Args:
-            noise: Noise of the pass.
-            buffer: Returns scratch memory for a parameter.
+    def refresh(self) -> None:
+        """Store the scale of the noise of a layer that was inverted."""
+        if self.is_noisy and "output_root" in self.state:
+            covariance.refresh(self.matrix.group, self.state, self.matrix.weight.detach())
 
-        Returns:
-            A sample of each parameter.
-        """
+    def sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
+        """Draw a sample of the parameters, W = M ± U / √scale; empty without noise, or before the first inversion."""
         matrix, state = self.matrix, self.state
-        if not (is_noisy(matrix.group, state) and "output_root" in state):
+        if not (self.is_noisy and "output_root" in state):
             return {}
-        values, means = [buffer(param) for param in matrix.params], [param.detach() for param in matrix.params]
-        layer_noise = self._noise_of(layer_product(state, "root"))
-        scale = layer_scale(layer_noise.mean_variance, state, means[0], effective(matrix.group))
-        # Several samples would evict each other from the memory of the pool.
-        pool = noise.next_pool(POOL_PAIRS) if self._optimizer.mc_samples == 1 else None
-        if pool is None:
-            noise.fill_(values)
-            weights = equations.sample(matrix.join(means), layer_noise.root, matrix.join(values), num_data=scale)
-            torch._foreach_copy_(values, matrix.split(weights))
-        else:
-            factor = torch.as_tensor(scale, dtype=means[0].dtype, device=means[0].device).rsqrt() * noise.sign
-            for value, mean, part in zip(values, means, matrix.split(layer_noise.draw(pool)), strict=True):
-                torch.addcmul(mean, part, factor, out=value)  # `equations.sample`, in one pass over the weights
-        return dict(zip(matrix.params, values, strict=True))
+        factor = noise.sign * state["scale"] ** -0.5
+        samples = [
+            torch.add(mean.detach(), part, alpha=factor)
+            for mean, part in zip(matrix.params, matrix.split(self._transformed_draw(noise)), strict=True)
+        ]
+        return dict(zip(matrix.params, samples, strict=True))
 
-    def _noise_of(self, root: KroneckerProduct) -> LayerNoise:
-        if self._noise is None or not self._noise.is_of(root):
-            self._noise = LayerNoise(root)
-        return self._noise
+    def _transformed_draw(self, noise: CounterNoise) -> Tensor:
+        """U = R_S E R_Aᵀ without its sign; kept for the antithetic twin if an update draws one sample."""
+        counter, kept = noise.counter, self._kept
+        self._kept = None
+        if kept is not None and kept[0] == counter:
+            noise.skip()
+            return kept[1]
+        draws = [torch.empty_like(param, requires_grad=False) for param in self.matrix.params]
+        noise.draw_(draws)
+        transformed = layer_product(self.state, "root").upper_matvec(self.matrix.join(draws))
+        if noise.has_twin and self._optimizer.mc_samples == 1:
+            self._kept = counter, transformed
+        return transformed
 
     # -- the update ---------------------------------------------------------------------------------------------------
 

@@ -237,10 +237,16 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
                 param.grad = grad
             raise
 
+    @property
+    def _reads_count(self) -> bool:
+        """Whether the curvature depends on the number of examples of a pass, which then must be counted."""
+        return False
+
     def _gradient_capture(self) -> AbstractContextManager[Capture]:
         """The capture of a pass that measures its gradient only; see `measured_pass`."""
         is_mean = bool(self.param_groups[0]["posterior"].get("loss_is_mean"))
         needs_no_count = self._open_update.is_only_batch and is_mean and self.num_updates >= FIRST_UPDATES
+        needs_no_count = needs_no_count and not self._reads_count
         return self._gradient_engine.bare() if needs_no_count else self._gradient_engine.capture()
 
     def label_seed(self, sample: int) -> int:

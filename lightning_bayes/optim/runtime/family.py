@@ -93,3 +93,12 @@ class PosteriorFamily(ABC):
     @abstractmethod
     def start_curvature(self) -> None:
         """Before the first update, initialise the curvature of all groups that have an ``init_precision``."""
+
+    @abstractmethod
+    def refresh(self, *, measured: bool, always: bool = False) -> None:
+        """Store the covariance of the parameters whose curvature has changed.
+
+        Args:
+            measured: Whether the update that has just ended measured the curvature.
+            always: Whether to store it anyway, after a change of the hyperparameters.
+        """

@@ -9,8 +9,7 @@ of them and the last is update t, the running average weights the old curvature 
 and ĥ by one minus that. T = 1 measures at every update. The schedule depends on the update index alone, so a resumed run,
 the micro-batches of an update and all processes agree on it without communication.
 
-The statistics of each tensor that scale its noise (`optim.readout.noise_terms`) change slowly too. Every tenth update stores
-them, whether or not it measures. Before they are first stored, they are those of the current curvature.
+The numbers that scale a tensor's noise change slowly too: `optim.covariance.diagonal.is_refreshed` says when.
 """
 
 from __future__ import annotations

@@ -4,28 +4,20 @@ An exact resume therefore needs no saved state, ranks draw different noise by us
 global random number generator is never touched.
 
 Antithetic pairs: updates 2j and 2j+1 use the same draws with opposite signs. The first-order effect of noise on the gradient
-cancels over the pair, and every draw is used twice. The noise of every single update is still N(0, I).
-
-Pools: drawing costs more than all other arithmetic on the noise. Consecutive pairs (`PAIRS` by default) may therefore share
-a pool that is slightly longer than the noise. Each pair reads a window that starts one stride after the previous one, so no
-weight gets the same number in two pairs of a pool; different weights may. Strides are at least 1024 and differ
-between pools.
+cancels over the pair, and a family may keep the draws for the second update. The noise of every single update is still
+N(0, I).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 PART_ELEMENTS = 2**18
 MANY_PARTS = 16  # with fewer, one thread is faster: torch's threads spin for some milliseconds after each operation
-
-PAIRS = 5  # pairs of updates that share a pool
-_MIN_STRIDE, _ALIGNMENT = 1024, 16  # elements
 
 _MASK = (1 << 64) - 1
 
@@ -57,28 +49,6 @@ def _finalise(x: int) -> int:
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
     return x ^ (x >> 31)
-
-
-class Pool(NamedTuple):
-    """Draws shared by several pairs, each of which uses a different window."""
-
-    counter: tuple[int, ...]  # counter of the draws
-    pair: int  # index of the window
-
-    @property
-    def stride(self) -> int:
-        """Elements from one window to the next."""
-        return _MIN_STRIDE + _ALIGNMENT * (counter_seed(*self.counter, -1) % (_MIN_STRIDE // _ALIGNMENT))
-
-    def draw(self, size: int, like: Tensor) -> Tensor:
-        """Draw the pool for `size` elements of noise, on the device and in the dtype of `like`."""
-        drawn = like.new_empty(size + (PAIRS - 1) * self.stride)
-        CounterNoise(*self.counter).draw_([drawn])
-        return drawn
-
-    def window(self, drawn: Tensor, size: int) -> Tensor:
-        """The pair's ε, ``[size]``, a view of the pool."""
-        return drawn.narrow(0, self.pair * self.stride, size)
 
 
 class CounterNoise:
@@ -119,20 +89,14 @@ class CounterNoise:
         """Counter of the next draws, without their sign."""
         return *self._key, self._num_draws
 
-    def next_pool(self, pairs: int = PAIRS) -> Pool | None:
-        """Advance the counter and return the pool of the next draws.
+    @property
+    def has_twin(self) -> bool:
+        """Whether the next update uses the same draws with the opposite sign."""
+        return self._is_paired and self.sign > 0
 
-        Args:
-            pairs: Number of pairs that share a pool.
-
-        Returns:
-            The pool; None, and the counter does not advance, if the noise is not antithetic.
-        """
-        if not self._is_paired:
-            return None
-        seed, pair, sample = self._key
+    def skip(self) -> None:
+        """Advance the counter as `draw_` does."""
         self._num_draws += 1
-        return Pool((seed, pair // pairs, sample, pairs, self._num_draws - 1), pair % pairs)
 
     def fill_(self, tensors: Sequence[Tensor]) -> None:
         """Fill tensors with ε ~ N(0, I), fresh at every call.

@@ -43,8 +43,14 @@ class FinishedPass:
     means: Mapping[nn.Parameter, Tensor]
 
     @property
+    def weight(self) -> int:
+        """Weight in averages over passes: the number of examples, or 1 if they were not counted."""
+        return self.captured.num_examples
+
+    @property
     def num_examples(self) -> int:
         """Number of examples in the loss."""
+        assert not isinstance(self.captured, BareCapture)
         return self.captured.num_examples
 
     def gradients(self, params: Iterable[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
@@ -170,7 +176,7 @@ class OpenUpdate:
             grads: ĝ before this pass, by parameter.
             curvature: ĥ of this pass.
         """
-        n = finished.num_examples
+        n = finished.weight
         weight = n / (self.examples + n)
         factor = finished.captured.gradient_factor()
         for param, before in grads.items():

@@ -1,4 +1,4 @@
-"""Antithetic noise and its caches between updates, compared with fresh draws and shapes."""
+"""Antithetic noise and the stored covariance, compared with fresh draws and with the equations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from lightning_bayes.optim import IVON, VOGN
-from lightning_bayes.optim.diagonal.cohort_noise import CohortNoise
 from lightning_bayes.optim.diagonal.estimators.reparameterised import reparameterised
 from lightning_bayes.optim.diagonal.family import DiagonalFamily
 from lightning_bayes.optim.runtime.noise import CounterNoise
@@ -76,70 +75,39 @@ def test_the_papers_step_shares_draws_where_it_is_asked(generator):
     assert [torch.equal(a.sign(), -b.sign()) for a, b in pairwise(found)] == [True, False, True]
 
 
-def test_a_pool_that_was_kept_is_the_one_drawn_again(generator, monkeypatch):
+def test_a_draw_that_was_kept_is_the_one_drawn_again(generator, monkeypatch):
     batch, results, drawn = data(generator), [], []
     draw_, sample = CounterNoise.draw_, DiagonalFamily.sample
+
+    def forgetful(self, *arguments, **keywords):
+        self.kept_draws = None
+        return sample(self, *arguments, **keywords)
+
     monkeypatch.setattr(CounterNoise, "draw_", lambda self, tensors: (drawn.append(1), draw_(self, tensors)))
     for keeps in (True, False):
         if not keeps:
-            monkeypatch.setattr(
-                DiagonalFamily, "sample", lambda self, *args, **kw: (self.forget_draws(), sample(self, *args, **kw))[1]
-            )
+            monkeypatch.setattr(DiagonalFamily, "sample", forgetful)
         model = network()
         drawn.clear()
         updates(optimizer(model, lr=0.1), model, batch, 25)
         results.append(([p.detach().clone() for p in model.parameters()], len(drawn)))
     (kept, few), (anew, many) = results
     assert all(torch.equal(a, b) for a, b in zip(kept, anew, strict=True))
-    assert (few, many) == (9 + 2, 24)  # the first update has no noise, the first ten cache nothing
+    assert (few, many) == (13, 24)  # the first update has no noise, so its twin draws for itself
 
 
-def test_no_weight_meets_a_number_twice_but_with_the_opposite_sign():
-    """Windows of a pool: equal within a pair, otherwise uncorrelated in standard errors, all with the right distribution."""
-    param = torch.nn.Parameter(torch.zeros(300, 300))
-    cohort = CohortNoise([param])
+def test_pairs_are_uncorrelated_and_a_pair_has_opposite_signs():
+    """The Gram matrix of twenty updates' draws, in standard errors."""
     drawn = []
     for update in range(20):
-        noise = CounterNoise.of_pass(0, update, 0, antithetic=True)
-        _, epsilon = cohort.draws(noise, [torch.empty(300, 300)], pooled=True)
-        drawn.append(epsilon.double() * noise.sign)
-    gram = torch.stack(drawn) @ torch.stack(drawn).T / param.numel()
+        epsilon = torch.empty(300, 300)
+        CounterNoise.of_pass(0, update, 0, antithetic=True).fill_([epsilon])
+        drawn.append(epsilon.flatten().double())
+    gram = torch.stack(drawn) @ torch.stack(drawn).T / 300**2
     opposite = torch.eye(10).repeat_interleave(2, 0).repeat_interleave(2, 1)
     opposite[0::2, 1::2] *= -1
     opposite[1::2, 0::2] *= -1
-    assert ((gram - opposite) * param.numel() ** 0.5).abs().max() < 5
-    starts = [cohort.draws(CounterNoise.of_pass(0, u, 0, antithetic=True), [param], pooled=True) for u in (0, 10)]
-    assert not torch.equal(starts[0][1], starts[1][1])
-
-
-def test_small_tensors_share_no_number_between_windows():
-    cohort = CohortNoise([torch.nn.Parameter(torch.zeros(1024))])
-    windows = [
-        cohort.draws(CounterNoise.of_pass(3, u, 0, antithetic=True), [], pooled=True)[0] for u in range(0, 10, 2)
-    ]
-    assert len(torch.cat(windows).unique()) > 5 * 1024 - 5  # two draws may round to the same number
-
-
-def test_samples_take_no_new_memory(generator):
-    model = network()
-    opt = optimizer(model, lr=0.1)
-    batch, places = data(generator), []
-    for _ in range(4):
-        updates(opt, model, batch, 6)
-        places.append([cached.noise.flat.data_ptr() for cached in opt.family._noises.values()])
-    assert places[1] == places[2] == places[3]
-    assert len(places[1]) == 1  # one flat buffer
-
-
-def test_updates_that_measure_keep_no_draws(generator):
-    model = network()
-    opt = optimizer(model, lr=0.1, curvature_interval=10)
-    batch = data(generator)
-    updates(opt, model, batch, 19)
-    (cached,) = opt.family._noises.values()
-    assert cached.noise.cached_pool
-    updates(opt, model, batch, 1)
-    assert not cached.noise.cached_pool
+    assert ((gram - opposite) * 300).abs().max() < 5
 
 
 def test_the_shape_follows_a_curvature_that_changes(generator):
@@ -152,10 +120,9 @@ def test_the_shape_follows_a_curvature_that_changes(generator):
         noise = CounterNoise(7)
         sample = opt._sample(noise)
         names = dict(model.named_parameters())
-        flat = torch.empty(sum(p.numel() for p in names.values()))
-        CounterNoise(7).fill_([flat])
-        for (name, param), part in zip(names.items(), flat.split([p.numel() for p in names.values()]), strict=True):
-            epsilon = part.view(param.shape)
+        draws = [torch.empty_like(param) for param in names.values()]
+        CounterNoise(7).fill_(draws)
+        for (name, param), epsilon in zip(names.items(), draws, strict=True):
             torch.testing.assert_close(sample[param], param.detach() + epsilon * precisions[name].rsqrt())
         opt.state[model[0].weight]["curvature"].mul_(3.0)
         opt.state[model[2].weight]["curvature"] = opt.state[model[2].weight]["curvature"].flip(0)
@@ -187,7 +154,10 @@ def test_sizes_are_those_after_every_tenth_update(generator):
         updates(opt, model, batch, count)
         size = weight.detach().square().mean().sqrt().clamp_min(opt.state[weight]["initial_rms"])
         updates(opt, model, batch, 3)
-        torch.testing.assert_close(opt.state[weight]["noise_statistics"][0], size)
+        s, state = opt.state[weight]["curvature"], opt.state[weight]
+        assert state["scale"] == pytest.approx(
+            float(50 + (1 / (s + state["damping"])).mean() / (0.3 * size) ** 2), rel=1e-4
+        )
         assert abs(weight.detach().square().mean().sqrt() - size) > 1e-4
 
 
@@ -257,3 +227,18 @@ def test_large_tensors_have_memory_of_their_own_and_the_same_law(bias, generator
     weight = model[0].weight
     ratio = found[12] * opt.posterior().precision["0.weight"].sqrt()
     assert abs(float(ratio.square().mean()) - 1) < 5 * (2 / weight.numel()) ** 0.5
+
+
+@pytest.mark.parametrize("relative_noise", [None, 0.3])
+def test_the_row_of_padding_has_no_noise_and_the_others_have(relative_noise, generator):
+    model = nn.Sequential(nn.Embedding(5, 3, padding_idx=0), nn.Flatten(), nn.Linear(6, 2))
+    opt = VOGN(model, lr=0.01, num_data=50, init_precision=80.0, relative_noise=relative_noise)
+    tokens = torch.tensor([[1, 2], [3, 0], [4, 1]])
+    for _ in range(3):
+        with opt.sampled_params():
+            F.cross_entropy(model(tokens), torch.tensor([0, 1, 0])).backward()
+        opt.step()
+        opt.zero_grad()
+    drawn = opt.posterior().sample(generator)["0.weight"] - model[0].weight.detach()
+    assert drawn[0].abs().max() < 1e-10
+    assert drawn[1:].abs().min() > 1e-5

@@ -26,11 +26,13 @@ class CurvatureEstimator(ABC):
         allows_loss_scale: Whether it works under a scaled loss, such as a GradScaler's.
         is_linear: Whether ĥ is a mean over passes. If not, `join_ranks` and `finalise` combine the passes, and the scale of
             ĥ depends on the batch size; see `BatchSizeCheck`.
+        reads_count: Whether ĥ of weights without noise depends on the number of examples.
     """
 
     quantity: ClassVar[EngineQuantity] = "gradient"
     allows_loss_scale: ClassVar[bool] = True
     is_linear: ClassVar[bool] = True
+    reads_count: ClassVar[bool] = False
 
     @abstractmethod
     def read(self, finished: FinishedPass, params: Sequence[nn.Parameter], scores: Scores) -> Curvature:

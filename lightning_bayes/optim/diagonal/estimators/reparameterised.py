@@ -35,6 +35,8 @@ class Reparameterised(CurvatureEstimator):
     if the gradient were the mean of independent gradients with mean zero.
     """
 
+    reads_count = True
+
     def read(self, finished: FinishedPass, params: Sequence[nn.Parameter], scores: Scores) -> Curvature:
         """Read one pass; see `CurvatureEstimator`."""
         reached = [param for param in params if param.grad is not None]

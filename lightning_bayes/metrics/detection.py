@@ -1,10 +1,13 @@
-"""Detection of out-of-distribution (OOD) inputs by a score such as the predictive entropy.
+"""Detection of out-of-distribution (OOD) inputs by a score such as the predictive entropy, and of misclassified inputs.
 
 OOD is the positive class, and a higher score means more OOD (Hendrycks & Gimpel 2017, https://arxiv.org/abs/1610.02136).
+For misclassified inputs, errors are the positive class, with score ``1 - max_c p_c``; that AUROC is most likely the one in
+the tables of Osawa et al. 2019 (https://arxiv.org/abs/1906.02506), who do not define it.
+
 Only the order of the scores matters. They are replaced by ranks, because torchmetrics applies a sigmoid to scores outside
 [0, 1], which makes all scores above about 17 equal in float32.
 
-Every value is undefined and ``nan`` if either kind of input is missing.
+Every value is undefined and ``nan`` if either kind of input is missing, such as errors or correct predictions.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from torchmetrics.functional.classification import binary_auroc, binary_average_
 
 from lightning_bayes.errors import NonFiniteError, ShapeError
 from lightning_bayes.metrics.states import StoredMetric
+from lightning_bayes.metrics.top_label import top_label
 
 TRUE_POSITIVE_RATE = 0.95  # the 95 in FPR95
 
@@ -136,6 +140,100 @@ class OODAUPR(OODMetric):
 @final
 class OODFPR95(OODMetric):
     """False-positive rate at 95 % true-positive rate with OOD as the positive class (see `ood_fpr95`)."""
+
+    higher_is_better = False
+    measure = staticmethod(ood_fpr95)
+
+
+def misclassification_auroc(probs: Tensor, targets: Tensor) -> Tensor:
+    """Probability that an error is less confident than a correct prediction; a tie counts half.
+
+    Args:
+        probs: Class probabilities, ``[batch, classes]``.
+        targets: Class indices, ``[batch]``.
+
+    Returns:
+        A scalar between 0 and 1; 0.5 for uninformative confidences.
+
+    Example:
+        >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]])
+        >>> misclassification_auroc(probs, torch.tensor([0, 1, 0, 1]))
+        tensor(0.7500)
+    """
+    return ood_auroc(*_scored(probs, targets))
+
+
+def misclassification_aupr(probs: Tensor, targets: Tensor) -> Tensor:
+    """Average precision with errors as the positive class; the error rate for uninformative confidences.
+
+    Args:
+        probs: Class probabilities, ``[batch, classes]``.
+        targets: Class indices, ``[batch]``.
+
+    Returns:
+        A scalar between 0 and 1.
+
+    Example:
+        >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]])
+        >>> misclassification_aupr(probs, torch.tensor([0, 1, 0, 1]))
+        tensor(0.8333)
+    """
+    return ood_aupr(*_scored(probs, targets))
+
+
+def misclassification_fpr95(probs: Tensor, targets: Tensor) -> Tensor:
+    """False-positive rate at 95 % true-positive rate: correct predictions lost if 95 % of the errors are rejected.
+
+    Args:
+        probs: Class probabilities, ``[batch, classes]``.
+        targets: Class indices, ``[batch]``.
+
+    Returns:
+        A scalar between 0 and 1; lower is better.
+
+    Example:
+        >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]])
+        >>> misclassification_fpr95(probs, torch.tensor([0, 1, 0, 1]))
+        tensor(0.5000)
+    """
+    return ood_fpr95(*_scored(probs, targets))
+
+
+def _scored(probs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores and labels of errors; the score is not 1 - confidence, which would round small differences away."""
+    confidence, correct = top_label(probs, targets)
+    return -confidence, 1 - correct
+
+
+class ErrorMetric(StoredMetric):
+    """Base class of metrics of the detection of errors. Subclasses define ``measure``."""
+
+    columns = ("scores", "is_error")
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Add a batch: probabilities ``[batch, classes]`` and class indices ``[batch]``."""
+        self.store(*_scored(preds, target))
+
+
+@final
+class MisclassificationAUROC(ErrorMetric):
+    """Area under the ROC curve with errors as the positive class (see `misclassification_auroc`)."""
+
+    higher_is_better = True
+    measure = staticmethod(ood_auroc)
+
+
+@final
+class MisclassificationAUPR(ErrorMetric):
+    """Average precision with errors as the positive class (see `misclassification_aupr`)."""
+
+    higher_is_better = True
+    measure = staticmethod(ood_aupr)
+
+
+@final
+class MisclassificationFPR95(ErrorMetric):
+    """False-positive rate at 95 % true-positive rate, errors positive (see `misclassification_fpr95`)."""
 
     higher_is_better = False
     measure = staticmethod(ood_fpr95)

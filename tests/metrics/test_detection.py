@@ -5,7 +5,20 @@ import torch
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
 from lightning_bayes.errors import NonFiniteError, ShapeError
-from lightning_bayes.metrics.ood import OODAUPR, OODAUROC, OODFPR95, ood_aupr, ood_auroc, ood_fpr95
+from lightning_bayes.metrics.detection import (
+    OODAUPR,
+    OODAUROC,
+    OODFPR95,
+    MisclassificationAUPR,
+    MisclassificationAUROC,
+    MisclassificationFPR95,
+    misclassification_aupr,
+    misclassification_auroc,
+    misclassification_fpr95,
+    ood_aupr,
+    ood_auroc,
+    ood_fpr95,
+)
 
 
 def scikit_learn_fpr95(is_ood, scores):
@@ -97,3 +110,46 @@ def test_invalid_input_is_refused(metric_class):
         metric.update(torch.tensor([0.0, torch.nan]), torch.zeros(2))
     with pytest.raises(ShapeError, match=r"has values from 0 to 7\. Do not pass class labels"):
         metric.update(torch.rand(2), torch.tensor([0, 7]))
+
+
+OF_ERRORS = {
+    misclassification_auroc: roc_auc_score,
+    misclassification_aupr: average_precision_score,
+    misclassification_fpr95: scikit_learn_fpr95,
+}
+ERROR_METRICS = dict(
+    zip((MisclassificationAUROC, MisclassificationAUPR, MisclassificationFPR95), OF_ERRORS, strict=True)
+)
+
+
+def predictions(kind):
+    generator = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(500, 5, generator=generator)
+    targets = torch.multinomial(logits.softmax(-1), 1, generator=generator).squeeze(1)
+    sharper = {"smooth": 1.0, "saturated": 12.0}[kind]  # the latter has many confidences of exactly one
+    return (sharper * logits).softmax(-1), targets
+
+
+@pytest.mark.parametrize("kind", ["smooth", "saturated"])
+@pytest.mark.parametrize("function", OF_ERRORS)
+def test_detection_of_errors_equals_scikit_learn(function, kind):
+    probs, targets = predictions(kind)
+    is_error = probs.argmax(-1) != targets
+    expected = OF_ERRORS[function](is_error, -probs.amax(-1))
+    assert function(probs, targets).item() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("metric_class", ERROR_METRICS)
+def test_metrics_of_errors_equal_their_functions_on_uneven_batches(metric_class):
+    probs, targets = predictions("saturated")
+    metric = metric_class()
+    metric.update(probs[:7], targets[:7])
+    metric.update(probs[7:], targets[7:])
+    assert metric.compute().item() == pytest.approx(ERROR_METRICS[metric_class](probs, targets).item(), abs=1e-6)
+
+
+@pytest.mark.parametrize("label", [0, 1])
+def test_values_are_undefined_without_errors_or_without_correct_predictions(label):
+    probs, targets = torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([label, label])
+    for function in OF_ERRORS:
+        assert function(probs, targets).isnan()

@@ -1,0 +1,1 @@
+"""Covariances of the posterior families: state → sample, precision, refresh."""

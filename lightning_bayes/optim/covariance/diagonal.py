@@ -1,0 +1,120 @@
+"""The covariance of independent weights, stored in each parameter's state beside its curvature s.
+
+    1/Σ = scale · (max(s, floor) + damping)        scale = Ñ/τ_t, damping = γ_t, the prior's δ̃ included
+
+Sampling, posteriors, checkpoints and `effective_parameters` read these numbers and nothing else. `refresh` derives them from
+the hyperparameters whenever s has changed: `posteriors.shaped_noise` has the equations of a ``relative_noise``; the noise of
+the bound has scale Ñ/τ and damping δ̃ + γ. Negative s count as 0 in shaped noise; the bound's s + δ̃ is positive by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_bayes.optim.effective import Effective, effective
+from lightning_bayes.optim.runtime.measuring import SHAPE_INTERVAL
+from lightning_bayes.posteriors import noise_shape, noise_statistics
+
+_NO_FLOOR = -3e38  # every float32 is above
+NO_NOISE = 1e24  # damping of weights without noise: a standard deviation that no sum in float32 notices
+
+
+def is_noisy(group: Mapping[str, Any], state: Mapping[str, Any]) -> bool:
+    """Whether a parameter is sampled."""
+    return bool(group["posterior"]["noisy"] and state.get("noisy"))
+
+
+def is_refreshed(step: int, elapsed: int, *, shaped: bool) -> bool:
+    """Whether an update refreshes scale and damping.
+
+    They follow every change of s. Those of shaped noise need the mean of s over each tensor, so after the first updates they
+    follow about every tenth update.
+
+    Args:
+        step: Number of updates, this one included.
+        elapsed: Number of updates for which this update's measurement accounts; 0 if it measures nothing.
+        shaped: Whether the noise is shaped.
+
+    Returns:
+        True if it does.
+    """
+    if not elapsed:
+        return False
+    return not shaped or step <= SHAPE_INTERVAL or step // SHAPE_INTERVAL > (step - elapsed) // SHAPE_INTERVAL
+
+
+def refresh(group: Mapping[str, Any], params: Sequence[Tensor], states: Sequence[dict[str, Any]]) -> None:
+    """Store scale, damping and floor of parameters with a curvature in their states; `params` hold μ."""
+    hyper = effective(group)
+    if hyper.relative_noise is None:
+        for state in states:
+            state.update(scale=hyper.scale, floor=_NO_FLOOR, damping=_damping(hyper, state, hyper.noise_damping))
+        return
+    statistics = [_statistics(hyper, param, state) for param, state in zip(params, states, strict=True)]
+    shapes = [noise_shape(numbers[None], hyper.relative_noise, hyper.scale) for numbers in statistics]
+    for state, (scale, damping) in zip(states, shapes, strict=True):
+        state.update(scale=float(scale), floor=0.0, damping=_damping(hyper, state, float(damping), stated=True))
+
+
+def precisions(states: Sequence[Mapping[str, Any]]) -> list[Tensor]:
+    """1/Σ of each parameter, in new memory."""
+    curvatures = [state["curvature"] for state in states]
+    values = list(torch._foreach_clamp_min(curvatures, [state["floor"] for state in states]))
+    dampings = [state["damping"] for state in states]
+    if any(isinstance(damping, Tensor) for damping in dampings):
+        for value, damping in zip(values, dampings, strict=True):
+            value.add_(damping)
+    else:
+        torch._foreach_add_(values, dampings)
+    torch._foreach_mul_(values, [state["scale"] for state in states])
+    return values
+
+
+def sample(
+    means: Sequence[Tensor], states: Sequence[Mapping[str, Any]], draws: Sequence[Tensor], sign: int
+) -> list[Tensor]:
+    """θ = μ ± ε √Σ, in new memory with the strides of the draws."""
+    deviations = precisions(states)
+    torch._foreach_sqrt_(deviations)
+    values = list(torch._foreach_div(list(draws), deviations))
+    if sign < 0:
+        torch._foreach_neg_(values)
+    torch._foreach_add_(values, list(means))
+    return values
+
+
+def effective_parameters(state: Mapping[str, Any]) -> Tensor:
+    """Σ_i s_i / (s_i + γ_t), with negative s_i counted as 0: the number of weights that the data determine."""
+    positive = state["curvature"].clamp_min(0)
+    number: Tensor = (positive / (positive + state["damping"])).sum()
+    return number
+
+
+def _damping(hyper: Effective, state: Mapping[str, Any], damping: float, *, stated: bool = False) -> float | Tensor:
+    """Damping with the prior's δ̃ and without noise in the rows that get no gradient; `stated` if δ̃ counts already."""
+    precision, rows = state.get("prior_precision"), state.get("rows_without_noise")
+    if precision is not None:
+        total: float | Tensor = hyper.prior_of(precision).add_(damping)
+    else:
+        total = damping if stated else damping + hyper.prior
+    if rows is None:
+        return total
+    weights = torch.zeros_like(state["curvature"]).add_(total)
+    weights[rows] = NO_NOISE
+    return weights
+
+
+def _statistics(hyper: Effective, mean: Tensor, state: Mapping[str, Any]) -> Tensor:
+    """`noise_statistics` of a parameter. A prior of each weight counts as curvature."""
+    curvature, precision, stated = state["curvature"], state.get("prior_precision"), hyper.stated_damping
+    if precision is not None:
+        curvature, stated = curvature + hyper.prior_of(precision), hyper.noise_damping
+    if "rows_without_noise" in state:
+        kept = torch.ones(len(mean), dtype=torch.bool, device=mean.device)
+        kept[state["rows_without_noise"]] = False
+        mean, curvature = mean[kept], curvature[kept]
+    return noise_statistics(curvature, mean.detach(), state["initial_rms"], stated, hyper.noise_flatness)
