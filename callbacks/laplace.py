@@ -114,9 +114,11 @@ class LaplaceCallback(PosthocCallback):
             self._validation.require(trainer)
         if self.online_every is not None:
             _require_weight_decay(trainer)
-        if self.structure == "full" and self.subset != "last_layer":
+        if self.subset != "last_layer":  # which only a batch tells
             params = dict(pl_module.named_parameters())
-            require_full_size({name: params[name] for name in chosen_names(pl_module, self.subset, ())})
+            chosen = {name: params[name] for name in chosen_names(pl_module, self.subset, ())}
+            if self.structure == "full":
+                require_full_size(chosen)
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the loaders."""

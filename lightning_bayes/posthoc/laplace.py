@@ -96,9 +96,9 @@ def laplace(
         model: The network, unmodified and in evaluation mode, with any layers that `measure` supports.
         loader: Training data as pairs (inputs, targets). It is read once; ``subset="last_layer"`` also reads its first batch
             before, so an iterator would lose that batch.
-        likelihood: ``"classification"`` (logits ``[B, C]``, class indices ``[B]``), ``"binary"`` (one logit per label) or
-            ``"regression"`` (noise chosen together with the prior). Or a likelihood of `lightning_bayes.curvature`, such as
-            ``Gaussian(0.1)`` for known noise.
+        likelihood: ``"classification"`` (logits ``[B, C]``, class indices ``[B]``), ``"binary"`` or ``"multilabel"``
+            (one logit per label), or ``"regression"`` (noise chosen together with the prior). Or a likelihood of
+            `lightning_bayes.curvature`, such as ``Gaussian(0.1)`` for known noise.
         structure: ``"diagonal"``, ``"kronecker"`` (eigendecomposed factors), or ``"full"`` for last layers and small models.
         subset: ``"last_layer"``, ``"all"``, or a regular expression that is searched in parameter names. Parameters that do
             not require gradients are left out.
@@ -209,7 +209,7 @@ def chosen_names(model: nn.Module, subset: str, loader: Iterable[Any]) -> list[s
     if not selected:
         raise UnsupportedLayerError(
             f"subset={subset!r} matches no parameter that requires gradients; {type(model).__name__} has "
-            f"{name_some(names) or 'none'}."
+            f"{name_some(names) or 'none'}. Pass subset='last_layer', subset='all', or a regular expression for these names."
         )
     return selected
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from typing import Literal, TypeAlias, get_args
 
@@ -10,14 +11,17 @@ from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.predictive import Link
 
 StructureName: TypeAlias = Literal["diagonal", "kronecker", "full"]
-LikelihoodName: TypeAlias = Literal["classification", "binary", "regression"]
+ClassificationName: TypeAlias = Literal["classification", "softmax", "categorical"]
+BinaryName: TypeAlias = Literal["binary", "multilabel", "sigmoid", "bernoulli"]
+RegressionName: TypeAlias = Literal["regression", "identity", "gaussian"]
+LikelihoodName: TypeAlias = ClassificationName | BinaryName | RegressionName
 PriorPrecision: TypeAlias = float | Literal["marglik", "validation"]
 PriorStructure: TypeAlias = Literal["scalar", "layerwise"]
 
 _LIKELIHOODS: dict[str, Likelihood] = {
-    "classification": Softmax(),
-    "binary": Bernoulli(),
-    "regression": Gaussian(1.0),
+    **dict.fromkeys(get_args(ClassificationName), Softmax()),
+    **dict.fromkeys(get_args(BinaryName), Bernoulli()),
+    **dict.fromkeys(get_args(RegressionName), Gaussian(1.0)),
 }
 _LINKS: dict[type[Likelihood], Link] = {Softmax: "softmax", Bernoulli: "sigmoid", Gaussian: "identity"}
 
@@ -48,11 +52,13 @@ def find_likelihood(likelihood: Likelihood | LikelihoodName) -> tuple[Likelihood
     if isinstance(likelihood, Likelihood):
         return likelihood, False
     if likelihood not in _LIKELIHOODS:
+        close = difflib.get_close_matches(str(likelihood), _LIKELIHOODS, 1)
+        question = f" Did you mean {close[0]!r}?" if close else ""
         raise HyperparameterError(
-            f"likelihood={likelihood!r} is unknown; use 'classification', 'binary', 'regression', or a Softmax(), "
+            f"likelihood={likelihood!r} is unknown.{question} Use 'classification', 'binary', 'regression', or a Softmax(), "
             "Bernoulli() or Gaussian(std) of lightning_bayes.curvature."
         )
-    return _LIKELIHOODS[likelihood], likelihood == "regression"
+    return _LIKELIHOODS[likelihood], likelihood in get_args(RegressionName)
 
 
 def link_of(likelihood: Likelihood) -> Link:

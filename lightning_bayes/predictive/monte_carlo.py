@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,10 +18,18 @@ from lightning_bayes.predictive.recalibration import recalibrate
 from lightning_bayes.predictive.samples import PosteriorSamples, as_input, at_posterior_mean
 
 
+class HasPosterior(Protocol):
+    """A result that holds a posterior, such as that of `lightning_bayes.laplace`."""
+
+    @property
+    def posterior(self) -> AbstractPosterior:
+        """The posterior."""
+
+
 @torch.no_grad()
 def mc_predict(
     model: nn.Module,
-    posterior: AbstractPosterior,
+    posterior: AbstractPosterior | HasPosterior,
     x: Any,
     samples: int = 32,
     *,
@@ -38,7 +46,8 @@ def mc_predict(
 
     Args:
         model: The trained architecture. Its own weights are not used.
-        posterior: A posterior that fits the model, from `load_posterior` or an optimizer's `posterior()`.
+        posterior: A posterior that fits the model, from `load_posterior` or an optimizer's `posterior()`; or the result of
+            `laplace`.
         x: One batch of model inputs. A NumPy array becomes a tensor on the device of the weights; a floating-point array is
             also cast to their dtype.
         samples: S, at least 1. The average of several samples is exactly the posterior mean; see `PosteriorSamples`.
@@ -75,6 +84,8 @@ def mc_predict(
         (torch.Size([5, 3]), torch.Size([8, 5, 3]))
     """
     check_link(link)
+    if not isinstance(posterior, AbstractPosterior):
+        posterior = posterior.posterior
     if not temperature > 0 or (link == "identity" and temperature != 1):
         raise HyperparameterError(f"temperature={temperature} must be positive, and 1 for outputs that are not logits.")
     weight = next(model.parameters())

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bayes import LaplaceCallback, PosteriorScale, VOGNCallback, laplace, load_posterior, mc_predict
 from lightning_bayes.curvature import Gaussian
-from lightning_bayes.errors import HyperparameterError, PosteriorError, UnsupportedTrainingError
+from lightning_bayes.errors import HyperparameterError, PosteriorError, UnsupportedLayerError, UnsupportedTrainingError
 from lightning_bayes.posteriors import EigenGaussian, MeanField, ScaledPosterior
 from lightning_bayes.zoo import BayesRegressor
 
@@ -188,6 +188,21 @@ def test_online_the_weight_decay_becomes_the_prior_precision():
 def test_arguments_out_of_range_are_refused(arguments, message):
     with pytest.raises(HyperparameterError, match=message):
         LaplaceCallback(**arguments)
+
+
+def test_a_subset_that_matches_nothing_is_refused_before_the_fit():
+    module = Classifier()
+    with pytest.raises(UnsupportedLayerError, match=r"subset='last' matches no .* Pass subset='last_layer'"):
+        fit(module, LaplaceCallback(subset="last"))
+    assert module.trainer.global_step == 0
+
+
+def test_mc_predict_takes_the_result_of_laplace():
+    module = Classifier()
+    inputs, labels = blobs().tensors
+    result = laplace(module.eval(), [(inputs, labels)], require_trained=False)
+    found, expected = (mc_predict(module, q, inputs) for q in (result, result.posterior))
+    assert torch.equal(found.probs, expected.probs)
 
 
 def test_online_needs_an_l2_penalty():

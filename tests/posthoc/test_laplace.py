@@ -213,6 +213,24 @@ def test_parameters_outside_the_subset_are_constants(net, x, y, subset, expected
         torch.testing.assert_close(posterior.precision[name], whole.precision[name])
 
 
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (("classification", "softmax", "categorical"), Softmax),
+        (("binary", "multilabel", "sigmoid", "bernoulli"), Bernoulli),
+        (("regression", "identity", "gaussian"), Gaussian),
+    ],
+)
+def test_synonyms_name_the_same_likelihood(names, expected, x):
+    model = nn.Sequential(nn.Linear(x.shape[1], 2)).to(x.dtype).eval()
+    targets = torch.zeros(len(x), dtype=torch.long) if expected is Softmax else torch.ones_like(x[:, :2])
+    results = [
+        laplace(model, [(x, targets)], name, "diagonal", prior_precision=1.0, require_trained=False) for name in names
+    ]
+    assert {type(result.likelihood) for result in results} == {expected}
+    assert len({result.log_marginal_likelihood for result in results}) == 1
+
+
 def test_the_last_layer_is_the_last_one_called(x, y):
     class Backwards(nn.Module):
         def __init__(self):
@@ -428,7 +446,10 @@ def test_a_full_posterior_that_is_too_large_lists_alternatives(y):
     ("arguments", "message"),
     [
         ({"structure": "kron"}, r"structure='kron' is unknown; use 'diagonal', 'kronecker', 'full'"),
-        ({"likelihood": "softmax"}, r"likelihood='softmax' is unknown; use 'classification'"),
+        (
+            {"likelihood": "gausian"},
+            r"likelihood='gausian' is unknown\. Did you mean 'gaussian'\? Use 'classification'",
+        ),
         ({"curvature": "hessian"}, r"curvature='hessian' is unknown; use ggn, fisher, empirical_fisher"),
         ({"prior_precision": 0.0}, r"prior_precision=0\.0 must be positive"),
         ({"prior_precision": "cv"}, r"prior_precision='cv' is unknown; use 'marglik', 'validation'"),

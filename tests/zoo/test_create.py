@@ -82,8 +82,10 @@ def test_a_pattern_selects_names():
         (
             "resnet19",
             {},
-            r"There is no model 'resnet19'\. Available models: alexnet, .*vgg16_imagenet, timm/NAME and torch",
+            r"There is no model 'resnet19'\. Did you mean resnet18 .*\? Available models: alexnet, .*, timm/NAME and torch",
         ),
+        ("lenet", {}, r"Did you mean lenet5[ ?]"),
+        ("vgg", {}, r"Did you mean vgg16[ ?]"),
         (
             "lenet5",
             {"stem": "cifar", "width": 2},

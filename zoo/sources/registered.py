@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from fnmatch import fnmatch
 from typing import Any
 
@@ -57,5 +58,7 @@ def transform(name: str, model: nn.Module) -> ImageTransform | None:
 
 def _entry(name: str) -> ModelEntry:
     if name not in MODELS:
-        raise HyperparameterError(f"There is no model {name!r}. Available models: {known_names()}.")
+        close = difflib.get_close_matches(name, MODELS, 3, 0.5)
+        question = f" Did you mean {' or '.join(close)}?" if close else ""
+        raise HyperparameterError(f"There is no model {name!r}.{question} Available models: {known_names()}.")
     return MODELS[name]
