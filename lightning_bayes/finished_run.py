@@ -63,7 +63,7 @@ def saved_run(folder: str | Path) -> Any:
         metrics=_metrics(Path(folder)),
         config=settings,
         temperature=next((state["temperature"] or 1.0 for state in states), 1.0),
-        link=run.model.link,
+        link=run.model.lightning_bayes_link,
     )
 
 

@@ -151,8 +151,9 @@ def top_page() -> str:
     for task, (title, _, _) in TASKS.items():
         rows = [f"| [`{item.name}`][{item.path}] | {summary_of(item)} |" for item in items if task_of(item) == task]
         parts.append("\n".join([f"## [{title}]({task}.md)\n", "| name | purpose |", "|---|---|", *rows]))
-    known = {name for _, _, names in TASKS.values() for name in names} | {"errors"}
-    parts += [f"::: {item.path}" for item in items if subpackage_of(item) not in known]
+    parts += [
+        f"::: {item.path}" for item in items if item.package not in packages() and subpackage_of(item) != "errors"
+    ]
     return "\n\n".join(parts) + "\n"
 
 

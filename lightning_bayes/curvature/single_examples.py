@@ -116,6 +116,8 @@ class SingleExamples:
 
 def can_repeat_backward(loss: Tensor) -> bool:
     """Whether this process alone can run backward through the graph of a loss several times."""
+    if loss.grad_fn is None:  # torch's own error follows in backward
+        return False
     return not any(graph.name_of(node).startswith(_UNREPEATABLE) for node in nodes_behind([loss.grad_fn]))
 
 

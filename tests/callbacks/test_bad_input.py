@@ -190,6 +190,7 @@ class Noisy(LightningModule):
         return adamw(self)
 
 
+@pytest.mark.filterwarnings("ignore:log_noise. all examples share these:UserWarning")
 def test_parameter_of_the_module_itself_is_trained():
     module, callback = Noisy(), VOGNCallback()
     fit(module, callback)
@@ -254,7 +255,7 @@ def test_every_offending_hyperparameter_is_listed():
     [
         ("engine", "'fused' or 'backpack'"),
         ("loss_reduction", "'auto', 'mean' or 'sum'"),
-        ("link", "'softmax', 'sigmoid' or 'identity'"),
+        ("link", "'softmax', 'sigmoid', 'exp' or 'identity'"),
     ],
 )
 def test_unknown_choice_is_refused_before_the_first_step(argument, choices):

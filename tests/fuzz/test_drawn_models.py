@@ -219,7 +219,7 @@ def test_drawn_models_are_right_or_refused(parts, sharing, loss, examples, posit
 
 def test_rows_that_fit_a_layout_by_chance_are_followed():
     """An expert that sees twice as many rows as there are examples, two of the last one and one of the one before."""
-    assert judge(["experts", "attention"], False, "a list", 3, 4, 1)
+    assert judge(["experts", "attention"], False, "every position", 3, 4, 1)
 
 
 @pytest.mark.parametrize("part", sorted(PARTS))

@@ -6,7 +6,7 @@ The contracts of all optimizers (tests/contracts) and tests of callbacks hold wh
 - an exception inside a pass or a training step gives the mean back (there: no try/finally);
 - parameters without a gradient are no obstacle, and `step` takes an ordinary closure (there: both raise);
 - Lightning's automatic optimization trains (there: the first step crashes);
-- clipping after the pass shortens the step, and a GradScaler changes nothing (there: gradients are captured too early);
+- clipping after the pass shortens the step (there: gradients are captured too early);
 - all tensors lie in the state, which Lightning moves to the device (there: in ``param_groups``).
 
 The rest is here; each docstring names the defect as it was checked there.
@@ -50,6 +50,26 @@ def step(model, opt, i):
 
 def tensors_of(opt):
     return {f"{i}/{k}": torch.as_tensor(v) for i, state in opt.state_dict()["state"].items() for k, v in state.items()}
+
+
+def test_a_grad_scaler_changes_neither_gradient_nor_curvature():
+    """There: gradients are captured while they still carry the scaler's factor."""
+    results = []
+    for scale in (None, 2.0**12):
+        model = mlp()
+        opt = optimizer(model)
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
+        for i in range(3):
+            x, y = batch(i)
+            with opt.sampled_params(loss_scale=scaler.get_scale()):
+                scaler.scale(F.cross_entropy(model(x), y)).backward()
+            scaler.unscale_(opt)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            scaler.step(opt)
+            scaler.update()
+        results.append({**weights(model), **tensors_of(opt)})
+    for name, expected in results[0].items():
+        torch.testing.assert_close(results[1][name], expected, rtol=1e-5, atol=1e-8)
 
 
 class TwoPrecisions(nn.Module):

@@ -100,5 +100,7 @@ def test_softmax_without_two_classes_is_refused(function, shape):
 
 
 def test_an_unknown_link_is_named():
-    with pytest.raises(HyperparameterError, match=r"link='logit' is unknown; use 'softmax', 'sigmoid' or 'identity'"):
+    with pytest.raises(
+        HyperparameterError, match=r"link='logit' is unknown; use 'softmax', 'sigmoid', 'exp' or 'identity'"
+    ):
         check_link("logit")
