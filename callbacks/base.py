@@ -141,15 +141,13 @@ class VariationalCallback(EvaluationCallback, ABC):
             self._resumed = {}
             swap = partial(self._set_up_and_swap, trainer.strategy.setup_optimizers, pl_module)
             self._patches.set(trainer.strategy, "setup_optimizers", swap)
-            step = partial(trainer.strategy.optimizer_step, closure_opens_passes=True)
-            self._patches.set(trainer.strategy, "optimizer_step", step)
             wrap_closures(trainer, partial(self._wrap_closure, trainer), self._patches)
 
     def _set_up_and_swap(self, set_up: Callable[[Trainer], None], pl_module: LightningModule, trainer: Trainer) -> None:
         """Replacement of the strategy's `setup_optimizers`: runs it and replaces the user's optimizer."""
         set_up(trainer)
         checks.check_training(trainer, pl_module)  # again: configure_model and other callbacks ran since
-        self.optimizer = swap_optimizer(trainer, pl_module, self._chosen)
+        self.optimizer = swap_optimizer(trainer, pl_module, self._chosen, self._patches)
         self._posterior = EvaluatedPosterior()  # of the last fit no longer
         self._ranks_agree = self._is_announced = False
         ranks.share_inversions(trainer, self.optimizer)
@@ -157,6 +155,7 @@ class VariationalCallback(EvaluationCallback, ABC):
     def _wrap_closure(self, trainer: Trainer, closure: Closure) -> Closure:
         optimizer = self.optimizer
         assert optimizer is not None  # the strategy sets optimizers up before the first batch
+        optimizer.start_groups()
         if trainer.fit_loop.epoch_loop.batch_idx == 0 or optimizer.posterior_defaults["num_data"] is None:
             set_num_data(
                 trainer, optimizer, self.num_data
@@ -257,7 +256,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         """Check that a fit can resume from the checkpoint, or load its posterior for evaluation."""
         if trainer.state.fn == "fit":
             self._resumed = resumable_state(checkpoint, self.name)
-            self.loss_link = self._resumed.get("link")  # Lightning starts a resumed batch without on_train_batch_start
+            self.loss_link, self._has_seen_loss = self._resumed.get("link"), checkpoint["global_step"] > 0
             return
         self.loss_link = callback_state(checkpoint).get("link")
         self._posterior.load(checkpoint)

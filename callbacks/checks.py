@@ -12,7 +12,8 @@ from torch.optim import Optimizer
 
 from lightning_bayes.callbacks.private_lightning import check_private_symbols
 from lightning_bayes.errors import UnsupportedTrainingError
-from lightning_bayes.optim import NoisyOptimizer
+from lightning_bayes.optim import NoisyOptimizer, VariationalOptimizer
+from lightning_bayes.optim.hyperparameters import StepRule
 
 _NO_LENGTH = (torch.optim.Adadelta, torch.optim.Rprop)  # whose learning rate does not set the length of a step
 
@@ -57,13 +58,13 @@ def check_training(trainer: Trainer, pl_module: LightningModule) -> None:
     check_private_symbols(trainer)
 
 
-def check_swappable(optimizers: list[Optimizer], module: nn.Module, bounds_step: bool) -> Optimizer:
+def check_swappable(optimizers: list[Optimizer], module: nn.Module, step_rule: StepRule) -> Optimizer:
     """Require one ordinary first-order optimizer of parameters of `module`.
 
     Args:
         optimizers: The result of `configure_optimizers`.
         module: The user's module.
-        bounds_step: Whether the user's learning rate bounds the length of the step, as in a trust region.
+        step_rule: ``"user"`` if the optimizer moves the mean; ``"trust_region"`` if its learning rate bounds the step.
 
     Returns:
         The optimizer to swap.
@@ -100,7 +101,9 @@ def check_swappable(optimizers: list[Optimizer], module: nn.Module, bounds_step:
             "LBFGS calls its closure several times per step, each time with other noise, which breaks its line search. "
             "Return Adam, AdamW or SGD from configure_optimizers."
         )
-    if isinstance(old, _NO_LENGTH) and bounds_step:
+    if step_rule == "user":
+        _require_single_gradient(old)
+    if isinstance(old, _NO_LENGTH) and step_rule == "trust_region":
         raise UnsupportedTrainingError(
             f"The learning rate of {type(old).__name__} is not the length of a step, so it cannot bound the noisy step. "
             "Pass lr=... to the callback, or return Adam, AdamW or SGD."
@@ -108,6 +111,41 @@ def check_swappable(optimizers: list[Optimizer], module: nn.Module, bounds_step:
     if any(group.get("maximize") for group in old.param_groups):
         raise UnsupportedTrainingError("maximize=True: a posterior needs a negative log-likelihood to minimise.")
     return old
+
+
+def _require_single_gradient(old: Optimizer) -> None:
+    """Refuse optimizers that compute the gradient again within a step, and those of sparse gradients."""
+    closure = inspect.signature(old.step).parameters.get("closure")
+    is_required = closure is not None and closure.default is inspect.Parameter.empty
+    if is_required or (hasattr(old, "first_step") and hasattr(old, "second_step")):  # as in SAM
+        raise UnsupportedTrainingError(
+            f"{type(old).__name__} computes the gradient twice per step, as SAM does, and the callback computes it once, at "
+            "weight samples, whose noise already favours flat minima. Return Adam, AdamW or SGD, such as the optimizer that "
+            f"{type(old).__name__} wraps."
+        )
+    if isinstance(old, torch.optim.SparseAdam):
+        raise UnsupportedTrainingError(
+            "SparseAdam needs sparse gradients, which have no curvature for the rows left out. Return Adam or AdamW, and "
+            "build the embeddings with sparse=False."
+        )
+
+
+def require_dense_gradients(optimizer: VariationalOptimizer) -> None:
+    """Refuse embeddings with sparse gradients, unless the user's optimizer alone trains them.
+
+    Raises:
+        UnsupportedTrainingError: If there is one.
+    """
+    for name, layer in optimizer.model.named_modules():
+        if not (
+            isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.sparse and layer.weight in optimizer.state
+        ):
+            continue
+        if optimizer.base_step is None or optimizer.state[layer.weight].get("noisy", True):
+            raise UnsupportedTrainingError(
+                f"{name} ({layer}) has sparse gradients, from which no curvature is measured. Build it with sparse=False, "
+                "or leave it out of bayesian= and let SGD train it."
+            )
 
 
 def _check_params(old: Optimizer, module: nn.Module) -> None:

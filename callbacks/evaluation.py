@@ -87,8 +87,8 @@ class EvaluationCallback(Callback, ABC):
         self._stop(warn=False)
         self._patches.undo()
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Record the losses of the first batch of a fit."""
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Record the losses of the first batch of a fit, which may resume within an epoch."""
         if not self._has_seen_loss and self._recorder is None:
             self._recorder = LinkRecorder(pl_module)
             self._recorder.start()

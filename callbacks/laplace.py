@@ -16,6 +16,7 @@ from lightning_bayes.curvature import Likelihood
 from lightning_bayes.curvature.output_roots import CurvatureName
 from lightning_bayes.curvature.parameters import require_full_precision
 from lightning_bayes.errors import BayesError, HyperparameterError, UnsupportedTrainingError
+from lightning_bayes.optim.steps.decay import decay_kind
 from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.posthoc import Laplace, LikelihoodName, PriorPrecision, PriorStructure, StructureName, laplace
 from lightning_bayes.posthoc.full import require_full_size
@@ -238,9 +239,9 @@ def _require_one_process(trainer: Trainer) -> None:
 
 def _require_weight_decay(trainer: Trainer) -> None:
     for optimizer in trainer.optimizers:
-        decoupled = isinstance(optimizer, torch.optim.AdamW) or optimizer.defaults.get("decoupled_weight_decay")
-        if decoupled or any("weight_decay" not in group for group in optimizer.param_groups):
+        groups = optimizer.param_groups
+        if not all("weight_decay" in g and decay_kind(optimizer, g, states_precision=False) == "prior" for g in groups):
             raise UnsupportedTrainingError(
                 f"online_every sets the L2 penalty δ/N of the loss, which {type(optimizer).__name__} does not have: its "
-                "weight decay is decoupled from the gradient, or absent. Use Adam or SGD."
+                "weight decay is decoupled from the gradient, unknown or absent. Use Adam or SGD."
             )

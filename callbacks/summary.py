@@ -102,6 +102,11 @@ def _prior(optimizer: VariationalOptimizer) -> str:
     default = f"the prior precision is {effective(group).prior_precision:g}"
     if not effective(group).stated_prior:
         default = "no prior is set, so the mean is unregularised"
+        if any(g["posterior"]["decay"] == "unknown" and g.get("weight_decay") for g in optimizer.param_groups):
+            owner = type(optimizer.groups_owner).__name__
+            default = (
+                f"no prior is set: weight_decay of {owner} acts, but may not be an L2 penalty (pass prior_precision=)"
+            )
     params = [(name, param) for name, param in optimizer.model.named_parameters() if param in optimizer.state]
     with_prior = [param for _, param in params if "prior_precision" in optimizer.state[param]]
     others = [name for name, param in params if "prior_precision" not in optimizer.state[param]]

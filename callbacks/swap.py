@@ -10,24 +10,29 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning_bayes.callbacks import checks
 from lightning_bayes.callbacks.default_policy import ChosenDefaults
 from lightning_bayes.callbacks.num_data import with_augmentation_factor
+from lightning_bayes.callbacks.patches import Patches
 from lightning_bayes.callbacks.schedulers import override_rates
 from lightning_bayes.optim import VariationalOptimizer
 from lightning_bayes.optim.readout import load_posterior
 from lightning_bayes.optim.steps.base_optimizer import GRADIENT_STEPS
 
 
-def swap_optimizer(trainer: Trainer, module: LightningModule, chosen: ChosenDefaults) -> VariationalOptimizer:
+def swap_optimizer(
+    trainer: Trainer, module: LightningModule, chosen: ChosenDefaults, patches: Patches
+) -> VariationalOptimizer:
     """Replace the optimizer that the strategy has set up; its groups gain the posterior's settings.
 
     In the default step the user's optimizer moves the mean. Otherwise it only holds the groups, whose learning rates and
-    weight decay apply; an explicit ``lr`` rescales the rates of groups and schedulers.
+    weight decay apply; an explicit ``lr`` rescales the rates of groups and schedulers. Until `patches` are undone, a step of
+    the user's optimizer, such as from `LightningModule.optimizer_step`, is a step of the noisy one, and schedulers name the
+    noisy one, so that `LearningRateMonitor` logs one entry per group.
 
     Returns:
         The noisy optimizer.
     """
     strategy, arguments = trainer.strategy, chosen.arguments
     step_rule = arguments.group_defaults["step_rule"]
-    user = checks.check_swappable(strategy.optimizers, module, bounds_step=step_rule == "trust_region")
+    user = checks.check_swappable(strategy.optimizers, module, step_rule)
     if arguments.lr is not None:
         override_rates(user, [config.scheduler for config in strategy.lr_scheduler_configs], arguments.lr)
     kwargs: dict[str, Any] = {**arguments.optimizer_kwargs, "base" if step_rule == "user" else "params": user}
@@ -41,5 +46,10 @@ def swap_optimizer(trainer: Trainer, module: LightningModule, chosen: ChosenDefa
         **with_augmentation_factor(arguments.group_defaults, trainer),
         **kwargs,
     )
+    checks.require_dense_gradients(optimizer)
+    optimizer.closure_opens_passes = True
+    patches.set(user, "step", optimizer.step)
+    for config in strategy.lr_scheduler_configs:
+        patches.set(config.scheduler, "optimizer", optimizer)
     strategy.optimizers = [optimizer]
     return optimizer

@@ -86,7 +86,7 @@ def effective(group: Mapping[str, Any]) -> Effective:
     prior_precision = settings["prior_precision"]
     prior = prior_precision * kl_weight / num_data
     decay = settings.get("decay", "decoupled")
-    penalty = 0.0 if decay == "decoupled" else float(group.get("weight_decay") or 0.0)
+    penalty = 0.0 if decay in ("decoupled", "unknown") else float(group.get("weight_decay") or 0.0)
     if decay == "prior" and penalty:
         prior, prior_precision = penalty, penalty * scale
     moves_with_prior = settings.get("step_rule") != "user" or settings.get("prior_on_mean", True)

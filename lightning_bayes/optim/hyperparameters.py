@@ -45,7 +45,7 @@ from lightning_bayes.posteriors import AbstractPosterior
 PriorMean: TypeAlias = Literal["zero", "initial"]
 StepRule: TypeAlias = Literal["natural", "trust_region", "user"]
 StepName: TypeAlias = Literal["user", "natural"]  # of callbacks
-DecayKind: TypeAlias = Literal["decoupled", "prior", "replaced"]  # what a group's weight_decay is: see `optim.groups`
+DecayKind: TypeAlias = Literal["decoupled", "unknown", "prior", "replaced"]  # see `optim.steps.decay`
 RadiusRule: TypeAlias = Literal["adam", "sgd"]
 HyperparametersT = TypeVar("HyperparametersT", bound="Hyperparameters")
 

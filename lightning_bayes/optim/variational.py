@@ -44,7 +44,8 @@ from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass, Measur
 from lightning_bayes.optim.schedules import apply_schedules, take_schedules
 from lightning_bayes.optim.settings import plain
 from lightning_bayes.optim.steps import BaseOptimizerStep, Step, make_steps, step_for
-from lightning_bayes.optim.steps.base_optimizer import PRIOR_PRECISION, STATE_KEY, decay_kind
+from lightning_bayes.optim.steps.base_optimizer import PRIOR_PRECISION, STATE_KEY
+from lightning_bayes.optim.steps.decay import decay_kind
 from lightning_bayes.optim.weight_prior import prior_state, stated_prior_of, weight_priors
 
 
@@ -180,7 +181,8 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
         for param in group["params"]:
             self._start_state(param, group)
 
-    def _start_groups(self) -> None:
+    def start_groups(self) -> None:
+        """Give settings and state to groups and parameters that others have added to the list of groups."""
         for group in self.param_groups:
             if KEY not in group:
                 self._start_group(group)

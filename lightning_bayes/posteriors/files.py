@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,15 +30,26 @@ class FileKind:
         error: The exception class.
         advice: The next step for a file of another kind or an incomplete file.
         instead: The next step for a damaged file.
+        objects: The next step for a file with objects of types that only code from the file can rebuild.
     """
 
     noun: str
     error: type[BayesError]
     advice: str
     instead: str
+    objects: str = ""
 
 
-CHECKPOINT: Final = FileKind("a checkpoint", PosteriorError, "Is the file complete?", "Use an earlier checkpoint.")
+CHECKPOINT: Final = FileKind(
+    "a checkpoint",
+    PosteriorError,
+    "Is the file complete?",
+    "Use an earlier checkpoint.",
+    "Such objects usually come from save_hyperparameters(). If you trust the file, call torch.serialization."
+    "add_safe_globals([...]) with the type, or resume with trainer.fit(..., weights_only=False). For later files, write "
+    "save_hyperparameters(ignore=[...]).",
+)
+_REFUSED: Final = re.compile(r"Unsupported global: GLOBAL (\S+)")  # in the message of torch.load
 
 
 def verified_load(
@@ -110,10 +122,11 @@ def _replace(path: Path, data: bytes | memoryview) -> None:
 
 def verify_checksums(path: str | os.PathLike[str], kind: FileKind = CHECKPOINT) -> None:
     """Raise `kind.error` if a checksum that `torch.save` wrote is wrong. Files that are not zip archives pass."""
-    if not zipfile.is_zipfile(path):
-        return
-    with named_if_unreadable(path, kind), zipfile.ZipFile(path) as archive:
-        damaged = archive.testzip()
+    with named_if_unreadable(path, kind):  # is_zipfile, too, raises for a damaged directory of a zip archive
+        if not zipfile.is_zipfile(path):
+            return
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
     if damaged is not None:
         raise kind.error(f"{path} is damaged: the checksum of {damaged} is wrong. {kind.instead}")
 
@@ -126,5 +139,9 @@ def named_if_unreadable(path: str | os.PathLike[str], kind: FileKind = CHECKPOIN
     except (FileNotFoundError, kind.error):
         raise
     except Exception as error:  # parsers raise arbitrary errors for foreign or damaged files
+        if kind.objects and (refused := _REFUSED.search(str(error))):
+            raise kind.error(
+                f"{path} holds an object of the type {refused[1]}, and loading it may run code. {kind.objects}"
+            ) from error
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise kind.error(f"{path} cannot be read as {kind.noun} ({reason}). {kind.advice}") from error

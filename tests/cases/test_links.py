@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bayes import LaplaceCallback, MCDropoutCallback, VOGNCallback
-from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.errors import UnsupportedTrainingError
 
 X = torch.randn(32, 4, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0).long()
@@ -111,5 +111,5 @@ def test_attributes_with_common_names_belong_to_the_user(attribute):
 
 
 def test_laplace_asks_for_an_unknown_likelihood():
-    with pytest.raises(HyperparameterError, match="Pass likelihood="):
+    with pytest.raises(UnsupportedTrainingError, match="Pass likelihood="):
         fit(Net(LINKS["log cosh"][0]), LaplaceCallback())

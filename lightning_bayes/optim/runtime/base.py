@@ -61,6 +61,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         self.model, self.engine = model, engine
         self.mc_samples, self.max_nonfinite_steps = mc_samples, max_nonfinite_steps
         self.skipped_steps = self.skipped_in_a_row = 0
+        self.closure_opens_passes = False  # whether `step`'s closure samples the weights itself, as the callbacks' does
         self._stashed_means: dict[nn.Parameter, Tensor] | None = None  # None outside a pass
         self._open_update = OpenUpdate()
         self._gradient_engine = GradientEngine(model, engine.loss_reduction)
@@ -145,7 +146,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         if groups is not None:
             self.param_groups = groups
 
-    def _start_groups(self) -> None:
+    def start_groups(self) -> None:
         """Give settings and state to groups and parameters that others have added to the list of groups."""
         return
 
@@ -215,7 +216,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         self._open_update.num_opened += 1
         self._open_update.is_only_batch = is_only_batch
         self._open_update.always_measures |= always_measures
-        self._start_groups()
+        self.start_groups()
         if not torch.is_grad_enabled():
             with self._perturbed(index):
                 yield None
@@ -361,7 +362,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         self._open_update.clear(self.engine.workspace)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None, *, closure_opens_passes: bool = False) -> Any:
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the posterior from the passes since the last step.
 
         A non-finite measurement is skipped with a warning; `max_nonfinite_steps` of them in a row raise `NonFiniteError`.
@@ -369,7 +370,6 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         Args:
             closure: Clears the gradients, computes the loss, calls backward and returns the loss, as in `torch.optim`. It
                 runs at `mc_samples` weight samples.
-            closure_opens_passes: Whether the closure samples the weights itself, as the callbacks' closure does.
 
         Returns:
             The loss of the closure, averaged over samples; None without a closure.
@@ -377,7 +377,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         Raises:
             NoMeasurementError: If no pass was measured.
         """
-        loss = None if closure is None else self._run_closure(closure, closure_opens_passes)
+        loss = None if closure is None else self._run_closure(closure)
         self._opt_called = True  # checked by LR schedulers
         if self.groups_owner is not None:
             self.groups_owner._opt_called = True  # type: ignore[attr-defined]
@@ -385,10 +385,10 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
             self._close_update()
             return loss
         if not self._open_update.examples:
-            raise NoMeasurementError(
-                f"{type(self).__name__}.step() was called without measured gradients. Run forward and backward inside "
-                "`with opt.sampled_params():` first, or pass a closure."
-            )
+            advice = "Run forward and backward inside `with opt.sampled_params():` first, or pass a closure."
+            if self.closure_opens_passes:
+                advice = "In LightningModule.optimizer_step, call optimizer.step(closure=optimizer_closure)."
+            raise NoMeasurementError(f"{type(self).__name__}.step() was called without measured gradients. {advice}")
         self._require_averaged()
         measurement = self._measurement(fill=self._fills_gradients)
         is_finite = measurement.is_finite()
@@ -402,10 +402,10 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
 
     mark_as_scheduled(step)
 
-    def _run_closure(self, closure: Callable[[], Any], opens_passes: bool) -> Any:
+    def _run_closure(self, closure: Callable[[], Any]) -> Any:
         with torch.enable_grad():
             # In Lightning's manual optimization the closure is empty and comes after the passes.
-            if opens_passes or self._open_update.examples:
+            if self.closure_opens_passes or self._open_update.examples:
                 return closure()
             self.zero_grad()
             losses = []

@@ -42,6 +42,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.steps.step import CohortUpdate, Step
 from lightning_bayes.optim.weight_prior import prior_means
@@ -57,8 +58,6 @@ SHALLOW = 5  # layers, as in LeNet; deeper networks get less noise
 PRIOR_PRECISION = 0.1  # δ for the width of the posterior without a stated prior
 LONGEST_MOVE = 0.03  # bound on a step of `GRADIENT_STEPS`, relative to the tensor's size
 GRADIENT_STEPS = (torch.optim.SGD, torch.optim.ASGD)  # optimizers whose steps are proportional to the gradient
-_DECOUPLED_NAMES = ("AdamW", "Adafactor", "Muon")  # Muon needs torch 2.9
-_DECOUPLED = tuple(getattr(torch.optim, name) for name in _DECOUPLED_NAMES if hasattr(torch.optim, name))
 STATE_KEY = "base"  # key of the base optimizer in the noisy optimizer's state_dict
 
 
@@ -74,6 +73,7 @@ class BaseOptimizerStep(Step):
 
     def __init__(self, base: torch.optim.Optimizer) -> None:
         self.base = base
+        self._move = base.step  # bound before a callback redirects it
 
     @property
     def follows_gradients(self) -> bool:
@@ -89,16 +89,17 @@ class BaseOptimizerStep(Step):
     def finish(self, groups: Sequence[Mapping[str, Any]], states: Mapping[Tensor, dict[str, Any]]) -> None:
         """Move the means; see `Step`."""
         starts = copies_before_step(groups, states) if self.follows_gradients else {}
-        self.base.step()
+        try:
+            self._move()
+        except Exception as error:
+            if "closure" not in str(error):
+                raise
+            raise UnsupportedTrainingError(
+                f"{type(self.base).__name__} computes the gradient again within its step ({error}). A noisy update "
+                "computes it once. Use Adam, AdamW, SGD or another optimizer that steps from one gradient."
+            ) from error
         if starts:
             bound_steps_(starts, states, self.base.state)
-
-
-def decay_kind(base: torch.optim.Optimizer, group: Mapping[str, Any], *, states_precision: bool) -> str:
-    """What a group's ``weight_decay`` is: decoupled as in AdamW, or an L2 penalty that is the prior or gives way to one."""
-    if isinstance(base, _DECOUPLED) or group.get("decoupled_weight_decay"):
-        return "decoupled"
-    return "replaced" if states_precision else "prior"
 
 
 def copies_before_step(groups: Sequence[Mapping[str, Any]], states: Mapping[Tensor, Any]) -> dict[Tensor, Tensor]:

@@ -98,5 +98,5 @@ class Step(ABC):
 
 def decay_(update: CohortUpdate) -> None:
     """Decoupled weight decay, μ ← (1 - α·wd) μ."""
-    if update.group["posterior"]["decay"] == "decoupled" and update.group.get("weight_decay"):
+    if update.group["posterior"]["decay"] in ("decoupled", "unknown") and update.group.get("weight_decay"):
         torch._foreach_mul_(list[Tensor](update.params), 1 - update.group["lr"] * update.group["weight_decay"])
