@@ -62,7 +62,7 @@ CALLBACKS = [
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers:UserWarning")
-@pytest.mark.filterwarnings("ignore:The (width|temperature):UserWarning")
+@pytest.mark.filterwarnings("ignore:The (width|temperature|search for the prior precision):UserWarning")
 @pytest.mark.parametrize("callbacks", CALLBACKS)
 def test_every_batch_arrives_in_its_own_stage(callbacks):
     torch.manual_seed(0)
