@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loops.optimization.automatic import Closure
 from lightning_utilities.core.rank_zero import rank_zero_info
-from typing_extensions import Unpack
+from typing_extensions import Never, Unpack
 
 from lightning_bayes.callbacks import checks, ranks, summary
 from lightning_bayes.callbacks.checkpoint_io import store_mean, use_atomic_files, use_plain_numbers
@@ -29,7 +29,7 @@ from lightning_bayes.callbacks.closure import MonteCarloClosure
 from lightning_bayes.callbacks.default_policy import choose_defaults
 from lightning_bayes.callbacks.evaluated_posterior import EvaluatedPosterior
 from lightning_bayes.callbacks.evaluation import EvaluationCallback
-from lightning_bayes.callbacks.fields import CallbackFields, complete_arguments
+from lightning_bayes.callbacks.fields import CallbackFields, complete_arguments, refuse_unnamed
 from lightning_bayes.callbacks.num_data import example_count_check, set_num_data
 from lightning_bayes.callbacks.presets import Preset, find_preset, presets_of
 from lightning_bayes.callbacks.private_lightning import wrap_closures
@@ -54,6 +54,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         field_defaults: Defaults of the callback that differ from the optimizer's.
 
     Args:
+        *unnamed: Refused, with the keyword that was probably meant.
         **fields: See `CallbackFields`.
 
     Attributes:
@@ -62,11 +63,13 @@ class VariationalCallback(EvaluationCallback, ABC):
 
     Raises:
         HyperparameterError: If an argument is out of range.
+        TypeError: If an argument has no name, or an unknown one.
     """
 
     field_defaults: ClassVar[Mapping[str, Any]] = {}
 
-    def __init__(self, **fields: Unpack[CallbackFields]) -> None:
+    def __init__(self, *unnamed: Never, **fields: Unpack[CallbackFields]) -> None:
+        refuse_unnamed(self.name, unnamed)
         passed = complete_arguments(self.name, self.optimizer_class, fields, self.field_defaults)
         super().__init__(passed.link)
         self._chosen = choose_defaults(self.name, passed)

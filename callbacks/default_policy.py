@@ -102,10 +102,13 @@ class DefaultNoise:
             return
         self._applied = (optimizer, layers)
         scale, flatness = _noise_of(optimizer.model, link)
-        for settings in (optimizer.posterior_defaults, *(group["posterior"] for group in optimizer.param_groups)):
-            settings["relative_noise"] = noise_of_depth(scale, layers)
-            settings["noise_flatness"] = self.flatness or flatness
-        optimizer.refresh_noise()
+        chosen = {"relative_noise": noise_of_depth(scale, layers), "noise_flatness": self.flatness or flatness}
+        of_groups = [group["posterior"] for group in optimizer.param_groups]
+        is_changed = any(settings[name] != value for settings in of_groups for name, value in chosen.items())
+        for settings in (optimizer.posterior_defaults, *of_groups):
+            settings.update(chosen)
+        if is_changed:  # a resumed run keeps the scales of the noise that it restored
+            optimizer.refresh_noise()
 
 
 def _noise_of(model: nn.Module, link: Link | None) -> tuple[float, float]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lightning_bayes.curvature import check_names
@@ -157,6 +157,14 @@ def complete_arguments(
         group_defaults=group_defaults,
         optimizer_kwargs={name: value for name, value in for_optimizer.items() if name not in group_defaults},
     )
+
+
+def refuse_unnamed(callback: str, unnamed: Sequence[Any]) -> None:
+    """Raise a `TypeError` for positional arguments, with the keyword that the first one probably means."""
+    if unnamed:
+        first = unnamed[0]
+        name = "mc_samples" if isinstance(first, int) else "prior" if isinstance(first, str | os.PathLike) else "lr"
+        raise TypeError(f"{callback} takes keyword arguments only, got {first!r}. Did you mean {name}={first!r}?")
 
 
 def _require_known(callback: str, fields: Iterable[str], names: set[str]) -> None:

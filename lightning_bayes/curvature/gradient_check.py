@@ -24,10 +24,10 @@ def failing_parameters(
     constant: Callable[[list[nn.Parameter]], ByParameter],
     is_half: bool,
 ) -> set[nn.Parameter] | None:
-    """The parameters whose Σ_i c_i and gradient differ; None if gradients are not finite. `constant` gives ∂L₀/∂θ."""
+    """The parameters whose Σ_i c_i and gradient differ; None if a number is not finite. `constant` gives ∂L₀/∂θ."""
     largest = max((float(grad.abs().max()) for grad in grads.values() if grad.numel()), default=0.0)
-    if not math.isfinite(largest):
-        return None
+    if not all(map(math.isfinite, (largest, *(float(square.sum()) for square in squares.values())))):
+        return None  # the update will be skipped
     agree = _Agreement(largest, is_half)
     failing = {param for param, grad in grads.items() if not agree(sums.get(param), grad, squares.get(param))}
     of_terms = constant([param for param in failing if param in sums and bool(sums[param].any())])

@@ -268,6 +268,7 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
             )
         if self._measured_shapes() and self.uses_engine:
             return self.family.capture(sample, loss_scale)
+        self.engine.workspace.release()  # its memory is free for the model until the next measurement
         return self._gradient_capture()
 
     def _sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
@@ -362,12 +363,14 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
             settings["num_data"] = num_data
         for group in self.param_groups:
             self.hyperparameters.check(plain(flat(group)))
-            if self.signed_curvature:
-                keep_all_positive_([self.state[param] for param in group["params"]], group)
         self.refresh_noise()
 
+    @torch.no_grad()
     def refresh_noise(self) -> None:
         """Store the covariance of the noise anew, after a change of settings between two measurements."""
+        if self.signed_curvature:
+            for group in self.param_groups:
+                keep_all_positive_([self.state[param] for param in group["params"]], group)
         self.family.refresh(measured=False, always=True)
 
     @torch.no_grad()

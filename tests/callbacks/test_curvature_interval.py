@@ -23,7 +23,8 @@ class BarePasses(Callback):
 
         def watched(batch, batch_idx):
             layers = list(pl_module.net.modules())
-            touched = any(layer._forward_pre_hooks or "forward" in vars(layer) for layer in layers)
+            hooks = any(layer._forward_hooks or layer._forward_pre_hooks for layer in layers)
+            touched = hooks or any("forward" in vars(layer) for layer in layers)
             self.found.append(not touched and not torch.overrides._get_current_function_mode_stack())
             return step(batch, batch_idx)
 

@@ -9,6 +9,7 @@ from torch import nn
 from lightning_bayes import BBBCallback, CVICallback, MomentumVONCallback, VONCallback
 from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError
 from lightning_bayes.optim import BBB, CVI, VON, MomentumVON, ReparameterisedVON
+from lightning_bayes.optim.groups import flat
 
 
 @pytest.mark.parametrize(
@@ -26,7 +27,8 @@ def test_trains_with_its_optimizer_and_leaves_a_posterior(callback, optimizer, e
     trainer = fit(Classifier(), callback, max_epochs=2)
     found = trainer.optimizers[0]
     assert type(found) is optimizer
-    assert {name: found.param_groups[0]["posterior"][name] for name in entries} == entries
+    settings = flat(found.param_groups[0])
+    assert {name: settings[name] for name in entries} == entries
     assert found.num_updates == 12
     assert all((precision > 0).all() for precision in found.posterior().precision.values())
 

@@ -12,6 +12,7 @@ from lightning_bayes import (
     NoisyAdamFisherCallback,
     VadaGradCallback,
     VadamCallback,
+    VOGNCallback,
     Vprop0Callback,
     VpropCallback,
 )
@@ -61,3 +62,9 @@ def test_a_temperature_falls_with_the_updates():
 def test_bad_arguments_are_refused_by_the_callback(callback, arguments, message):
     with pytest.raises(HyperparameterError, match=message):
         callback(**arguments)
+
+
+@pytest.mark.parametrize(("value", "meant"), [(0.1, "lr=0.1"), (5, "mc_samples=5"), ("last.ckpt", "prior='last.ckpt'")])
+def test_an_argument_without_a_name_is_told_the_keyword(value, meant):
+    with pytest.raises(TypeError, match=f"VOGNCallback takes keyword arguments only, got .*Did you mean {meant}"):
+        VOGNCallback(value)

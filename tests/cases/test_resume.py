@@ -41,5 +41,5 @@ def test_another_setting_is_refused_with_both_names(callback, arguments, configu
 def test_a_state_of_another_format_is_refused_by_its_number():
     optimizer = torch.optim.Adam((model := torch.nn.Linear(2, 1)).parameters())
     noisy = VOGN(model, base=optimizer, num_data=4)
-    with pytest.raises(PosteriorError, match="has format 1, and this version reads format 2"):
+    with pytest.raises(PosteriorError, match="has format 1, and this version reads format 3"):
         noisy.load_state_dict({**noisy.state_dict(), "format": 1})

@@ -64,9 +64,8 @@ def test_the_table_of_arguments_has_those_of_the_constructor(callback):
     with pytest.raises(TypeError, match=r"Its arguments are: ") as error:
         callback(no_such_argument=1)
     listed = str(error.value).partition("Its arguments are: ")[2].rstrip(".").split(", ")
-    explicit = {name for name, p in signature(callback.__init__).parameters.items() if p.kind is not p.VAR_KEYWORD} - {
-        "self"
-    }
+    parameters = signature(callback.__init__).parameters.items()
+    explicit = {name for name, p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD} - {"self"}
     assert set(arguments.arguments(callback)) == {*listed, *explicit}
 
 

@@ -55,11 +55,27 @@ def test_a_function_equals_its_values_set_by_hand(name, function, problem):
     train(scheduled, opt, problem, 7)
     by_hand, other = build(**{name: function(0)})
     place = other.param_groups[0] if name == "lr" else other.param_groups[0]["posterior"]
-    train(by_hand, other, problem, 7, lambda step: place.update({name: function(step)}))
+
+    def set_by_hand(step):
+        place[name] = function(step)
+        other.refresh_noise()
+
+    train(by_hand, other, problem, 7, set_by_hand)
     assert torch.equal(weights(scheduled), weights(by_hand))
     plain, constant = build(**{name: function(0)})
     train(plain, constant, problem, 7)
     assert not torch.equal(weights(scheduled), weights(plain))
+
+
+def test_a_value_set_by_hand_reaches_the_noise_at_the_next_refresh(problem):
+    """1/Σ = Ñ s/τ + δ."""
+    model, opt = build()
+    train(model, opt, problem, 3)
+    before = opt.posterior().precision["weight"]
+    opt.param_groups[0]["posterior"]["prior_precision"] = 11.0
+    assert torch.equal(opt.posterior().precision["weight"], before)
+    opt.refresh_noise()
+    torch.testing.assert_close(opt.posterior().precision["weight"], before + 10)
 
 
 def test_the_posterior_has_the_value_after_the_update(problem):

@@ -121,7 +121,9 @@ def test_parameters_without_a_posterior_are_neither_measured_nor_stored(engine, 
         opt = VOGN(model, base=base, num_data=100, engine=engine, **arguments)
         touched = []
         with opt.sampled_params():
-            touched += [bool(m._forward_pre_hooks or "forward" in vars(m)) for m in (model[0], model[2])]
+            touched += [
+                bool(m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m)) for m in (model[0], model[2])
+            ]
             F.cross_entropy(model(x), y).backward()
         opt.step()
         found.append((touched, {name: dict(opt.state[p]) for name, p in model.named_parameters()}, opt.posterior()))
