@@ -114,7 +114,7 @@ class LayoutSearch:
     def _is_clear(self, reader: LossReader) -> bool:
         if reader.has_lone_pieces:
             return False
-        if self.loss_reduction != "auto" or reader.loss is None:
+        if reader.loss is None:
             return True
         return isinstance(reader.loss, Reduced) and reader.loss.divisor == 1
 

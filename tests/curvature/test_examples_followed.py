@@ -168,7 +168,7 @@ PAIRS = {  # of a network and pairs, both through one call
 @pytest.mark.parametrize("examples", [3, 4, 6])
 @pytest.mark.parametrize("name", PAIRS)
 def test_pairs_that_only_the_loss_brings_together(name, examples, generator):
-    """No layer sees as many rows as there are examples."""
+    """No layer sees as many rows as there are examples, and the loss takes chosen rows: its reduction is declared."""
     net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4), nn.Tanh()).double()
     batch = [torch.randn(examples, 3, generator=generator, dtype=torch.float64) for _ in range(2)]
     target = torch.arange(examples) % 2 * 2 - 1
@@ -176,7 +176,7 @@ def test_pairs_that_only_the_loss_brings_together(name, examples, generator):
     def contrast(net, pair):
         return F.cosine_embedding_loss(*PAIRS[name](net, *pair[:2]), pair[2])
 
-    assert_equals_the_loop(net, [*batch, target], contrast)
+    assert_equals_the_loop(net, [*batch, target], contrast, loss_reduction="mean")
 
 
 @pytest.mark.parametrize("has_states", [False, True])
@@ -212,7 +212,7 @@ def test_siamese_attention_repeats_the_dropout_of_the_forward(generator):
     params = dict(model.named_parameters())
     per_example = [torch.autograd.grad(loss, list(params.values()), retain_graph=True) for loss in losses()]
     grads = dict(zip(params, map(torch.stack, zip(*per_example, strict=True)), strict=True))
-    measured = measure(model, lambda: losses().mean())
+    measured = measure(model, lambda: losses().mean(), loss_reduction="mean")  # chosen rows: declared
     assert relative_error(measured.grad, {name: grad.mean(0) for name, grad in grads.items()}) < 1e-9
     assert relative_error(measured.curvature, {name: grad.square().mean(0) for name, grad in grads.items()}) < 1e-9
 
