@@ -7,7 +7,7 @@ With x̃_it the input patch at output position t of example i,
 `plan` selects the strategy for the sums. With few positions, they are products over pairs of positions, without any c_i
 (`conv.pairs`). Otherwise every c_i is computed. This takes as many operations as the batch gradient, and memory traffic
 dominates the cost. Small c_i are computed for many examples at once (`conv.patches`), large c_i example by example and block
-by block (`conv.blocks`). `python -m benchmarks.speed.conv_paths` measures the speed-up of each strategy.
+by block (`conv.blocks`). docs/lab.md reports the speed-up of each strategy.
 """
 
 from __future__ import annotations
