@@ -88,6 +88,7 @@ class SWAGCallback(PosthocCallback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Set the constant learning rate."""
+        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
         if self.lr is not None and self._is_late(trainer, trainer.current_epoch):
             for optimizer in trainer.optimizers:
                 for group in optimizer.param_groups:

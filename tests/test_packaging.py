@@ -121,7 +121,11 @@ def test_the_wheel_installs_only_lightning_bayes(wheel):
 
 def test_the_wheel_holds_every_source_file(wheel, tree):
     in_wheel = {name for name in wheel if ".dist-info/" not in name}
-    assert in_wheel == sources_in_the_tree(tree) | {"lightning_bayes/py.typed", "lightning_bayes/report/page.html"}
+    posteriors = {f"lightning_bayes/zoo/posteriors/{path.name}" for path in (tree / "zoo" / "posteriors").iterdir()}
+    assert in_wheel == sources_in_the_tree(tree) | posteriors | {
+        "lightning_bayes/py.typed",
+        "lightning_bayes/report/page.html",
+    }
 
 
 @pytest.mark.parametrize("pattern", ["callbacks/.+[.]py", "zoo/.+[.]py", "configs/.+[.]yaml", "py[.]typed"])
