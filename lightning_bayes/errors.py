@@ -59,7 +59,7 @@ class UnsupportedTrainingError(BayesError):
 
 
 class RankError(BayesError, RuntimeError):
-    """Distributed ranks have different settings, or a rank does not respond."""
+    """Distributed ranks have different settings."""
 
 
 class UnknownNumDataError(BayesError):
