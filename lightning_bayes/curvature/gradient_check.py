@@ -12,8 +12,6 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.errors import UnsupportedTrainingError, name_some
-
 ByParameter: TypeAlias = dict[nn.Parameter, Tensor]
 
 
@@ -48,17 +46,3 @@ class _Agreement:
         size = float(grad.abs().max()) + (0.0 if square is None else float(square.max()) ** 0.5)
         # Gradients that are zero but for rounding, such as an attention key's bias, are measured by the largest of all.
         return float((total - grad.to(total.dtype)).abs().max()) <= tolerance * (size + 0.01 * self.largest)
-
-
-def refuse_learned_factors(params: dict[str, nn.Parameter], factors: list[Tensor]) -> None:
-    """Refuse factors of a mean over the examples that depend on measured parameters: Σ_i c_i does not contain them."""
-    if not factors:
-        return
-    grads = torch.autograd.grad([factor.sum() for factor in factors], [*params.values()], None, True, allow_unused=True)
-    names = [name for name, grad in zip(params, grads, strict=True) if grad is not None]
-    if names:
-        raise UnsupportedTrainingError(
-            f"{names[0]} multiplies a loss that is already reduced over the examples, so the share of each example is "
-            "unknown. Multiply the per-example losses before the reduction, as in (factor * losses).mean(), or freeze it "
-            f"with requires_grad_(False). Parameters: {name_some(names, 160)}."
-        )

@@ -49,7 +49,6 @@ class LossTerm:
         factor: The product of the numbers that multiply the term.
         reduction: ``"mean"``, ``"sum"`` or ``"unknown"``.
         call: The call of the loss function; None for other values.
-        learned: The tensors with gradients that multiply the term.
     """
 
     name: str
@@ -59,7 +58,6 @@ class LossTerm:
     factor: float
     reduction: str
     call: LossCall | None = None
-    learned: tuple[Tensor, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,10 +153,10 @@ def _loss_term(term: Term, reading: Reading) -> LossTerm:
     call, reduction = term.call, reading.reduction
     if call is None:
         first = next((step.kind for step in term.steps), "value")
-        return LossTerm(first, term.values, None, None, reading.factor, reduction, None, tuple(term.learned))
+        return LossTerm(first, term.values, None, None, reading.factor, reduction, None)
     counted = call.counted if call.reduction != "none" or reduction == "sum" else None
     name = call.function.__name__
-    return LossTerm(name, call.outputs, call.targets, counted, reading.factor, reduction, call, tuple(term.learned))
+    return LossTerm(name, call.outputs, call.targets, counted, reading.factor, reduction, call)
 
 
 def only(values: set[Any]) -> Any:

@@ -34,15 +34,6 @@ class Effective(NamedTuple):
         """δ̃ of each weight, given a prior precision δ of each weight."""
         return precision * self.kl_weight / self.num_data
 
-    def without_prior(self) -> Effective:
-        """The same without a prior, for weights whose δ̃ counts as curvature."""
-        return self._replace(prior_precision=0.0, prior=0.0, stated_prior=0.0, stated_damping=self.noise_damping)
-
-    @property
-    def precision_arguments(self) -> dict[str, float]:
-        """Keyword arguments of `posteriors.precision`."""
-        return {**self.start_arguments, "damping": self.noise_damping}
-
     @property
     def start_arguments(self) -> dict[str, float]:
         """Keyword arguments of `posteriors.initial_curvature`, which ignores the bound σ_max."""
