@@ -35,18 +35,7 @@ class ChosenDefaults(NamedTuple):
 
 
 def choose_defaults(callback: str, arguments: CallbackArguments) -> ChosenDefaults:
-    """Choose the step, the curvature interval and the first noise scale.
-
-    The default interval is 10 if the user's optimizer steps, where the curvature only shapes the noise. It is 1 if the
-    curvature divides the gradient, or costs nothing.
-
-    Args:
-        callback: Name of the callback's class, for messages.
-        arguments: The callback's arguments.
-
-    Returns:
-        The defaults.
-    """
+    """Choose the step, the curvature interval and the first noise scale."""
     group, optimizer_class = arguments.group_defaults, arguments.optimizer_class
     noise = None
     if arguments.lr is None and group["relative_noise"] is None:
@@ -83,11 +72,7 @@ def _check_step(callback: str, arguments: CallbackArguments) -> None:
 
 @final
 class DefaultNoise:
-    """κ and ε, chosen by the kind of prediction, the kind of network and the number of noisy layers.
-
-    Args:
-        flatness: ε; None to choose it.
-    """
+    """κ and ε, chosen by the kind of prediction, the kind of network and the number of noisy layers."""
 
     first = NOISE_OF_REGRESSIONS  # κ before the loss is known
 

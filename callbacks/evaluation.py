@@ -31,16 +31,7 @@ class FinishesSamples(Protocol):
 
 
 class EvaluationCallback(Callback, ABC):
-    """Averages a module's predictions over samples in validation, test and prediction.
-
-    Args:
-        link: How outputs become predictions; None reads it from the module's attribute
-            ``lightning_bayes_link``, then from the training loss.
-
-    Attributes:
-        loss_link: The link of the training loss; None if unknown.
-        opt_out_hint: How to evaluate without samples, for messages.
-    """
+    """Averages a module's predictions over samples in validation, test and prediction."""
 
     opt_out_hint = "set eval_samples=0"
 
@@ -160,11 +151,7 @@ class EvaluationCallback(Callback, ABC):
 
 
 def require_single_evaluation(trainer: Trainer) -> None:
-    """Require one callback that evaluates under samples: with two, one would average the other's averages.
-
-    Raises:
-        UnsupportedTrainingError: If there are several.
-    """
+    """Require one callback that evaluates under samples: with two, one would average the other's averages."""
     names = [type(c).__name__ for c in trainer.callbacks if isinstance(c, EvaluationCallback)]  # type: ignore[attr-defined]
     if len(names) > 1:
         raise UnsupportedTrainingError(f"{' and '.join(names)} each average predictions. Keep one of them.")

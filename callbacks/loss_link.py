@@ -14,11 +14,7 @@ from lightning_bayes.private_torch import tree_leaves
 
 
 class LinkRecorder:
-    """Records the loss functions of a training step, and the outputs of the module's forward.
-
-    Args:
-        module: The module.
-    """
+    """Records the loss functions of a training step, and the outputs of the module's forward."""
 
     def __init__(self, module: LightningModule) -> None:
         self._module, self._recorder, self._undo = module, LossRecorder(), ExitStack()

@@ -18,17 +18,7 @@ from lightning_bayes.predictive import Linearized, Link, PosteriorSamples, Sampl
 
 
 class PosthocCallback(EvaluationCallback, ABC):
-    """Evaluates a module under a posterior around its weights.
-
-    Args:
-        link: How outputs become predictions; None reads it from the module, then from the training loss.
-        eval_samples: S; 0 evaluates the network.
-        linearized: The predictive, see `predictive_samples`.
-        seed: The seed of the samples.
-
-    Raises:
-        HyperparameterError: If a number is out of range.
-    """
+    """Evaluates a module under a posterior around its weights."""
 
     save_to: str | None = None
 

@@ -35,16 +35,7 @@ from lightning_bayes.predictive import (
 
 @final
 class SampledForward:
-    """Replaces a module's ``forward`` (and default ``predict_step``) while it is active.
-
-    Args:
-        module: The module.
-        samples: The samples.
-        link: How outputs become predictions.
-        opt_out_hint: How to evaluate without samples, for messages.
-        lenient: Whether to warn and stop averaging, instead of raising, if outputs cannot be averaged. Used in fits, where
-            an error in validation would lose an epoch of training.
-    """
+    """Replaces a module's ``forward`` (and default ``predict_step``) while it is active."""
 
     def __init__(
         self, module: LightningModule, samples: Samples, link: Link, *, opt_out_hint: str, lenient: bool = False
@@ -60,13 +51,7 @@ class SampledForward:
         self._patches = Patches()
 
     def start(self, predict: bool) -> None:
-        """Replace the module's methods.
-
-        Args:
-            predict: Whether to replace ``predict_step`` as well. In place of Lightning's default, a step returns
-                probabilities, entropy and mutual information, or mean and variance. If the user's ``predict_step`` calls
-                ``self(...)`` once and returns a dictionary, the uncertainty is added to it.
-        """
+        """Replace the module's methods."""
         patch, module = self._patches.set, self.module
         patch(module, "forward", self._combined)
         if isinstance(module, SampledModule):

@@ -18,15 +18,7 @@ _SCHEDULER_RATES = ("base_lrs", "max_lrs", LAST_RATES)
 
 
 def override_rates(optimizer: Optimizer, schedulers: Sequence[Any], lr: float | Schedule) -> None:
-    """Make `lr` the peak of every group's schedule, and keep the schedule's shape.
-
-    Schedulers compute learning rates from the initial rates, so changing only the current rate would not last beyond their
-    next step. A scheduler that cycles the momentum of the user's optimizer, which takes no step, does not change the betas
-    of the algorithm.
-
-    Raises:
-        UnsupportedTrainingError: If `lr` is a schedule and the user has schedulers as well.
-    """
+    """Make `lr` the peak of every group's schedule, and keep the schedule's shape."""
     groups = optimizer.param_groups
     if callable(lr):
         if schedulers:

@@ -41,15 +41,7 @@ _FUSED_INSTEAD = "Use engine='fused', which measures it."
 
 
 class BackpackEngine(HookedEngine):
-    """Measures per-example squared gradients with BackPACK.
-
-    Args:
-        model: The model. Parameters are matched by identity, so the model may be wrapped later.
-        loss_reduction: How losses reduce their examples.
-        own_rules: Whether layers with a rule of this package use it. False uses BackPACK's implementation, which
-            supports linear layers, convolutions, embeddings and BatchNorm in evaluation mode, and is several times slower.
-        workspace_mib: Memory limit in MiB for per-example values.
-    """
+    """Measures per-example squared gradients with BackPACK."""
 
     def __init__(
         self,

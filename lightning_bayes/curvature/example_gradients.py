@@ -40,12 +40,7 @@ Receive: TypeAlias = Callable[[nn.Parameter, Contribution], None]  # called with
 
 @final
 class ExampleCapture(HookedCapture):
-    """Passes contributions to a callback; created by `watched_examples`.
-
-    Args:
-        engine: The engine of the model.
-        receive: Called with a parameter and its contributions, at most once per column.
-    """
+    """Passes contributions to a callback; created by `watched_examples`."""
 
     measure_losses = refuse_losses
 

@@ -48,17 +48,7 @@ class Start(NamedTuple):
 
 
 class LayerCall(ABC):
-    """One differentiable call of a unit.
-
-    Args:
-        unit: The module.
-        bound: The arguments of the call.
-        workspace: Memory for per-example values.
-
-    Attributes:
-        params: The trainable parameters by name.
-        output: The outputs, and where they hold the examples; set by `watch`.
-    """
+    """One differentiable call of a unit."""
 
     output: LayerOutput
 

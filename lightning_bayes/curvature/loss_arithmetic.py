@@ -19,12 +19,7 @@ _APART = Unclear("combines losses of single examples with others")
 
 
 class LossArithmetic:
-    """Reads functions of means, sums and parts.
-
-    Args:
-        batch_size: B.
-        terms: See `LossReader`. A mean over selected or weighted examples sets the mask of its terms.
-    """
+    """Reads functions of means, sums and parts."""
 
     def __init__(self, batch_size: int, terms: list[Tensor | None]) -> None:
         self.batch_size, self.terms = batch_size, terms

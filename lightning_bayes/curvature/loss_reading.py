@@ -58,22 +58,7 @@ _Inputs = list[tuple[Examples, Shape]]  # the arguments of a node, and their sha
 
 
 class LossReader:
-    """Reads one loss.
-
-    Args:
-        root: The node of the loss.
-        batch_size: B, at least 2.
-        is_declared: Whether the user declared the reduction.
-        examples_second: How to read a layer output that fits several layouts. If True, the examples are in dimension 1
-            rather than 0. If there are k rows per example, they are every n-th row, as in ``torch.cat([x1, x2])``.
-
-    Attributes:
-        shows_layers: Whether the graph marks measured layers; otherwise every layer's output holds examples.
-        loss: The content of the root; None if the loss does not depend on any example.
-        mixing: The operation that mixes examples between layers and loss; empty if there is none.
-        has_lone_pieces: Whether a term depends on one piece of the rows, such as ``v[:n]``, and on no other piece.
-        terms: For each term that reduces examples, the mask of the targets that count, examples first; None if all count.
-    """
+    """Reads one loss."""
 
     def __init__(self, root: Any, batch_size: int, *, is_declared: bool, examples_second: bool = False) -> None:
         self.root, self.batch_size = root, batch_size

@@ -36,15 +36,7 @@ _ADVICE = f"Replace the layer, freeze it with requires_grad_(False), or {_OTHERW
 
 
 class SecondOrderEngine(HookedEngine):
-    """Measures one of BackPACK's second-order diagonals.
-
-    Args:
-        model: The model.
-        quantity: The quantity to measure.
-        loss_reduction: How losses reduce their examples.
-        mc_samples: Sampled labels per example for ``"diag_ggn_mc"``.
-        seed: Seed of the labels; None draws one from torch's global generator.
-    """
+    """Measures one of BackPACK's second-order diagonals."""
 
     def __init__(
         self,

@@ -206,18 +206,7 @@ class Hyperparameters(Record):
 
     @classmethod
     def given(cls, values: Mapping[str, Any], own_defaults: Mapping[str, Any]) -> dict[str, Any]:
-        """Add the defaults to an optimizer's arguments, and check all of them with `check`.
-
-        Args:
-            values: Arguments by name: numbers, or functions of the step.
-            own_defaults: Defaults that the algorithm overrides.
-
-        Returns:
-            All hyperparameters by name.
-
-        Raises:
-            TypeError: If an argument does not exist.
-        """
+        """Add the defaults to an optimizer's arguments, and check all of them with `check`."""
         unknown = sorted(set(values) - set(cls.settings()))
         if unknown:
             raise TypeError(

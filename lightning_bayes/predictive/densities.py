@@ -92,10 +92,7 @@ def nll_sum_of(density: LogDensity, outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def fit_noise_std(outputs: Tensor, targets: Tensor, reduce: Reduce = lambda total: total) -> float:
-    """Return the noise σ with the lowest NLL, between 1/100 and 1 times the root mean square of the residuals.
-
-    NaN if a residual is not finite, so that the NLL is NaN too, as with the other links.
-    """
+    """Return the noise σ with the lowest NLL, between 1/100 and 1 times the root mean square of the residuals."""
     squares = (outputs - targets).double().square().mean(0)
     total = reduce(torch.stack([squares.sum(), torch.tensor(float(squares.numel()), dtype=squares.dtype)]))
     mean_square = float(total[0] / total[1])

@@ -21,15 +21,7 @@ BLOCK_ELEMENTS = 3 * 2**16  # per core: 768 KiB of float32, tuned on cores with 
 def sums_by_blocks(
     delta: Tensor, values: Iterable[Tensor], totals: Sequence[Tensor], workspace: Workspace, accumulate: bool = False
 ) -> None:
-    """Write Σ_i c_i and Σ_i c_i² to `totals`, or add them with `accumulate`.
-
-    Args:
-        delta: δ, ``[B, rows, T]``.
-        values: v of each example, ``[T, K]``. A single block uses each once, before it asks for the next.
-        totals: Both sums, ``[rows, *features]`` with K features.
-        workspace: Provides the memory of a block.
-        accumulate: Whether to add to the totals.
-    """
+    """Write Σ_i c_i and Σ_i c_i² to `totals`, or add them with `accumulate`."""
     num_rows, columns = delta.shape[1], totals[0][0].numel()
     rows, lanes = _block_of(num_rows, columns)
     examples = values if rows == num_rows else list(values)

@@ -36,12 +36,7 @@ if TYPE_CHECKING:
 
 @final
 class KroneckerLayer:
-    """A layer whose curvature is a Kronecker product.
-
-    Args:
-        matrix: The layer's matrix.
-        optimizer: The optimizer.
-    """
+    """A layer whose curvature is a Kronecker product."""
 
     def __init__(self, matrix: MatrixLayer, optimizer: VariationalOptimizer) -> None:
         self.matrix, self._optimizer = matrix, optimizer

@@ -16,13 +16,7 @@ WeightSums: TypeAlias = Callable[..., tuple[Tensor, Tensor]]
 
 
 class Strategy(NamedTuple):
-    """One way to compute Σ_i c_i(W) and Σ_i c_i(W)².
-
-    Attributes:
-        name: Name for benchmarks.
-        suits: Whether the strategy is the fastest for a shape and device, given that no earlier strategy suits.
-        sums: Computes both sums.
-    """
+    """One way to compute Σ_i c_i(W) and Σ_i c_i(W)²."""
 
     name: str
     suits: Callable[[ConvShape, torch.device], bool]
