@@ -44,7 +44,8 @@ class SampledForward:
         self.module, self.samples, self.link, self.opt_out_hint = module, samples, link, opt_out_hint
         self.lenient, self._gave_up = lenient, False
         self.calls = 0
-        self._last: Tensor | None = None  # outputs of the last call, [S, …]
+        self.last: Tensor | None = None  # outputs of the last call, [S, …]
+        self._last_call: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
         self._has_warned = False
         self._forward: Callable[..., Tensor] = module.forward
         self._arguments = ForwardArguments(module, self._forward)
@@ -76,14 +77,20 @@ class SampledForward:
     def outputs(self, *args: Any, **kwargs: Any) -> Tensor:
         """The module's outputs under every sample, ``[S, …]``."""
         self.calls += 1
+        self._last_call = (args, kwargs)
         with self._original_forward():
-            self._last = self.samples.outputs(self.module, lambda: self._single_output(*args, **kwargs))
-        return self._last
+            self.last = self.samples.outputs(self.module, lambda: self._single_output(*args, **kwargs))
+        return self.last
 
     def at_mean(self, *args: Any, **kwargs: Any) -> Tensor:
         """The module's output without sampling, ``[…]``: for a posterior, at its mean."""
         with self._original_forward(), self.samples.at_mean(self.module):
             return self._single_output(*args, **kwargs)
+
+    def last_at_mean(self) -> Tensor:
+        """The output of the last call without sampling, ``[…]``."""
+        args, kwargs = self._last_call
+        return self.at_mean(*args, **kwargs)
 
     @contextmanager
     def _original_forward(self) -> Iterator[None]:
@@ -129,8 +136,8 @@ class SampledForward:
             calls_before = self.calls
             result = predict_step(*args, **kwargs)
             calls = self.calls - calls_before
-            if isinstance(result, dict) and calls == 1 and self._last is not None:
-                summary = self._summary(self._last)
+            if isinstance(result, dict) and calls == 1 and self.last is not None:
+                summary = self._summary(self.last)
                 uncertainty = {name: value for name, value in summary.items() if name not in {"probs", "mean"}}
                 return {**uncertainty, **result}
             self._warn_without_uncertainty(result, calls)
