@@ -328,9 +328,8 @@ def test_an_unknown_link_is_named():
 
     with pytest.raises(HyperparameterError, match="link='probit' is unknown"):
         VOGNCallback(link="probit")
-    net, _, host = fitted(net=Wrong())
     with pytest.raises(
-        HyperparameterError, match="link='logit' is unknown; use 'softmax', 'sigmoid', 'exp' or 'identity'"
+        HyperparameterError, match=r"lightning_bayes_link='logit' is unknown. Use 'classification', 'bin"
     ):
         host.test(net, loader(), verbose=False)
 
