@@ -331,7 +331,7 @@ def test_an_unknown_link_is_named():
     with pytest.raises(
         HyperparameterError, match=r"lightning_bayes_link='logit' is unknown. Use 'classification', 'bin"
     ):
-        host.test(net, loader(), verbose=False)
+        fitted(net=Wrong())
 
 
 def test_one_output_under_softmax_is_refused_and_not_averaged_to_a_constant():
