@@ -62,7 +62,7 @@ class EvaluationCallback(Callback, ABC):
             self._has_told_link = True
             rank_zero_info(
                 f"{type(self).__name__}: the training loss does not tell how outputs become predictions, so the raw outputs "
-                "are averaged. Pass link='softmax', 'sigmoid', 'exp' or 'identity'."
+                "are averaged. Pass link='softmax', 'softmax_last', 'sigmoid', 'exp' or 'identity'."
             )
         return link or "identity"
 

@@ -3,49 +3,93 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, TypeAlias
 
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from lightning_bayes.curvature.loss_recorder import LossRecorder
 from lightning_bayes.predictive import Link
-from lightning_bayes.private_torch import tree_leaves
+from lightning_bayes.private_torch import output_shapes, tree_leaves
+
+Shape: TypeAlias = tuple[int, ...]
 
 
 class LinkRecorder:
-    """Records the loss functions of a training step, and the outputs of the module's forward."""
+    """Records the loss functions of a training step, and the outputs of the module's forward.
+
+    A step that does not call the module's own forward uses the outputs of its submodules.
+
+    Args:
+        module: The module.
+    """
 
     def __init__(self, module: LightningModule) -> None:
         self._module, self._recorder, self._undo = module, LossRecorder(), ExitStack()
-        self._outputs: set[Any] = set()  # autograd nodes
+        self._own: dict[Any, Shape] = {}  # shapes of the module's outputs, by autograd node
+        self._inner: dict[Any, Shape] = {}  # of the submodules' outputs
 
     def start(self) -> None:
         """Record from now on."""
-        hook = self._module.register_forward_hook(self._note_outputs)
-        self._undo.callback(hook.remove)
+        for module in self._module.modules():
+            hook = module.register_forward_hook(self._note_outputs)
+            self._undo.callback(hook.remove)
         self._undo.enter_context(self._recorder)
 
     def stop(self) -> None:
         """Record no longer, and forget."""
         self._undo.close()
-        self._recorder.clear()
-        self._outputs.clear()
+        for record in (self._recorder, self._own, self._inner):
+            record.clear()
 
     def link_of(self, loss: Tensor) -> Link | None:
         """The link of a loss on the module's outputs; None if the loss does not tell, or acts on other values."""
         record = self._recorder.read(loss)
-        if self._outputs and not all(map(self._is_output, record.linked)):
+        shapes = self._own or self._inner
+        if self._reaches(loss.grad_fn, shapes):
             return None
-        return record.link
+        links = {self._of_output(record.link, node, shapes) for node in record.linked}
+        return links.pop() if len(links) == 1 else None
 
-    def _note_outputs(self, module: LightningModule, args: Any, output: Any) -> None:
+    def _note_outputs(self, module: Any, args: Any, output: Any) -> None:
+        shapes = self._own if module is self._module else self._inner
         leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.dim()]
-        self._outputs.update(leaf.grad_fn for leaf in leaves if leaf.grad_fn is not None)
+        shapes.update({leaf.grad_fn: tuple(leaf.shape) for leaf in leaves if leaf.grad_fn is not None})
 
-    def _is_output(self, node: Any) -> bool:
-        """Whether functions of the outputs alone lead to a node: no product of outputs, and no further layer."""
-        while node is not None and node not in self._outputs:
+    def _reaches(self, root: Any, shapes: dict[Any, Shape]) -> bool:
+        """Whether outputs enter a loss beside its loss functions and log-probabilities, which then say nothing of them."""
+        calls = {
+            node
+            for node, terms in self._recorder.terms.items()
+            if len(terms) == 1 and terms[0].call and not terms[0].steps
+        }
+        stack, seen = [root], {None, *calls, *self._recorder.log_softmax}
+        while stack:
+            node = stack.pop()
+            if node in seen:
+                continue
+            if node in shapes:
+                return True
+            seen.add(node)
+            stack += [child for child, _ in node.next_functions]
+        return False
+
+    def _of_output(self, link: Link | None, linked: Any, shapes: dict[Any, Shape]) -> Link | None:
+        """The link of the output that leads to a node by functions of it alone: no product of outputs, no further layer."""
+        node = linked
+        while node is not None and node not in shapes:
             children = [child for child, _ in node.next_functions if child is not None]
             node = children[0] if len(set(children)) == 1 else None
-        return node is not None
+        if node is None:
+            return None if self._own else link
+        return _with_class_dim(shapes[node], output_shapes(linked)[0]) if link == "softmax" else link
+
+
+def _with_class_dim(output: Shape, of_loss: Shape) -> Link | None:
+    """The softmax over the dimension of an output that holds the classes of a loss; None if several or none may."""
+    if len(output) < 3 or output == of_loss:
+        return "softmax"
+    classes = of_loss[min(1, len(of_loss) - 1)]
+    dims = [dim for dim in range(1, len(output)) if output[dim] == classes]
+    names: dict[int, Link] = {1: "softmax", len(output) - 1: "softmax_last"}
+    return names.get(dims[0]) if len(dims) == 1 else None

@@ -101,6 +101,14 @@ def test_softmax_without_two_classes_is_refused(function, shape):
 
 def test_an_unknown_link_is_named():
     with pytest.raises(
-        HyperparameterError, match=r"link='logit' is unknown; use 'softmax', 'sigmoid', 'exp' or 'identity'"
+        HyperparameterError,
+        match=r"link='logit' is unknown; use 'softmax', 'softmax_last', 'sigmoid', 'exp' or 'identity'",
     ):
         check_link("logit")
+
+
+@pytest.mark.parametrize("function", [combine, lambda f, link: summarise(f, link).probs])
+def test_classes_may_be_in_the_last_dimension(generator, function):
+    tokens = torch.randn(6, 5, 7, 4, generator=generator, dtype=F64)  # [S, B, T, C]
+    moved = function(tokens.movedim(-1, 2), "softmax")
+    torch.testing.assert_close(function(tokens, "softmax_last"), moved.movedim(1, -1))
