@@ -1,4 +1,4 @@
-"""The link from outputs to predictions, from the record of a training loss."""
+"""The link from outputs to predictions and the noise of the targets, from the record of a training loss."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lightning_bayes.curvature.loss_recorder import LossRecorder
 from lightning_bayes.predictive import Link
+from lightning_bayes.predictive.recorded_noise import NoiseRecorder, RecordedNoise
 from lightning_bayes.private_torch import output_shapes, tree_leaves
 
 Shape: TypeAlias = tuple[int, ...]
@@ -19,9 +20,6 @@ class LinkRecorder:
     """Records the loss functions of a training step, and the outputs of the module's forward.
 
     A step that does not call the module's own forward uses the outputs of its submodules.
-
-    Args:
-        module: The module.
     """
 
     def __init__(self, module: LightningModule) -> None:
@@ -29,18 +27,25 @@ class LinkRecorder:
         self._own: dict[Any, Shape] = {}  # shapes of the module's outputs, by autograd node
         self._inner: dict[Any, Shape] = {}  # of the submodules' outputs
 
-    def start(self) -> None:
-        """Record from now on."""
+    def start(self, batch: Any) -> None:
+        """Record the steps of a batch from now on."""
+        weights = {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
+        self._noise = NoiseRecorder(weights, tensors_of(batch))
         for module in self._module.modules():
             hook = module.register_forward_hook(self._note_outputs)
             self._undo.callback(hook.remove)
         self._undo.enter_context(self._recorder)
+        self._undo.enter_context(self._noise)
 
     def stop(self) -> None:
         """Record no longer, and forget."""
         self._undo.close()
         for record in (self._recorder, self._own, self._inner):
             record.clear()
+
+    def noise(self) -> RecordedNoise | None:
+        """The noise that the loss gives the targets; None if its calls do not tell."""
+        return self._noise.noise()
 
     def link_of(self, loss: Tensor) -> Link | None:
         """The link of a loss on the module's outputs; None if the loss does not tell, or acts on other values."""
@@ -52,9 +57,11 @@ class LinkRecorder:
         return links.pop() if len(links) == 1 else None
 
     def _note_outputs(self, module: Any, args: Any, output: Any) -> None:
-        shapes = self._own if module is self._module else self._inner
-        leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.dim()]
-        shapes.update({leaf.grad_fn: tuple(leaf.shape) for leaf in leaves if leaf.grad_fn is not None})
+        is_own, tensors = module is self._module, tensors_of(output)
+        if is_own:
+            self._noise.tape.note_outputs(tensors)
+        shapes = {leaf.grad_fn: tuple(leaf.shape) for leaf in tensors if leaf.dim() and leaf.grad_fn is not None}
+        (self._own if is_own else self._inner).update(shapes)
 
     def _reaches(self, root: Any, shapes: dict[Any, Shape]) -> bool:
         """Whether outputs enter a loss beside its loss functions and log-probabilities, which then say nothing of them."""
@@ -83,6 +90,11 @@ class LinkRecorder:
         if node is None:
             return None if self._own else link
         return _with_class_dim(shapes[node], output_shapes(linked)[0]) if link == "softmax" else link
+
+
+def tensors_of(values: Any) -> list[Tensor]:
+    """The tensors of nested tuples, lists and dictionaries, in order."""
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
 def _with_class_dim(output: Shape, of_loss: Shape) -> Link | None:

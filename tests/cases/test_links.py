@@ -53,7 +53,7 @@ def vicinal(f, y):
 
 
 def mixture(f, y):
-    of_each = torch.distributions.Normal(f, 1.0).log_prob(y[:, None]) + F.log_softmax(f.flip(1), 1)
+    of_each = -0.5 * (y[:, None] - f).square() + F.log_softmax(f.flip(1), 1)
     return -of_each.logsumexp(1).mean()
 
 
