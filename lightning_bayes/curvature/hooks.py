@@ -41,7 +41,7 @@ from lightning_bayes.curvature.rules.replayed_call import Checked
 from lightning_bayes.curvature.single_examples import can_repeat_backward
 from lightning_bayes.curvature.workspace import DEFAULT_MIB
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError, UnsupportedTrainingError
-from lightning_bayes.private_torch import is_in_backward, is_in_functorch, will_execute
+from lightning_bayes.private_torch import is_in_backward, is_in_functorch, tree_leaves, will_execute
 
 _HALF = {torch.float16, torch.bfloat16}
 
@@ -68,6 +68,11 @@ class HookedEngine(AbstractEngine, ABC):
             undo.enter_context(self.watching_model_call(captured, units))
             yield captured
             captured.finish()
+
+
+def _is_scalar(unit: MeasuredModule, output: Any) -> bool:
+    """Whether a module without a rule returns scalars, as losses with parameters do: the check leaves it to the loop."""
+    return unit.rule is None and not any(leaf.dim() for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
 
 
 class HookedCapture(Capture, ABC):
@@ -101,7 +106,7 @@ class HookedCapture(Capture, ABC):
 
     def _on_forward(self, unit: MeasuredModule, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         """Forward hook: record a call. Returns the output, some of it as copies; None leaves it as it is."""
-        if self._is_replaying:
+        if self._is_replaying or _is_scalar(unit, output):
             return None
         has_gradients = torch.is_grad_enabled()
         if not has_gradients and not in_reentrant_checkpoint():
