@@ -19,7 +19,15 @@ from lightning_bayes.callbacks.evaluation import EvaluationCallback, require_sin
 from lightning_bayes.errors import HyperparameterError, PosteriorError, UnsupportedTrainingError
 from lightning_bayes.optim.readout import constants_of
 from lightning_bayes.posteriors import FAMILIES, AbstractPosterior
-from lightning_bayes.predictive import Link, MemberPosteriors, MemberSamples, PosteriorSamples, Samples, misfits
+from lightning_bayes.predictive import (
+    Link,
+    LinkArgument,
+    MemberPosteriors,
+    MemberSamples,
+    PosteriorSamples,
+    Samples,
+    misfits,
+)
 
 
 @final
@@ -49,7 +57,9 @@ class MultiModeCallback(EvaluationCallback):
 
     opt_out_hint = "remove MultiModeCallback"
 
-    def __init__(self, num_modes: int = 3, peak: float = 2.0, first: float = 0.5, link: Link | None = None) -> None:
+    def __init__(
+        self, num_modes: int = 3, peak: float = 2.0, first: float = 0.5, link: LinkArgument | None = None
+    ) -> None:
         super().__init__(link)
         if num_modes < 2 or num_modes != int(num_modes) or not 0 < peak < math.inf or not 0 < first < 1:
             raise HyperparameterError(
@@ -183,9 +193,9 @@ class MultiModeCallback(EvaluationCallback):
     def state_dict(self) -> dict[str, Any]:
         """The modes, and what a resumed fit needs to go on with the same rates."""
         return {
-            "link": self.loss_link,
+            **self.loss_state(),
             "modes": self.modes,
-            "posteriors": [(type(q).__name__, replace(q, constants={}).state_dict()) for q in self.posteriors],
+            "posteriors": [(type(q).__name__, _with_constants(q, {}).state_dict()) for q in self.posteriors],
             "peaks": self._rates.peaks,
             "ends": self._ends,
             "reached": self._reached,
@@ -193,9 +203,10 @@ class MultiModeCallback(EvaluationCallback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state of a checkpoint."""
-        self.loss_link, self.modes = state_dict["link"], list(state_dict["modes"])
+        self.load_loss_state(state_dict)
+        self.modes = list(state_dict["modes"])
         self.posteriors = [
-            replace(FAMILIES[family].from_state_dict(state), constants=constants_of(mode, state["mean"]))
+            _with_constants(FAMILIES[family].from_state_dict(state), constants_of(mode, state["mean"]))
             for (family, state), mode in zip(state_dict["posteriors"], self.modes, strict=False)
         ]
         self._rates.peaks = list(state_dict["peaks"])
@@ -222,8 +233,8 @@ def _check_samples(trainer: Trainer) -> None:
     for callback in _variational(trainer):
         if not callback.eval_samples:
             raise HyperparameterError(
-                f"{type(callback).__name__}(eval_samples=0) evaluates the last mode alone. Pass at least one sample per mode, "
-                "or leave the callback out."
+                f"{type(callback).__name__}(eval_samples=0) evaluates the last mode alone. Pass at least one sample per "
+                "mode, or leave the callback out."
             )
 
 
@@ -231,7 +242,13 @@ def _at_mode(callback: VariationalCallback, mode: dict[str, Tensor]) -> Abstract
     """The posterior around a mode, with the constants of its copy."""
     assert callback.optimizer is not None  # it made the updates of this fit
     posterior = callback.optimizer.posterior().to("cpu")
-    return replace(posterior, constants=constants_of(mode, posterior.mean))
+    return _with_constants(posterior, constants_of(mode, posterior.mean))
+
+
+def _with_constants(posterior: Any, constants: dict[str, Tensor]) -> AbstractPosterior:
+    """A copy of a posterior, which is a dataclass, with these constants."""
+    changed: AbstractPosterior = replace(posterior, constants=constants)
+    return changed
 
 
 def _copied(module: LightningModule, previous: dict[str, Tensor]) -> dict[str, Tensor]:
