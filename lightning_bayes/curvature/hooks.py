@@ -38,9 +38,14 @@ from lightning_bayes.curvature.model_call import Uncopied
 from lightning_bayes.curvature.parameters import user_hooks_off
 from lightning_bayes.curvature.single_examples import can_repeat_backward
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError, UnsupportedTrainingError
-from lightning_bayes.private_torch import is_in_backward, is_in_functorch, will_execute
+from lightning_bayes.private_torch import is_in_backward, is_in_functorch, tree_leaves, will_execute
 
 _HALF = {torch.float16, torch.bfloat16}
+
+
+def _is_scalar(unit: MeasuredModule, output: Any) -> bool:
+    """Whether a module without a rule returns scalars, as losses with parameters do: the check leaves it to the loop."""
+    return unit.rule is None and not any(leaf.dim() for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
 
 
 class HookedCapture(Capture, ABC):
@@ -75,7 +80,7 @@ class HookedCapture(Capture, ABC):
 
     def _on_forward(self, unit: MeasuredModule, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         """Forward hook: record a call. Returns the output, some of it as copies; None leaves it as it is."""
-        if self._is_replaying:
+        if self._is_replaying or _is_scalar(unit, output):
             return None
         has_gradients = torch.is_grad_enabled()
         if not has_gradients and not in_reentrant_checkpoint():
