@@ -10,8 +10,8 @@ from lightning_bayes.callbacks.fields import CallbackArguments
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim import VariationalOptimizer
 from lightning_bayes.optim.hyperparameters import StepName
-from lightning_bayes.optim.runtime.measuring import BASE_INTERVAL, require_interval
-from lightning_bayes.optim.runtime.parameters import has_convolutions, has_norms
+from lightning_bayes.optim.measuring import BASE_INTERVAL, require_interval
+from lightning_bayes.optim.parameters import has_convolutions, has_norms
 from lightning_bayes.optim.steps.base_optimizer import (
     FLATNESS_OF_CLASSIFIERS,
     FLATNESS_OF_CONVOLUTIONS,
@@ -98,7 +98,7 @@ class DefaultNoise:
 
 def _noise_of(model: nn.Module, link: Link | None) -> tuple[float, float]:
     """κ for up to five layers, and ε."""
-    if link not in {"softmax", "sigmoid"}:
+    if link not in {"softmax", "softmax_last", "sigmoid"}:
         return NOISE_OF_REGRESSIONS, FLATNESS
     if has_norms(model):
         return NOISE_OF_NORMALISED, FLATNESS

@@ -4,8 +4,8 @@ Each example gives a vector v_i with what both scores need of it. A score is a f
 
     se(Δ) = sqrt(∇Δ(v̄)ᵀ Cov(v_i) ∇Δ(v̄) / N)        Δ = S_first(v̄) - S_second(v̄)
 
-by the delta method. The predictions share their examples, so what makes an example hard for both cancels in Δ. Only sums over
-examples are kept.
+by the delta method. The predictions share their examples, so what makes an example hard for both cancels in Δ. Only sums
+over examples are kept.
 """
 
 from __future__ import annotations
@@ -59,11 +59,7 @@ class PairedScores(ABC):
         """All scores of the first and of the second prediction, from the mean vector."""
 
     def compute(self, reduce: Callable[[Tensor], Tensor] = lambda total: total) -> dict[str, Paired]:
-        """Both scores and the standard error of their difference, by name; empty without examples.
-
-        Args:
-            reduce: Sums a tensor over processes that each hold some of the examples.
-        """
+        """Both scores and the standard error of their difference, by name; `reduce` sums over processes."""
         sums = reduce(self._sums).cpu()
         count = sums[0, 0]
         if count == 0:
@@ -113,10 +109,9 @@ class PairedClassification(PairedScores):
 class PairedRegression(PairedScores):
     """Root mean squared error and, with log-densities, NLL in nats, of two predictions of the same target values."""
 
-    names = ("reg/RMSE",)
-
     def __init__(self) -> None:
         super().__init__(4)
+        self.names: tuple[str, ...] = ("reg/RMSE",)
 
     def update(self, first: Tensor, second: Tensor, targets: Tensor, *log_densities: Tensor) -> None:
         """Add a batch: both means, the targets, and the log-densities of the targets under both, ``[batch, …]`` each."""

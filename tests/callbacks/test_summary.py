@@ -75,7 +75,7 @@ def test_samples_that_hardly_differ_are_called_so(caplog):
 
 
 def test_an_explicit_learning_rate_and_prior_are_named(caplog):
-    start, end = lines(VOGNCallback(lr=0.01, prior_precision=2.0, eval_samples=0), caplog)
+    start, _ = lines(VOGNCallback(lr=0.01, prior_precision=2.0, eval_samples=0), caplog)
     assert "the natural-gradient step updates the mean" in start
     assert (
         "The prior precision is 2. The noise follows from the variational bound. Predictions use the posterior mean"
