@@ -1,6 +1,6 @@
 """Width of the predictive band in a gap of the data and on the data, for callbacks with their default settings.
 
-    python -m benchmarks.gap_bands --seeds 10 --json benchmarks/results/gap_bands.json
+    python -m benchmarks.gap_bands --seeds 5 --json benchmarks/results/gap_bands.json
 
 A network of 50 tanh units is fitted to 80 points on two sides of a gap, y = sin 4x + 0.3 x + N(0, 0.1²). The ratio is the
 mean standard deviation of f(x) over the gap, divided by that over new points of the training distribution. Each seed draws
@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from benchmarks.over_seeds import mean_and_error
 from benchmarks.provenance import save_json
 from benchmarks.quiet import quiet, quiet_trainer
-from lightning_bayes import LaplaceCallback, NoisyKFACCallback, VOGNCallback
+from lightning_bayes import LaplaceCallback, VOGNCallback
 from lightning_bayes.zoo import BayesRegressor
 
 NOISE = 0.1
@@ -29,7 +29,6 @@ METHODS: dict[str, Callable[[], Callback]] = {
     "LaplaceCallback()": LaplaceCallback,
     "LaplaceCallback(subset='all')": lambda: LaplaceCallback(subset="all"),
     "VOGNCallback()": VOGNCallback,
-    "NoisyKFACCallback()": NoisyKFACCallback,
 }
 
 
@@ -72,7 +71,7 @@ def scores(method: str, seed: int, epochs: int) -> dict[str, object]:
 def main(argv: list[str] | None = None) -> None:
     """Print a table of means and standard errors over seeds, and write every run."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=400)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)

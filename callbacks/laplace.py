@@ -185,7 +185,7 @@ class LaplaceCallback(PosthocCallback):
         likelihood = self.likelihood or getattr(module, "lightning_bayes_likelihood", None)
         if likelihood is None:
             link = self.link_of(module)
-            likelihood = None if link is None else _NAMES[link]
+            likelihood = None if link is None else _NAMES.get(link)
         if likelihood is None:
             raise HyperparameterError(
                 f"{type(self).__name__} does not know the likelihood of the targets: the training loss of "

@@ -48,6 +48,8 @@ def find_likelihood(likelihood: Likelihood | LikelihoodName) -> tuple[Likelihood
     if isinstance(likelihood, Likelihood):
         return likelihood, False
     link = find_link(likelihood, "likelihood")
+    if link not in _LIKELIHOODS:
+        raise HyperparameterError(f"likelihood={likelihood!r} is not supported: classes must be the second dimension.")
     return _LIKELIHOODS[link], link == "identity"
 
 

@@ -30,7 +30,7 @@ from lightning_bayes.predictive.linearized import LinearizedSamples
 from lightning_bayes.predictive.links import Link
 from lightning_bayes.predictive.samples import PosteriorSamples, Samples, require_tensor, temporary_weights
 
-_PROBIT: Final = "softmax"  # the link whose average needs it; those of single outputs are sums over values of N(f, v)
+_PROBIT: Final = ("softmax", "softmax_last")  # links of several outputs; the others average over values of N(f, v)
 Linearized: TypeAlias = bool | Literal["closed_form"]
 _VarianceOf: TypeAlias = Callable[[Tensor], Tensor]
 
@@ -195,12 +195,12 @@ class ClosedFormSamples(Samples):
 
     def __init__(self, samples: PosteriorSamples, link: Link) -> None:
         self.samples, self.link = samples, link
-        self.count = 1 if link == _PROBIT else samples.count
+        self.count = 1 if link in _PROBIT else samples.count
 
     def subset_outputs(self, model: nn.Module, forward: Callable[[], Tensor], indices: Iterable[int]) -> Tensor:
         """Compute outputs from one mean and variance; see `Samples.subset_outputs`."""
         outputs, variance = output_moments(model, self.samples.posterior, forward)
-        if self.link == _PROBIT:
+        if self.link in _PROBIT:
             return probit(outputs, variance)[None]
         points = spread_points(self.count)[list(indices)].to(outputs)
         return outputs + points.view(-1, *[1] * outputs.dim()) * variance.sqrt()

@@ -41,7 +41,7 @@ def predictive_nll(
     Args:
         outputs: Outputs under each sample, ``[S, B, C, …]`` logits or ``[S, B, …]`` values.
         targets: Class indices or class probabilities for the softmax; otherwise one value per output of a sample.
-        link: ``"softmax"``, ``"sigmoid"``, ``"exp"`` or ``"identity"``.
+        link: ``"softmax"``, ``"softmax_last"``, ``"sigmoid"``, ``"exp"`` or ``"identity"``.
         noise_std: σ of the identity link. None fits it to these targets; see `fit_noise_std`.
         reduce: Sums a tensor over processes that each hold some of the examples.
 
@@ -61,6 +61,8 @@ def predictive_nll(
             f"A predictive NLL needs outputs [samples, examples, …] and targets [examples, …], got "
             f"{list(outputs.shape)} and {list(targets.shape)}."
         )
+    if link == "softmax_last":
+        outputs, link = outputs.movedim(-1, 2), "softmax"
     if link != "softmax":
         targets = _shaped_like_sample(targets, outputs)
     has_class_probs = link == "softmax" and targets.is_floating_point()

@@ -30,8 +30,9 @@ class BayesRegressor(SupervisedTask):
 
     Batches are inputs and targets ``[batch]`` or ``[batch, 1]``. The task logs ``train/loss`` and ``val/loss`` in the units
     of the network, ``{val,test}/reg/{RMSE,NLL}`` and ``test/reg/{coverage,width}`` of 90 % intervals in those of the
-    data: if the data module has ``target_mean`` and ``target_std``, targets are assumed to be standardised with them. The NLL
-    of an example uses the predictive density averaged over posterior samples (log-mean-exp, not a Gaussian with matched moments). A point estimate has one sample.
+    data: if the data module has ``target_mean`` and ``target_std``, targets are assumed to be standardised with them. The
+    NLL of an example uses the predictive density averaged over posterior samples (log-mean-exp, not a Gaussian with matched
+    moments). A point estimate has one sample.
 
     Args:
         model: Network from inputs to means, ``[batch, 1]`` or ``[batch]``.
