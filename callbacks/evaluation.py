@@ -67,6 +67,10 @@ class EvaluationCallback(Callback, ABC):
     def find_samples(self, trainer: Trainer, pl_module: LightningModule) -> Samples | None:
         """The samples to average over; None to leave the module alone."""
 
+    def averages(self, trainer: Trainer) -> bool:
+        """Whether this callback averages predictions itself, and does not only change the samples of another."""
+        return True
+
     def link_of(self, module: LightningModule) -> Link | None:
         """The argument ``link``, else the module's ``lightning_bayes_link``, else the link of its loss; None if unknown."""
         link = self.link or getattr(module, LINK_ATTRIBUTE, None) or self.loss_link
@@ -211,6 +215,7 @@ class EvaluationCallback(Callback, ABC):
 
 def require_single_evaluation(trainer: Trainer) -> None:
     """Require one callback that evaluates under samples: with two, one would average the other's averages."""
-    names = [type(c).__name__ for c in trainer.callbacks if isinstance(c, EvaluationCallback)]  # type: ignore[attr-defined]
+    callbacks = [c for c in trainer.callbacks if isinstance(c, EvaluationCallback)]  # type: ignore[attr-defined]
+    names = [type(callback).__name__ for callback in callbacks if callback.averages(trainer)]
     if len(names) > 1:
         raise UnsupportedTrainingError(f"{' and '.join(names)} each average predictions. Keep one of them.")

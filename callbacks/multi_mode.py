@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any, final
 
 import torch
@@ -11,11 +12,22 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
+from lightning_bayes.callbacks.base import VariationalCallback
 from lightning_bayes.callbacks.checks import check_strategy
 from lightning_bayes.callbacks.cycles import CyclicRates, cycle_ends, rate_at
 from lightning_bayes.callbacks.evaluation import EvaluationCallback, require_single_evaluation
 from lightning_bayes.errors import HyperparameterError, PosteriorError, UnsupportedTrainingError
-from lightning_bayes.predictive import Link, MemberSamples, Samples, misfits
+from lightning_bayes.optim.readout import constants_of
+from lightning_bayes.posteriors import FAMILIES, AbstractPosterior
+from lightning_bayes.predictive import (
+    Link,
+    LinkArgument,
+    MemberPosteriors,
+    MemberSamples,
+    PosteriorSamples,
+    Samples,
+    misfits,
+)
 
 
 @final
@@ -27,6 +39,10 @@ class MultiModeCallback(EvaluationCallback):
     once per mode. Where OneCycleLR cycles the momentum, it follows these cycles. At the end of each cycle the callback
     copies the weights and buffers, BatchNorm statistics included. Test and prediction average over these copies, and so does
     validation after the last cycle; earlier validation uses the current weights. Checkpoints hold all copies.
+
+    Beside a `VariationalCallback`, each copy is a Gaussian posterior, and its `eval_samples` are divided among the modes::
+
+        Trainer(callbacks=[VOGNCallback(), MultiModeCallback()])
 
     Args:
         num_modes: M, the number of cycles, and of networks in a prediction.
@@ -41,7 +57,9 @@ class MultiModeCallback(EvaluationCallback):
 
     opt_out_hint = "remove MultiModeCallback"
 
-    def __init__(self, num_modes: int = 4, peak: float = 3.0, first: float = 0.4, link: Link | None = None) -> None:
+    def __init__(
+        self, num_modes: int = 3, peak: float = 2.0, first: float = 0.5, link: LinkArgument | None = None
+    ) -> None:
         super().__init__(link)
         if num_modes < 2 or num_modes != int(num_modes) or not 0 < peak < math.inf or not 0 < first < 1:
             raise HyperparameterError(
@@ -50,6 +68,7 @@ class MultiModeCallback(EvaluationCallback):
             )
         self.num_modes, self.peak, self.first = int(num_modes), peak, first
         self.modes: list[dict[str, Tensor]] = []  # parameters and buffers by name
+        self.posteriors: list[AbstractPosterior] = []  # around the modes, beside a `VariationalCallback`
         self._rates = CyclicRates(peak)
         self._ends: tuple[int, ...] = ()  # updates after which the cycles end
         self._reached = 0  # update of the last copy
@@ -62,7 +81,9 @@ class MultiModeCallback(EvaluationCallback):
         if stage == "fit":
             require_single_evaluation(trainer)
             _check_fit(trainer, pl_module)
-            self.modes, self._rates, self._ends, self._reached = [], CyclicRates(self.peak), (), 0
+            _check_samples(trainer)
+            self.modes, self.posteriors, self._rates = [], [], CyclicRates(self.peak)
+            self._ends, self._reached = (), 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Divide the updates of the fit into cycles.
@@ -101,7 +122,8 @@ class MultiModeCallback(EvaluationCallback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Set the rate of the update that this batch belongs to."""
-        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
+        if self.averages(trainer):
+            super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
         self._rates.set(trainer.optimizers[0], schedulers, rate_at(trainer.global_step, self._ends))
 
@@ -113,6 +135,7 @@ class MultiModeCallback(EvaluationCallback):
         if any(self._reached < end <= trainer.global_step for end in self._ends):
             self._reached = trainer.global_step
             self.modes.append(_copied(pl_module, self.modes[-1] if self.modes else {}))
+            self.posteriors += [_at_mode(callback, self.modes[-1]) for callback in _variational(trainer)]
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Say how many modes were found, and how far apart they are."""
@@ -129,8 +152,26 @@ class MultiModeCallback(EvaluationCallback):
 
     # -- evaluation ---------------------------------------------------------------------------------------------------
 
+    def averages(self, trainer: Trainer) -> bool:
+        """Whether no `VariationalCallback` averages; see `EvaluationCallback.averages`."""
+        return not _variational(trainer)
+
+    def finished_samples(self, trainer: Trainer, module: LightningModule, samples: Samples, link: Link) -> Samples:
+        """Samples of the posteriors around all modes instead of those around the last; see `FinishesSamples`."""
+        if self.averages(trainer) or not self.posteriors:
+            return samples
+        if not isinstance(samples, PosteriorSamples):
+            raise UnsupportedTrainingError(
+                "MultiModeCallback samples networks around each mode, but the predictive is linearised around one. Pass "
+                "linearized=False to the variational callback, and leave PosteriorScale out."
+            )
+        posteriors = [posterior.to(module.device) for posterior in self.posteriors]
+        return MemberPosteriors(posteriors, -(-samples.count // len(posteriors)), samples.seed)
+
     def find_samples(self, trainer: Trainer, pl_module: LightningModule) -> Samples | None:
         """The modes; None in a fit before the last one, and with a warning without any."""
+        if not self.averages(trainer):
+            return None
         if trainer.state.fn == "fit" and not (self._ends and self._reached >= self._ends[-1]):
             return None
         if not self.modes:
@@ -152,8 +193,9 @@ class MultiModeCallback(EvaluationCallback):
     def state_dict(self) -> dict[str, Any]:
         """The modes, and what a resumed fit needs to go on with the same rates."""
         return {
-            "link": self.loss_link,
+            **self.loss_state(),
             "modes": self.modes,
+            "posteriors": [(type(q).__name__, _with_constants(q, {}).state_dict()) for q in self.posteriors],
             "peaks": self._rates.peaks,
             "ends": self._ends,
             "reached": self._reached,
@@ -161,7 +203,12 @@ class MultiModeCallback(EvaluationCallback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state of a checkpoint."""
-        self.loss_link, self.modes = state_dict["link"], list(state_dict["modes"])
+        self.load_loss_state(state_dict)
+        self.modes = list(state_dict["modes"])
+        self.posteriors = [
+            _with_constants(FAMILIES[family].from_state_dict(state), constants_of(mode, state["mean"]))
+            for (family, state), mode in zip(state_dict["posteriors"], self.modes, strict=False)
+        ]
         self._rates.peaks = list(state_dict["peaks"])
         self._ends, self._reached = tuple(state_dict["ends"]), state_dict["reached"]
 
@@ -174,6 +221,34 @@ def _check_fit(trainer: Trainer, module: LightningModule) -> None:
             "rate in training_step, copy the weights at the end of each cycle, and average with MemberSamples."
         )
     check_strategy(trainer)
+
+
+def _variational(trainer: Trainer) -> list[VariationalCallback]:
+    """The callback that trains a posterior, if there is one."""
+    return [c for c in trainer.callbacks if isinstance(c, VariationalCallback)]  # type: ignore[attr-defined]
+
+
+def _check_samples(trainer: Trainer) -> None:
+    """Require samples of a posterior beside which there are several modes."""
+    for callback in _variational(trainer):
+        if not callback.eval_samples:
+            raise HyperparameterError(
+                f"{type(callback).__name__}(eval_samples=0) evaluates the last mode alone. Pass at least one sample per "
+                "mode, or leave the callback out."
+            )
+
+
+def _at_mode(callback: VariationalCallback, mode: dict[str, Tensor]) -> AbstractPosterior:
+    """The posterior around a mode, with the constants of its copy."""
+    assert callback.optimizer is not None  # it made the updates of this fit
+    posterior = callback.optimizer.posterior().to("cpu")
+    return _with_constants(posterior, constants_of(mode, posterior.mean))
+
+
+def _with_constants(posterior: Any, constants: dict[str, Tensor]) -> AbstractPosterior:
+    """A copy of a posterior, which is a dataclass, with these constants."""
+    changed: AbstractPosterior = replace(posterior, constants=constants)
+    return changed
 
 
 def _copied(module: LightningModule, previous: dict[str, Tensor]) -> dict[str, Tensor]:

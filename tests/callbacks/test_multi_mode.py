@@ -24,9 +24,10 @@ from tiny_training import (
 )
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
 
-from lightning_bayes import MultiModeCallback, SWAGCallback
+from lightning_bayes import MultiModeCallback, SWAGCallback, VOGNCallback
 from lightning_bayes.callbacks.cycles import cycle_ends, rate_at
 from lightning_bayes.errors import HyperparameterError, PosteriorError, UnsupportedTrainingError
+from lightning_bayes.predictive import PosteriorSamples
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a .validation_step. but have no .val_dataloader.")
 ENDS = (19, 29, 38, 48)  # of the 48 updates of eight epochs
@@ -302,6 +303,11 @@ def test_an_optimizer_without_a_rate_is_refused():
         fit(normed(without), four_modes(), max_epochs=8)
 
 
+def test_a_posterior_that_is_not_sampled_is_refused():
+    with pytest.raises(HyperparameterError, match=r"VOGNCallback\(eval_samples=0\) evaluates the last mode alone"):
+        fit(normed(), VOGNCallback(eval_samples=0), four_modes(), max_epochs=8)
+
+
 def test_a_second_posterior_is_refused():
     with pytest.raises(UnsupportedTrainingError, match="each average predictions"):
         fit(normed(), four_modes(), SWAGCallback(), max_epochs=8)
@@ -313,3 +319,23 @@ def test_a_trial_run_evaluates_what_it_found():
     trainer.fit(module, loader(), loader())
     trainer.test(module, loader(), verbose=False)
     assert callback.modes
+
+
+def test_beside_a_variational_callback_each_mode_is_a_posterior(tmp_path):
+    vogn, modes, module = VOGNCallback(eval_samples=6, relative_noise=0.3), four_modes(), normed()
+    fit(module, vogn, modes, max_epochs=8).save_checkpoint(tmp_path / "last.ckpt")
+    assert len(modes.posteriors) == 4
+    for posterior, mode in zip(modes.posteriors, modes.modes, strict=True):
+        assert_same_bits(posterior.mean, {name: mode[name] for name in posterior.mean})
+        assert_same_bits({**posterior.constants, **posterior.mean}, {name: mode[name] for name in mode})
+    other, x = normed(), blobs().tensors[0]
+    draws = [PosteriorSamples(q, 2, vogn.seed + index) for index, q in enumerate(modes.posteriors)]
+    with torch.no_grad():
+        each = []
+        for samples, mode in zip(draws, modes.modes, strict=True):
+            other.load_state_dict(mode)
+            each.append(samples.outputs(other.eval(), lambda: other(x)).softmax(-1).mean(0))
+    expected = torch.stack(each).mean(0)
+    torch.testing.assert_close(scored(module, vogn, modes), expected)
+    fresh = [VOGNCallback(eval_samples=6), four_modes()]
+    torch.testing.assert_close(scored(normed(seed=3), *fresh, ckpt_path=tmp_path / "last.ckpt"), expected)
