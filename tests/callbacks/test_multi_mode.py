@@ -23,6 +23,7 @@ from tiny_training import (
     weights,
 )
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
+from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bayes import MultiModeCallback, SWAGCallback, VOGNCallback
 from lightning_bayes.callbacks.cycles import cycle_ends, rate_at
@@ -208,6 +209,25 @@ def test_validation_is_at_the_current_weights_until_the_last_mode_is_found():
     log_probs = averaged(normed(), callback.modes).log()
     assert losses.found[-1] == pytest.approx(float(torch.nn.functional.nll_loss(log_probs, y)), rel=1e-4)
     assert len(losses.found) == 8
+
+
+@pytest.mark.parametrize("noisy", [False, True], ids=["last mode", "several modes"])
+def test_validation_data_choose_how_many_of_the_last_modes_are_averaged(tmp_path, noisy, caplog, generator):
+    x, y = blobs().tensors
+    y = torch.randint(3, y.shape, generator=generator) if noisy else y
+    callback, module = four_modes(peak=0.05), normed()
+    with caplog.at_level(logging.INFO):
+        trainer = quiet_trainer(callback, max_epochs=8)
+        trainer.fit(module, loader(), DataLoader(TensorDataset(x, y), 8))
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    log_probs = [averaged(normed(), callback.modes[-count:]).log() for count in (1, 2, 3, 4)]
+    nlls = [float(torch.nn.functional.nll_loss(each, y)) for each in log_probs]
+    assert callback.count == 1 + nlls.index(min(nlls))
+    assert f"averages over the last {callback.count} of 4 modes" in caplog.text
+    expected = log_probs[callback.count - 1].exp()
+    torch.testing.assert_close(scored(module, callback), expected)
+    torch.testing.assert_close(scored(normed(), four_modes(), ckpt_path=tmp_path / "last.ckpt"), expected)
+    assert (callback.count == 1) is not noisy
 
 
 def test_unchanged_tensors_are_stored_once():
