@@ -59,9 +59,12 @@ class ModeChoice:
             rank_zero_info(f"MultiModeCallback averages over all modes: {error}")
             return None
         count = best_count(nlls)
+        advice = (
+            " The earlier ones underfit: train longer, or leave the callback out." if count == 1 < len(nlls) else ""
+        )
         numbers = ", ".join(f"{nll:.4f}" for nll in nlls)
         rank_zero_info(
             f"MultiModeCallback: averages over the last {count} of {len(nlls)} modes. Averages over the last 1 to "
-            f"{len(nlls)} have a validation NLL of {numbers} nats."
+            f"{len(nlls)} have a validation NLL of {numbers} nats.{advice}"
         )
         return count

@@ -158,7 +158,8 @@ class MultiModeCallback(EvaluationCallback):
         """Say how many modes were found, and how far apart they are."""
         found = f"MultiModeCallback: found {len(self.modes)} of {self.num_modes} modes"
         if len(self.modes) > 1:
-            names = [name for name, param in pl_module.named_parameters() if param.requires_grad]
+            trained = {name for name, param in pl_module.named_parameters() if param.requires_grad}
+            names = [name for name in self.modes[-1] if name in trained]
             found += f"; their weights differ by {_distance(self.modes, names):.0%} of their norm"
         if trainer.global_step < self._ends[-1] and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             rank_zero_warn(
