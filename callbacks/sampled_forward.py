@@ -60,6 +60,7 @@ class SampledForward:
         self.observation, self.interval, self._packing = observation, interval, PackedOutputs()
         self.lenient, self._gave_up = lenient, False
         self.calls = 0
+        self._dtype = torch.float32  # of the module's outputs
         self.last: Tensor | None = None  # outputs of the last call, [S, …]
         self._last_call: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
         self._has_warned = False
@@ -95,7 +96,9 @@ class SampledForward:
         self.calls += 1
         self._last_call = (args, kwargs)
         with self._original_forward():
-            self.last = self.samples.outputs(self.module, lambda: self._single_output(*args, **kwargs))
+            outputs = self.samples.outputs(self.module, lambda: self._single_output(*args, **kwargs))
+        self._dtype = outputs.dtype  # averages and entropies of half precision would be rounded
+        self.last = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
         return self.last
 
     def at_mean(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -106,7 +109,8 @@ class SampledForward:
     def last_at_mean(self) -> Tensor:
         """The output of the last call without sampling, ``[…]``."""
         args, kwargs = self._last_call
-        return self.at_mean(*args, **kwargs)
+        output = self.at_mean(*args, **kwargs)
+        return output.to(torch.promote_types(output.dtype, torch.float32))
 
     @contextmanager
     def _original_forward(self) -> Iterator[None]:
@@ -131,7 +135,7 @@ class SampledForward:
         if self._gave_up:
             return self._forward(*args, **kwargs)
         try:
-            return self._packing.unpack(combine(self.outputs(*args, **kwargs), self.link))
+            return self._packing.unpack(combine(self.outputs(*args, **kwargs), self.link).to(self._dtype))
         except UnsupportedTrainingError as error:
             if not self.lenient and not isinstance(error, _NoAverageError):
                 raise
