@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from lightning_bayes.curvature.capture import Capture
 from lightning_bayes.curvature.example_loop import ExampleLoop
 from lightning_bayes.curvature.hooks import HookedCapture, HookedEngine
-from lightning_bayes.curvature.per_example_loss import reduced_losses
 
 
 @final
@@ -33,7 +32,7 @@ class FusedCapture(HookedCapture):
 
     def measure_losses(self, losses: Tensor) -> None:
         """Measure per-example losses; see `Capture.measure_losses`."""
-        loss = reduced_losses(losses, self.scale.reduction)
+        loss = self.recorder.reduced(losses, self.scale.reduction)
         self.handle_layouts(loss, self._find_examples(loss, num_losses=len(losses)))
         with self.left_alone():
             self.measuring_backward(loss, self.engine.trained().values())

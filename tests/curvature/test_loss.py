@@ -240,7 +240,7 @@ def test_an_example_counts_if_one_of_its_tokens_does(layout, generator):
             "flat": lambda: F.cross_entropy(out.flatten(0, 1), y.flatten()),
             "positions first": lambda: F.cross_entropy(out.transpose(0, 1).flatten(0, 1), y.T.flatten()),
         }[layout]()
-    assert recorder.read(loss, 5).num_examples(5, positions_first=layout == "positions first") == 4
+    assert recorder.read(loss, 5).num_examples(5, order="strided" if layout == "positions first" else "rows") == 4
 
 
 LINKS = {
