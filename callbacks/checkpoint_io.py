@@ -24,24 +24,14 @@ from lightning_bayes.posteriors import atomic_save, named_if_unreadable, verify_
 
 @final
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes to a temporary file in the same folder and renames it; verifies checksums before reading.
-
-    The callbacks replace Lightning's default plugin during a run. Lightning still handles remote files (``s3://...``), and
-    other plugins are not replaced.
-
-    Args:
-        on_teardown: Called when Lightning tears the plugin down.
-    """
+    """Writes to a temporary file in the same folder and renames it; verifies checksums before reading."""
 
     def __init__(self, on_teardown: Callable[[], None] | None = None) -> None:
         super().__init__()
         self._on_teardown = on_teardown
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
-        """Write a checkpoint; an existing file stays intact until the new one is complete.
-
-        Raises `CheckpointError` if the file cannot be written, such as on a full disk.
-        """
+        """Write a checkpoint; an existing file stays intact until the new one is complete."""
         if storage_options is not None or _is_remote(path):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
@@ -64,11 +54,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 def use_atomic_files(trainer: Trainer) -> None:
-    """Write and read checkpoints with `AtomicCheckpointIO`, unless the user passed a plugin.
-
-    Lightning tears the plugin down at the very end of a run, after the `on_exception` of callbacks that save a last
-    checkpoint. The teardown undoes the patch.
-    """
+    """Write and read checkpoints with `AtomicCheckpointIO`, unless the user passed a plugin."""
     if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
         patches = Patches()
         patches.set(trainer.strategy, "checkpoint_io", AtomicCheckpointIO(on_teardown=patches.undo))
@@ -82,10 +68,7 @@ def store_mean(checkpoint: dict[str, Any], module: LightningModule, mean: dict[n
 
 
 def use_plain_numbers(checkpoint: dict[str, Any]) -> None:
-    """Convert NumPy numbers in the states of optimizers and schedulers to Python numbers, in place.
-
-    A learning-rate schedule that computes with NumPy produces them, and a safe load refuses them.
-    """
+    """Convert NumPy numbers in the states of optimizers and schedulers to Python numbers, in place."""
     for key in ("optimizer_states", "lr_schedulers"):
         if key in checkpoint:
             checkpoint[key] = apply_to_collection(checkpoint[key], Number, _plain, allow_frozen=True)

@@ -19,11 +19,7 @@ _NO_LENGTH = (torch.optim.Adadelta, torch.optim.Rprop)  # whose learning rate do
 
 
 def refuse_other_package(trainer: Trainer) -> None:
-    """Refuse a trainer of the package pytorch_lightning.
-
-    Raises:
-        UnsupportedTrainingError: If the trainer comes from that package.
-    """
+    """Refuse a trainer of the package pytorch_lightning."""
     if type(trainer).__module__.startswith("pytorch_lightning."):
         raise UnsupportedTrainingError(
             f"{type(trainer).__name__} comes from pytorch_lightning, whose classes differ from those of lightning.pytorch. "
@@ -32,24 +28,14 @@ def refuse_other_package(trainer: Trainer) -> None:
 
 
 def check_training(trainer: Trainer, pl_module: LightningModule) -> None:
-    """Require a training set-up that a noisy optimizer can be swapped into.
-
-    Raises:
-        UnsupportedTrainingError: If the module, the strategy or Lightning's version is not supported.
-    """
+    """Require a training set-up that a noisy optimizer can be swapped into."""
     if not pl_module.automatic_optimization:
         raise UnsupportedTrainingError(
             f"{type(pl_module).__name__} uses manual optimization, where the callback sees no steps. Build the optimizer "
             "yourself, opt = lightning_bayes.VOGN(self, num_data=N), and train with `with opt.sampled_params(): "
             "loss.backward()` and opt.step()."
         )
-    is_sharding = isinstance(trainer.strategy, DeepSpeedStrategy)  # a subclass of DDPStrategy
-    if is_sharding or not isinstance(trainer.strategy, (SingleDeviceStrategy, DDPStrategy)):
-        raise UnsupportedTrainingError(
-            f"The strategy {type(trainer.strategy).__name__} splits or moves parameters in ways that the callbacks' passes, "
-            "evaluation and checkpoints do not support. Use one device, strategy='ddp' or 'bayes_ddp', with adapters (LoRA) "
-            "if memory is short."
-        )
+    check_strategy(trainer)
     if "dataloader_iter" in inspect.signature(pl_module.training_step).parameters:
         raise UnsupportedTrainingError(
             f"{type(pl_module).__name__}.training_step takes dataloader_iter, so each weight sample would consume another "
@@ -58,20 +44,19 @@ def check_training(trainer: Trainer, pl_module: LightningModule) -> None:
     check_private_symbols(trainer)
 
 
+def check_strategy(trainer: Trainer) -> None:
+    """Refuse strategies that split or move parameters."""
+    is_sharding = isinstance(trainer.strategy, DeepSpeedStrategy)  # a subclass of DDPStrategy
+    if is_sharding or not isinstance(trainer.strategy, (SingleDeviceStrategy, DDPStrategy)):
+        raise UnsupportedTrainingError(
+            f"The strategy {type(trainer.strategy).__name__} splits or moves parameters in ways that the callbacks' passes, "
+            "evaluation and checkpoints do not support. Use one device, strategy='ddp' or 'bayes_ddp', with adapters (LoRA) "
+            "if memory is short."
+        )
+
+
 def check_swappable(optimizers: list[Optimizer], module: nn.Module, step_rule: StepRule) -> Optimizer:
-    """Require one ordinary first-order optimizer of parameters of `module`.
-
-    Args:
-        optimizers: The result of `configure_optimizers`.
-        module: The user's module.
-        step_rule: ``"user"`` if the optimizer moves the mean; ``"trust_region"`` if its learning rate bounds the step.
-
-    Returns:
-        The optimizer to swap.
-
-    Raises:
-        UnsupportedTrainingError: If there are several optimizers, or this one cannot be swapped.
-    """
+    """Require one ordinary first-order optimizer of parameters of `module`."""
     if len(optimizers) != 1 or not optimizers[0].param_groups:
         names = ", ".join(type(o).__name__ for o in optimizers if o.param_groups)  # Lightning's dummy has no groups
         raise UnsupportedTrainingError(
@@ -131,11 +116,7 @@ def _require_single_gradient(old: Optimizer) -> None:
 
 
 def require_dense_gradients(optimizer: VariationalOptimizer) -> None:
-    """Refuse embeddings with sparse gradients, unless the user's optimizer alone trains them.
-
-    Raises:
-        UnsupportedTrainingError: If there is one.
-    """
+    """Refuse embeddings with sparse gradients, unless the user's optimizer alone trains them."""
     for name, layer in optimizer.model.named_modules():
         if not (
             isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.sparse and layer.weight in optimizer.state

@@ -56,11 +56,7 @@ class MonteCarloClosure(Closure):
 
     @torch.enable_grad()
     def closure(self, *args: Any, **kwargs: Any) -> ClosureResult:
-        """Run the passes and average their gradients, also over processes if a step follows.
-
-        Returns:
-            The result of the first pass, with the mean loss. Passes whose training_step returned None are left out.
-        """
+        """Run the passes and average their gradients, also over processes if a step follows."""
         backward, zero_grad = self._parts.backward, self._parts.zero_grad
         if backward is None:  # StochasticWeightAveraging collects BatchNorm statistics, at the mean
             self._optimizer.discard_passes()

@@ -31,17 +31,7 @@ class CollectedPredictions:
         self._scores: dict[str, dict[str, list[Tensor]]] = {}
 
     def add(self, step: StepOutputs, set_name: str, mean_outputs: Tensor | None, temperature: float | None) -> Tensor:
-        """Add a batch.
-
-        Args:
-            step: Logits and targets.
-            set_name: ``test`` or ``ood/...``; other sets are ignored.
-            mean_outputs: Logits at the mean, ``[batch, classes]``, if the step returned samples.
-            temperature: Temperature of the scaled prediction; None for no scaled prediction.
-
-        Returns:
-            Probabilities of the unscaled prediction, ``[batch, classes]``.
-        """
+        """Add a batch."""
         probs = combine(step.outputs, "softmax").exp()
         if set_name == "test":
             kinds = {"prediction" if mean_outputs is None else "Monte Carlo": probs}
@@ -71,24 +61,14 @@ class CollectedPredictions:
 
 
 class ExtremeImages:
-    """Keeps the most and the least certain images of a stream.
-
-    Args:
-        count: Number of images of each kind.
-    """
+    """Keeps the most and the least certain images of a stream."""
 
     def __init__(self, count: int) -> None:
         self.count = count
         self._extremes: tuple[Tensor, Tensor, Tensor] | None = None  # images, targets, probs
 
     def add(self, images: Tensor, targets: Tensor, probs: Tensor) -> None:
-        """Add a batch.
-
-        Args:
-            images: ``[batch, 1 | 3, height, width]``; other inputs are ignored.
-            targets: ``[batch]``.
-            probs: ``[batch, classes]``.
-        """
+        """Add a batch."""
         if images.ndim != 4 or images.shape[1] not in {1, 3}:
             return
         images = images.detach().cpu().float()

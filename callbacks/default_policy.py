@@ -10,8 +10,8 @@ from lightning_bayes.callbacks.fields import CallbackArguments
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim import VariationalOptimizer
 from lightning_bayes.optim.hyperparameters import StepName
-from lightning_bayes.optim.runtime.measuring import BASE_INTERVAL, require_interval
-from lightning_bayes.optim.runtime.parameters import has_convolutions, has_norms
+from lightning_bayes.optim.measuring import BASE_INTERVAL, require_interval
+from lightning_bayes.optim.parameters import has_convolutions, has_norms
 from lightning_bayes.optim.steps.base_optimizer import (
     FLATNESS_OF_CLASSIFIERS,
     FLATNESS_OF_CONVOLUTIONS,
@@ -35,18 +35,7 @@ class ChosenDefaults(NamedTuple):
 
 
 def choose_defaults(callback: str, arguments: CallbackArguments) -> ChosenDefaults:
-    """Choose the step, the curvature interval and the first noise scale.
-
-    The default interval is 10 if the user's optimizer steps, where the curvature only shapes the noise. It is 1 if the
-    curvature divides the gradient, or costs nothing.
-
-    Args:
-        callback: Name of the callback's class, for messages.
-        arguments: The callback's arguments.
-
-    Returns:
-        The defaults.
-    """
+    """Choose the step, the curvature interval and the first noise scale."""
     group, optimizer_class = arguments.group_defaults, arguments.optimizer_class
     noise = None
     if arguments.lr is None and group["relative_noise"] is None:
@@ -83,11 +72,7 @@ def _check_step(callback: str, arguments: CallbackArguments) -> None:
 
 @final
 class DefaultNoise:
-    """κ and ε, chosen by the kind of prediction, the kind of network and the number of noisy layers.
-
-    Args:
-        flatness: ε; None to choose it.
-    """
+    """κ and ε, chosen by the kind of prediction, the kind of network and the number of noisy layers."""
 
     first = NOISE_OF_REGRESSIONS  # κ before the loss is known
 
@@ -113,7 +98,7 @@ class DefaultNoise:
 
 def _noise_of(model: nn.Module, link: Link | None) -> tuple[float, float]:
     """κ for up to five layers, and ε."""
-    if link not in {"softmax", "sigmoid"}:
+    if link not in {"softmax", "softmax_last", "sigmoid"}:
         return NOISE_OF_REGRESSIONS, FLATNESS
     if has_norms(model):
         return NOISE_OF_NORMALISED, FLATNESS

@@ -122,16 +122,7 @@ class PosteriorDiagnostics(Callback):
 
 
 def diagnose(posterior: AbstractPosterior, shares: dict[str, Tensor], steps: dict[str, Tensor]) -> dict[str, float]:
-    """Compute all diagnostics.
-
-    Args:
-        posterior: The posterior.
-        shares: Fraction of each weight's precision that comes from the data, by parameter name.
-        steps: Last update of the means, by parameter name; empty if unknown.
-
-    Returns:
-        The diagnostics by the names that `PosteriorDiagnostics` logs.
-    """
+    """Compute all diagnostics."""
     kl, levels = float(posterior.kl()), diagnostics.precision_quantiles(posterior)
     numbers = {
         "noise_to_weight": diagnostics.noise_to_weight(posterior),

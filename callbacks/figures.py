@@ -110,17 +110,7 @@ def draw(
     class_names: Any,
     logged: Mapping[str, Any],
 ) -> dict[str, Figure]:
-    """Draw the figures of a test.
-
-    Args:
-        predicted: Predictions of the test.
-        images: The most and the least certain images with targets and probabilities.
-        class_names: A name per class, or None; ignored unless their number matches.
-        logged: Metrics of the test.
-
-    Returns:
-        Figures by name.
-    """
+    """Draw the figures of a test."""
     curves = {kind: (probs, predicted.targets) for kind, probs in predicted.probs.items()}
     figures = {"reliability": reliability_diagram(curves), "risk_coverage": risk_coverage_diagram(curves)}
     if images is not None:

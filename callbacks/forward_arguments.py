@@ -15,11 +15,7 @@ Call: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
 @final
 class ForwardArguments:
-    """Calls a function of ``forward``'s arguments with those of a batch, and remembers the form that worked.
-
-    The whole batch comes first, as in Lightning's own ``predict_step``. If ``forward`` raises an error, the entries of a
-    dictionary that have the names of its arguments follow, or the leading entries of a tuple.
-    """
+    """Calls a function of ``forward``'s arguments with those of a batch, and remembers the form that worked."""
 
     def __init__(self, module: LightningModule, forward: Callable[..., Any]) -> None:
         self._module, self._forward = module, forward

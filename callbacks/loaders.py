@@ -20,13 +20,7 @@ _END: Final = object()
 
 @final
 class ValidationSet:
-    """Finds the validation loader, also in a test, which has none.
-
-    Args:
-        callback: Name of the callback's class, for messages.
-        number: The quantity that the callback fits, for messages.
-        function: Name of the function that fits it without a callback, for messages.
-    """
+    """Finds the validation loader, also in a test, which has none."""
 
     def __init__(self, callback: str, number: str, function: str) -> None:
         self.callback, self.number, self.function = callback, number, function
@@ -64,20 +58,7 @@ class ValidationSet:
     def outputs(
         self, trainer: Trainer, module: LightningModule, forward: Callable[[Any], Tensor], batches: Iterable[Any]
     ) -> StepOutputs:
-        """Evaluate a validation set inside another stage.
-
-        Args:
-            trainer: The trainer.
-            module: The module, in evaluation mode.
-            forward: Computes outputs under every sample, ``[samples, batch, …]``, from the inputs of a batch.
-            batches: Inputs and targets.
-
-        Returns:
-            Outputs and targets of all batches.
-
-        Raises:
-            UnsupportedTrainingError: If a batch has another form, or there is none.
-        """
+        """Evaluate a validation set inside another stage."""
         steps = []
         for batch in OnDevice(trainer, batches, RunningStage.VALIDATING):
             if not isinstance(batch, (tuple, list)) or len(batch) != 2 or not isinstance(batch[1], Tensor):
@@ -143,13 +124,7 @@ def random_state_kept(module: LightningModule) -> AbstractContextManager[None]:
 
 @final
 class OnDevice:
-    """A loader whose batches are loaded, converted and moved as in a stage of the trainer, hooks of the module included.
-
-    Args:
-        trainer: The trainer.
-        loader: The loader.
-        stage: The stage to which the data belong: augmentation that asks ``trainer.training`` gets the answer of that stage.
-    """
+    """A loader whose batches are loaded and moved as in a stage of the trainer, hooks of the module included."""
 
     def __init__(self, trainer: Trainer, loader: Any, stage: RunningStage) -> None:
         self.trainer, self.loader, self.stage = trainer, loader, stage

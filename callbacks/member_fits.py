@@ -40,12 +40,7 @@ _TRAINING_HOOKS: Final = ("on_train_epoch_start", "on_train_epoch_end", "on_trai
 
 @final
 class MemberFits:
-    """Trains the members of an ensemble one after the other: the first is the user's own fit.
-
-    Args:
-        count: M, the number of members.
-        seed: Member k starts from weights drawn under the seed `seed` + k, and so do its batches.
-    """
+    """Trains the members of an ensemble one after the other: the first is the user's own fit."""
 
     def __init__(self, count: int, seed: int) -> None:
         self.count, self.seed = count, seed

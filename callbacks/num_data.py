@@ -20,17 +20,7 @@ _HINT = "Pass num_data=... to the callback: the posterior's precision grows with
 
 
 def infer_num_data(trainer: Trainer) -> int:
-    """Count the examples of one training epoch.
-
-    N is the data set's length, or less if the trainer sees only a part of it (``limit_train_batches``, ``drop_last``, a
-    subset sampler). Data augmentation does not change N; set ``data_augmentation_factor``.
-
-    Returns:
-        N.
-
-    Raises:
-        UnknownNumDataError: If there are several loaders, or the loader does not know its length in examples.
-    """
+    """Count the examples of one training epoch."""
     if trainer.train_dataloader is None:
         trainer.fit_loop.setup_data()
     loaders = _loaders(trainer)
@@ -96,11 +86,7 @@ def _examples_of(loader: Any, trainer: Trainer) -> int:
 
 
 def example_count_check(trainer: Trainer, optimizer: VariationalOptimizer) -> Callable[[Capture], None] | None:
-    """A check of the first pass that warns if the layers see another number of examples than the data loader yields.
-
-    Returns:
-        A function of the pass's capture; None after the first batch, or with several processes.
-    """
+    """A check of the first pass that warns if the layers see another number of examples than the data loader yields."""
     is_first_batch = trainer.fit_loop.epoch_loop.batch_idx == 0 and not optimizer.num_updates
     if not is_first_batch or trainer.world_size > 1:
         return None

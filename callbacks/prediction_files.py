@@ -18,15 +18,7 @@ _NOUN, _ADVICE = "predictions", "Free space, or choose another directory."
 
 
 def require_format(path: str) -> None:
-    """Require a file format that can be written, before predictions are computed.
-
-    Args:
-        path: The file.
-
-    Raises:
-        HyperparameterError: If the file extension is unknown.
-        ModuleNotFoundError: If the format needs a package that is not installed.
-    """
+    """Require a file format that can be written, before predictions are computed."""
     extension = Path(path).suffix
     if extension not in FORMATS:
         raise HyperparameterError(
@@ -39,10 +31,7 @@ def require_format(path: str) -> None:
 
 
 def save(table: dict[str, Column], path: Path, class_names: Sequence[str] = ()) -> None:
-    """Write a table of columns ``[rows, …]`` in the format of the file's extension.
-
-    Missing folders are created, and an existing file is replaced.
-    """
+    """Write a table of columns ``[rows, …]`` in the format of the file's extension."""
     if path.suffix == ".pt":
         atomic_save(path, table, _NOUN, _ADVICE)
     else:

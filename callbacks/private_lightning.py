@@ -52,11 +52,7 @@ class ClosureParts(NamedTuple):
 
 
 def check_private_symbols(trainer: Trainer) -> None:
-    """Require every symbol above to exist and every method to have the expected parameters.
-
-    Raises:
-        UnsupportedTrainingError: If a symbol is missing or has changed.
-    """
+    """Require every symbol above to exist and every method to have the expected parameters."""
     problems = [f"{method} {problem}" for method in METHODS if (problem := _problem(trainer, method))]
     closure: Any = Closure(lambda: ClosureResult(None), None, None)
     problems += [f"Closure.{name} is missing" for name in CLOSURE_PARTS if not hasattr(closure, name)]

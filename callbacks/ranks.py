@@ -14,16 +14,7 @@ from lightning_bayes.strategies import BayesDDPStrategy, all_reduce_sum_, check_
 
 
 def noise_samples(trainer: Trainer, mc_samples: int) -> list[int]:
-    """Assign sample indices, which seed the noise, to the passes over the current batch.
-
-    Args:
-        trainer: A trainer that fits.
-        mc_samples: K, passes over the batch.
-
-    Returns:
-        K sample indices. Without `BayesDDPStrategy`, each rank has different indices, and the micro-batches of an update
-        share them.
-    """
+    """Assign sample indices, which seed the noise, to the passes over the current batch."""
     if isinstance(trainer.strategy, BayesDDPStrategy):
         micro_batches = trainer.accumulate_grad_batches
         micro_batch = trainer.fit_loop.epoch_loop.batch_idx % micro_batches

@@ -35,10 +35,7 @@ def resumable_state(checkpoint: Mapping[str, Any], callback: str) -> dict[str, A
 def warn_of_changes(
     trainer: Trainer, optimizer: VariationalOptimizer, chosen: ChosenDefaults, saved: Mapping[str, Any]
 ) -> None:
-    """Warn about arguments that the checkpoint overrides, after the optimizer's state was restored.
-
-    `saved` is the callback's state in the checkpoint.
-    """
+    """Warn about arguments that the checkpoint overrides, after the optimizer's state was restored."""
     restored = flat(optimizer.param_groups[0])
     requested = _requested_hyperparameters(trainer, chosen)
     lr = chosen.arguments.lr

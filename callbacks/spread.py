@@ -16,11 +16,7 @@ from lightning_bayes.strategies import BayesDDPStrategy
 
 
 class SpreadSamples(Samples):
-    """Rank r of R runs the samples r, r + R, r + 2R, … and every rank gathers the outputs of all S samples, in order.
-
-    Args:
-        samples: The S samples, identical on all R ranks.
-    """
+    """Rank r of R runs the samples r, r + R, …, and every rank gathers the outputs of all S samples in order."""
 
     def __init__(self, samples: Samples) -> None:
         self.samples, self.count, self.has_mean = samples, samples.count, samples.has_mean
@@ -34,15 +30,7 @@ class SpreadSamples(Samples):
         return self.samples.at_mean(model)
 
     def outputs(self, model: nn.Module, forward: Callable[[], Tensor]) -> Tensor:
-        """Run `forward` under this rank's samples and gather all outputs. All ranks must call this together.
-
-        Args:
-            model: The model that `forward` uses.
-            forward: Computes the model's output from a batch that all ranks have.
-
-        Returns:
-            Outputs stacked over all samples, ``[S, …]``.
-        """
+        """Run `forward` under this rank's samples and gather all outputs. All ranks must call this together."""
         rank, world_size = dist.get_rank(), dist.get_world_size()
         rounds = math.ceil(self.count / world_size)
         # If S is not a multiple of R, the last round repeats samples, so that all ranks gather the same shape.

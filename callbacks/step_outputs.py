@@ -31,20 +31,7 @@ def concatenated(steps: Sequence[StepOutputs]) -> StepOutputs:
 
 
 def step_outputs(module: LightningModule, step: str, returned: Any) -> StepOutputs:
-    """Read the result of a step.
-
-    Args:
-        module: The module.
-        step: Name of the step.
-        returned: Result of the step: a mapping with ``outputs``, logits ``[samples, batch, classes]`` or
-            ``[batch, classes]``, and ``targets``.
-
-    Returns:
-        Outputs and targets, on the CPU.
-
-    Raises:
-        UnsupportedTrainingError: If the result is not such a mapping.
-    """
+    """Read the result of a step."""
     if not has_step_outputs(returned):
         raise UnsupportedTrainingError(
             f"{type(module).__name__}.{step} returned a {type(returned).__name__} without logits."

@@ -20,16 +20,7 @@ from lightning_bayes.optim.steps.base_optimizer import GRADIENT_STEPS
 def swap_optimizer(
     trainer: Trainer, module: LightningModule, chosen: ChosenDefaults, patches: Patches
 ) -> VariationalOptimizer:
-    """Replace the optimizer that the strategy has set up; its groups gain the posterior's settings.
-
-    In the default step the user's optimizer moves the mean. Otherwise it only holds the groups, whose learning rates and
-    weight decay apply; an explicit ``lr`` rescales the rates of groups and schedulers. Until `patches` are undone, a step of
-    the user's optimizer, such as from `LightningModule.optimizer_step`, is a step of the noisy one, and schedulers name the
-    noisy one, so that `LearningRateMonitor` logs one entry per group.
-
-    Returns:
-        The noisy optimizer.
-    """
+    """Replace the optimizer that the strategy has set up; its groups gain the posterior's settings."""
     strategy, arguments = trainer.strategy, chosen.arguments
     step_rule = arguments.group_defaults["step_rule"]
     user = checks.check_swappable(strategy.optimizers, module, step_rule)

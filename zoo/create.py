@@ -154,11 +154,7 @@ def class_names(model: nn.Module) -> tuple[str, ...]:
 
 
 def attach_to_models(trainer: Any, transform: ImageTransform, class_names: Sequence[str]) -> None:
-    """Attach the input transform and the class names of the data to the `create_model` models of a fit.
-
-    `save_posterior` stores them. A message says if the model's pretrained weights had a different transform. Without a
-    trainer, nothing happens.
-    """
+    """Attach the input transform and the class names of the data to the `create_model` models of a fit."""
     module = getattr(trainer, "lightning_module", None)
     for model in module.modules() if module is not None else ():
         if known_architecture(model) is None:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from lightning_bayes.curvature.backpack_hooks import BackpackCapture, Calls, hooked, is_stock
 from lightning_bayes.curvature.capture import Capture
 from lightning_bayes.curvature.forward_state import in_full_precision, in_modes
-from lightning_bayes.curvature.hooks import HookedEngine
+from lightning_bayes.curvature.fused import HookedEngine
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.measured_modules import (
     MeasuredModule,
@@ -41,15 +41,7 @@ _FUSED_INSTEAD = "Use engine='fused', which measures it."
 
 
 class BackpackEngine(HookedEngine):
-    """Measures per-example squared gradients with BackPACK.
-
-    Args:
-        model: The model. Parameters are matched by identity, so the model may be wrapped later.
-        loss_reduction: How losses reduce their examples.
-        own_rules: Whether layers with a rule of this package use it. False uses BackPACK's implementation, which
-            supports linear layers, convolutions, embeddings and BatchNorm in evaluation mode, and is several times slower.
-        workspace_mib: Memory limit in MiB for per-example values.
-    """
+    """Measures per-example squared gradients with BackPACK."""
 
     def __init__(
         self,
@@ -113,7 +105,7 @@ class _RuleExtension(ModuleExtension):  # type: ignore[misc]  # BackPACK ships n
         inputs, grads = (tuple(map(in_full_precision, values)) for values in (bound.inputs, g_out))
         delta = grads[0] if len(grads) == 1 else grads
         with in_modes(modes):
-            totals = with_rng(rng, self.rule.sums, module, inputs, delta, self.workspace)
+            squares = with_rng(rng, self.rule.squares, module, inputs, delta, self.workspace)
         for name, param in module.named_parameters():
             if param.requires_grad:
-                setattr(param, extension.savefield, totals[name][1])
+                setattr(param, extension.savefield, squares[name])

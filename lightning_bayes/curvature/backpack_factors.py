@@ -70,13 +70,7 @@ class _CallStatistics(NamedTuple):
 
 @final
 class BackpackFactors(LayerRecords):
-    """Factors from BackPACK for the layers that it supports, and from `FactorMoments` for other requested layers.
-
-    Args:
-        request: The layers and labels to measure.
-        workspace: Temporary buffers.
-        quantity: ``"kfac"``, ``"kflr"`` or ``"kfra"``.
-    """
+    """Factors from BackPACK for the layers that it supports, and from `FactorMoments` for other requested layers."""
 
     def __init__(self, request: Request, workspace: Workspace, quantity: KroneckerQuantity) -> None:
         super().__init__(request, workspace)
@@ -178,10 +172,7 @@ def _add_pass_through(extension: Any, passing: list[MeasuredModule], as_modules:
 
 @final
 class _PassThrough(ModuleExtension):  # type: ignore[misc]  # BackPACK ships no types
-    """Propagates columns through a module by vector-Jacobian products, without measuring its parameters.
-
-    If BackPACK has an `original` extension of the layer type, it handles the modules that are not in `passing`.
-    """
+    """Propagates columns through a module by vector-Jacobian products, without measuring its parameters."""
 
     def __init__(self, as_modules: AsModules, original: ModuleExtension | None, passing: set[nn.Module]) -> None:
         super().__init__()

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.capture import refuse_losses
-from lightning_bayes.curvature.hooks import HookedCapture, HookedEngine
+from lightning_bayes.curvature.fused import HookedEngine
+from lightning_bayes.curvature.hooks import HookedCapture
 from lightning_bayes.curvature.layer_calls import LayerCall
 from lightning_bayes.curvature.layouts import ROWS
 from lightning_bayes.curvature.rules.linear import linear
@@ -40,12 +41,7 @@ Receive: TypeAlias = Callable[[nn.Parameter, Contribution], None]  # called with
 
 @final
 class ExampleCapture(HookedCapture):
-    """Passes contributions to a callback; created by `watched_examples`.
-
-    Args:
-        engine: The engine of the model.
-        receive: Called with a parameter and its contributions, at most once per column.
-    """
+    """Passes contributions to a callback; created by `watched_examples`."""
 
     measure_losses = refuse_losses
 

@@ -16,10 +16,7 @@ from lightning_bayes.curvature.loss import LossReduction
 
 
 class HessianEngine(AbstractEngine):
-    """Computes the Hessian of every observed loss. Supports all layers that torch can differentiate twice.
-
-    Arguments as in `AbstractEngine`; `params` are the weights in the order of the Hessian's rows.
-    """
+    """Computes the Hessian of every observed loss. Supports all layers that torch can differentiate twice."""
 
     def __init__(
         self, model: nn.Module, params: Sequence[nn.Parameter], loss_reduction: LossReduction = "auto"

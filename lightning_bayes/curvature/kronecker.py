@@ -21,7 +21,8 @@ from torch import Generator, Tensor, nn
 from lightning_bayes.curvature.capture import Capture, refuse_losses
 from lightning_bayes.curvature.factors import FactorMoments, LayerRecords, Request, Scales, has_factors
 from lightning_bayes.curvature.forward_state import in_full_precision
-from lightning_bayes.curvature.hooks import HookedCapture, HookedEngine
+from lightning_bayes.curvature.fused import HookedEngine
+from lightning_bayes.curvature.hooks import HookedCapture
 from lightning_bayes.curvature.layer_calls import LayerCall
 from lightning_bayes.curvature.likelihood import Likelihood
 from lightning_bayes.curvature.loss import LossReduction
@@ -35,11 +36,7 @@ _NO_FACTORS = Request({})
 
 @final
 class KroneckerEngine(HookedEngine):
-    """Measures Kronecker factors of the requested layers.
-
-    Arguments as in `AbstractEngine`. In addition, `records` creates the records of a pass, which collect the calls of the
-    requested layers, and `has_factors` returns whether these records support a layer.
-    """
+    """Measures Kronecker factors of the requested layers."""
 
     def __init__(
         self,
@@ -89,18 +86,7 @@ class KroneckerEngine(HookedEngine):
 
 @final
 class KroneckerCapture(HookedCapture):
-    """The squares of layers without factors, and the records of layers with factors.
-
-    Args:
-        engine: The engine.
-        request: The layers and labels to measure.
-
-    Attributes:
-        model_outputs: The model's differentiable outputs.
-        records: The records of the requested layers.
-        called: The requested layers in the records.
-        draw: Index of the running label draw, or of the running column.
-    """
+    """The squares of layers without factors, and the records of layers with factors."""
 
     measure_losses = refuse_losses
 

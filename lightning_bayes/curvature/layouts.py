@@ -40,21 +40,7 @@ REGROUPED = ("groups", "strided")  # kinds with several rows for each example
 
 
 class LayerOutput:
-    """The differentiable outputs of one call of a measured module.
-
-    Args:
-        unit: The module.
-        rows: Number of examples of the call according to its rule or its first input.
-        dim: Dimension of the first output that holds these rows; None if unknown.
-        tensors: The outputs.
-        sources: The autograd nodes of the inputs.
-        sources: The autograd nodes of the inputs.
-
-    Attributes:
-        edges: Autograd node and output index of each output.
-        layout: Where the call holds the examples.
-        is_reached: Whether an observed loss has reached the call.
-    """
+    """The differentiable outputs of one call of a measured module."""
 
     def __init__(
         self, unit: MeasuredModule, rows: int, dim: int | None, tensors: Sequence[Tensor], sources: list[Any]

@@ -40,17 +40,7 @@ LossReduction: TypeAlias = Literal["auto", "auto_or_mean", "mean", "sum"]
 
 @dataclass(frozen=True, eq=False)
 class LossTerm:
-    """One term of a loss.
-
-    Attributes:
-        name: The loss function, or ``"mean"`` or ``"sum"`` for other values.
-        outputs: The tensor whose rows are the examples: the argument of the loss function, or the reduced values.
-        targets: The targets of the loss function; None if unknown.
-        counted: Mask of the targets that count, in their shape; None if all count.
-        factor: The product of the numbers that multiply the term.
-        reduction: ``"mean"``, ``"sum"`` or ``"unknown"``.
-        call: The call of the loss function; None for other values.
-    """
+    """One term of a loss."""
 
     name: str
     outputs: Tensor
@@ -63,16 +53,7 @@ class LossTerm:
 
 @dataclass(frozen=True, eq=False)
 class LossRecord:
-    """How one loss reduced its examples.
-
-    Attributes:
-        reduction: ``"mean"``, ``"sum"`` or ``"unknown"``.
-        why: Why it is unknown, as the predicate of a sentence about the loss.
-        terms: The terms that depend on the examples.
-        link: The link from the outputs to predictions; None if unknown.
-        linked: The autograd nodes of these outputs.
-        call: The call of a loss function that returned this loss; None if anything changed its result.
-    """
+    """How one loss reduced its examples."""
 
     reduction: str = "mean"
     why: str = ""
@@ -83,15 +64,7 @@ class LossRecord:
     _num_examples: dict[int, int] = field(default_factory=dict, repr=False)  # n by batch size
 
     def num_examples(self, batch_size: int, order: Order = "rows") -> int:
-        """Number of examples that count, n ≥ 1, in a batch of `batch_size` examples.
-
-        Args:
-            batch_size: B.
-            order: How the targets hold the examples.
-
-        Returns:
-            n.
-        """
+        """Number of examples that count, n ≥ 1, in a batch of `batch_size` examples."""
         if batch_size not in self._num_examples:
             masks = [term.counted for term in self.terms]
             rows = [_rows(mask, batch_size, order) for mask in masks if _holds(mask, batch_size)]

@@ -83,11 +83,7 @@ def _check(name: str, options: dict[str, Any], target: Tensor, reader: str) -> N
 
 
 class LossCalls(TorchFunctionMode):
-    """Records the calls of loss functions on outputs with gradients inside the context.
-
-    Args:
-        reader: The part of the package that needs the likelihood, for messages.
-    """
+    """Records the calls of loss functions on outputs with gradients inside the context."""
 
     def __init__(self, reader: str) -> None:
         super().__init__()

@@ -61,15 +61,7 @@ LOSS_FUNCTIONS: Final[dict[Callable[..., Tensor], LossFunction]] = {
 
 @dataclass(frozen=True, eq=False)
 class LossCall:
-    """One call of a loss function.
-
-    Attributes:
-        function: The function of `torch.nn.functional`.
-        outputs: Its argument with gradients whose rows are the examples.
-        targets: Its targets; None if it has none.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        options: Its other arguments, if given.
-    """
+    """One call of a loss function."""
 
     function: Callable[..., Tensor]
     outputs: Tensor

@@ -38,12 +38,7 @@ class RecordedRows:
 
 @final
 class LossRecorder(LossTape):
-    """Records the loss functions and reductions inside the context, which contains the forward pass.
-
-    Args:
-        is_layer: Whether an autograd node is the output of a layer, so that what depends on it depends on the examples.
-            Without it, any value counts as one that depends on them, except for functions of parameters alone.
-    """
+    """Records the loss functions and reductions inside the context, which contains the forward pass."""
 
     def __init__(self, is_layer: Callable[[Any], bool] | None = None) -> None:
         super().__init__()
@@ -60,17 +55,7 @@ class LossRecorder(LossTape):
     def read(
         self, loss: Tensor, batch_size: int | None = None, order: Order | None = None, divided_by_host: bool = False
     ) -> LossRecord:
-        """Read a loss. A loss that was not recorded gives an unknown reduction, never an error.
-
-        Args:
-            loss: The loss, with its graph, before backward.
-            batch_size: Number of examples B; None reads the first dimension as the examples.
-            order: How values hold the examples, if that is known.
-            divided_by_host: Whether the training loop divided the loss last, which is no part of the loss.
-
-        Returns:
-            The record of this loss.
-        """
+        """Read a loss. A loss that was not recorded gives an unknown reduction, never an error."""
         node = self.node_of(loss)
         if node is None:
             return LossRecord()

@@ -45,13 +45,7 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """Values, and the steps from them to the loss.
-
-    Attributes:
-        values: The reduced values, or the outputs that a loss function reduced.
-        call: The call of the loss function that computed them; None for other values.
-        steps: The operations since then.
-    """
+    """Values, and the steps from them to the loss."""
 
     values: Tensor
     call: LossCall | None = None

@@ -52,15 +52,7 @@ _LOSSES: dict[Any, Callable[..., nn.Module]] = {
 
 
 class AsModules(TorchFunctionMode):
-    """Inside the context, supported operations on tensors with gradients run as BackPACK modules.
-
-    Args:
-        quantity: The measured quantity, for messages.
-        otherwise: The user's alternative, a clause for messages.
-
-    Attributes:
-        losses: The result of each loss function call.
-    """
+    """Inside the context, supported operations on tensors with gradients run as BackPACK modules."""
 
     def __init__(self, quantity: str, otherwise: str = "measure 'squared_gradients'") -> None:
         super().__init__()

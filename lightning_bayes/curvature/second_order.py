@@ -15,7 +15,7 @@ from torch import nn
 
 from lightning_bayes.curvature.backpack_hooks import BackpackCapture, is_stock, watched
 from lightning_bayes.curvature.capture import Capture
-from lightning_bayes.curvature.hooks import HookedEngine
+from lightning_bayes.curvature.fused import HookedEngine
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.measured_modules import (
     MeasuredModule,
@@ -36,15 +36,7 @@ _ADVICE = f"Replace the layer, freeze it with requires_grad_(False), or {_OTHERW
 
 
 class SecondOrderEngine(HookedEngine):
-    """Measures one of BackPACK's second-order diagonals.
-
-    Args:
-        model: The model.
-        quantity: The quantity to measure.
-        loss_reduction: How losses reduce their examples.
-        mc_samples: Sampled labels per example for ``"diag_ggn_mc"``.
-        seed: Seed of the labels; None draws one from torch's global generator.
-    """
+    """Measures one of BackPACK's second-order diagonals."""
 
     def __init__(
         self,

@@ -34,14 +34,7 @@ class Gradients(NamedTuple):
 
 
 class SingleExamples:
-    """Runs backward passes for single examples.
-
-    Args:
-        loss: The loss, before its own backward. Its graph is retained.
-        rows: Where it holds the examples; None for a batch of one example, whose gradient is the batch gradient.
-        outputs: Calls whose outputs get gradients.
-        others: Further edges or leaves that get gradients.
-    """
+    """Runs backward passes for single examples."""
 
     def __init__(
         self,
@@ -61,12 +54,7 @@ class SingleExamples:
 
     @contextmanager
     def separated(self) -> Iterator[Callable[[int | None], Gradients]]:
-        """Mask gradients inside the context, so that each backward pass belongs to one example.
-
-        Yields:
-            A function from an example index to the gradients of the example's part of the loss. With the index None, it
-            returns the gradients of the terms that do not depend on any example.
-        """
+        """Mask gradients inside the context, so that each backward pass belongs to one example."""
         with ExitStack() as hooks:
             for node, cuts in self._cuts.items():
                 hooks.enter_context(node.register_prehook(self._masked(cuts)))

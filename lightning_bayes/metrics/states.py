@@ -66,10 +66,7 @@ def check_bins(bins: int) -> None:
 
 
 class MeanOverExamples(Metric, ABC):
-    """Base class of means over examples. ``update`` of a subclass calls ``add``.
-
-    Both states are sums, so the mean over all examples is exact for processes with shards of different sizes.
-    """
+    """Base class of means over examples. ``update`` of a subclass calls ``add``."""
 
     is_differentiable = False
     higher_is_better = False
@@ -98,13 +95,7 @@ class MeanOverExamples(Metric, ABC):
 
 
 class StoredMetric(Metric, ABC):
-    """Stores columns of one value per example. ``update`` of a subclass calls `store`.
-
-    The states are concatenated over processes and stored in the metric's dtype (``set_dtype`` changes it).
-
-    Attributes:
-        columns: Names of the states.
-    """
+    """Stores columns of one value per example. ``update`` of a subclass calls `store`."""
 
     is_differentiable = False
     full_state_update = False

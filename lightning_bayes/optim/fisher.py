@@ -19,20 +19,7 @@ def check_fisher(fisher: str | None) -> None:
 
 
 def label_source(fisher: FisherName | None, likelihood: Likelihood | None, model: nn.Module) -> Likelihood | None:
-    """Find the likelihood to sample labels from.
-
-    Args:
-        fisher: ``"empirical"`` uses the labels of the data, ``"sampled"`` requires a likelihood, and None samples if there
-            is a likelihood.
-        likelihood: The likelihood; None uses the model's attribute ``lightning_bayes_likelihood``.
-        model: The model.
-
-    Returns:
-        The likelihood; None to use the labels of the data.
-
-    Raises:
-        HyperparameterError: If `fisher` is ``"sampled"`` and there is no likelihood to sample from.
-    """
+    """Find the likelihood to sample labels from."""
     candidate = likelihood if likelihood is not None else getattr(model, "lightning_bayes_likelihood", None)
     source = candidate if isinstance(candidate, Likelihood) else None
     if fisher == "sampled" and source is None:

@@ -29,15 +29,7 @@ _LENGTH = 60  # characters of names in a message
 
 
 def require_same(state_dict: Mapping[str, Any], record: Mapping[str, Any]) -> None:
-    """Require that a state was saved under the same format, algorithm, step, groups and parameters with a posterior.
-
-    Args:
-        state_dict: The state to load.
-        record: What the loading optimizer would save under ``"record"``.
-
-    Raises:
-        PosteriorError: If anything differs; the message names the old and the new value.
-    """
+    """Require that a state was saved under the same format, algorithm, step, groups and parameters with a posterior."""
     if state_dict.get("format") != FORMAT:
         raise PosteriorError(
             f"The state has format {state_dict.get('format')!r}, and this version reads format {FORMAT}. Resume it with the "

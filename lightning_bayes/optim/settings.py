@@ -22,13 +22,7 @@ from lightning_bayes.errors import HyperparameterError
 
 @dataclass(frozen=True)
 class Range:
-    """Allowed values of a hyperparameter.
-
-    Attributes:
-        words: Requirement in error messages: "must be …".
-        contains: Returns whether a value of an allowed type is in the range.
-        types: Allowed types.
-    """
+    """Allowed values of a hyperparameter."""
 
     words: str
     contains: Callable[[Any], bool]
@@ -107,16 +101,7 @@ class Record(ABC):
 
     @classmethod
     def check(cls, values: Mapping[str, Any], *, complete: bool = False) -> None:
-        """Check hyperparameters against their ranges and limits.
-
-        Args:
-            values: Hyperparameters by name: numbers, or functions of the step, which are evaluated at step 0. Unknown names
-                are ignored.
-            complete: Whether hyperparameters that callbacks may leave open must be set.
-
-        Raises:
-            HyperparameterError: If any value is out of range, or is a function although it is not schedulable.
-        """
+        """Check hyperparameters against their ranges and limits."""
         functions = {name for name in cls.settings() if callable(values.get(name))}
         cls.require_schedulable(functions)
         numbers = plain({**values, **{name: values[name](0) for name in functions}})

@@ -44,17 +44,7 @@ class WeightPrior(NamedTuple):
 def prior_state(
     param: nn.Parameter, group: Mapping[str, Any], priors: Mapping[nn.Parameter, WeightPrior]
 ) -> dict[str, Tensor]:
-    """The prior as entries of a parameter's optimizer state.
-
-    Args:
-        param: The parameter, before its first update.
-        group: Its parameter group.
-        priors: The result of `weight_priors`.
-
-    Returns:
-        ``prior_mean`` and ``prior_precision`` if the parameter has its own prior, ``prior_mean`` alone if the group's prior
-        is centred at the initial weights, otherwise an empty dict.
-    """
+    """The prior as entries of a parameter's optimizer state."""
     if param in priors:
         mean, precision = (part.detach().to(param).clone() for part in priors[param])
         return {"prior_mean": mean, "prior_precision": precision}
@@ -77,18 +67,7 @@ def holds_priors(states: Mapping[Any, Mapping[str, Any]], priors: Mapping[nn.Par
 
 
 def weight_priors(model: nn.Module, posterior: AbstractPosterior | None) -> dict[nn.Parameter, WeightPrior]:
-    """Use a posterior as the prior of a model's parameters.
-
-    Args:
-        model: The model.
-        posterior: A `MeanField` or a `ScaledPosterior` of one, with the model's parameter names; None for no priors.
-
-    Returns:
-        The prior of each parameter that the posterior names.
-
-    Raises:
-        PosteriorError: If the posterior is not mean-field, its names or shapes do not match the model.
-    """
+    """Use a posterior as the prior of a model's parameters."""
     if posterior is None:
         return {}
     prior = _mean_field(posterior)

@@ -62,20 +62,7 @@ class Evidence:
 def maximise(
     evidence: Evidence, groups: dict[str, int], std: float, delta: float | None, chooses_noise: bool
 ) -> tuple[list[float], float]:
-    """Find the prior precisions and the noise with the highest marginal likelihood.
-
-    The marginal likelihood is concave in the logarithm of a prior precision.
-
-    Args:
-        evidence: The marginal likelihood.
-        groups: Index of the prior precision of each parameter.
-        std: σ, the initial value if `chooses_noise`.
-        delta: δ of all parameters, or None to optimise the prior precisions.
-        chooses_noise: Whether to optimise σ.
-
-    Returns:
-        The prior precisions, and σ.
-    """
+    """Find the prior precisions and the noise with the highest marginal likelihood."""
     device = next(iter(evidence.structure.params.values())).device
     initial = [1.0 if delta is None else delta] * (1 + max(groups.values()))
     log_prior = torch.tensor(initial, dtype=torch.float64, device=device).log().requires_grad_(delta is None)

@@ -184,19 +184,7 @@ def _prior_groups(params: Iterable[str], prior_structure: PriorStructure) -> dic
 
 
 def chosen_names(model: nn.Module, subset: str, loader: Iterable[Any]) -> list[str]:
-    """Names of the parameters of a subset.
-
-    Args:
-        model: The network.
-        subset: See `laplace`.
-        loader: Data whose first batch determines which layer is called last.
-
-    Returns:
-        The names, at least one.
-
-    Raises:
-        UnsupportedLayerError: If no parameter matches.
-    """
+    """Names of the parameters of a subset."""
     names = [name for name, param in model.named_parameters() if param.requires_grad]
     if subset == "all":
         selected = names

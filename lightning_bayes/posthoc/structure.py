@@ -20,27 +20,14 @@ Prior: TypeAlias = dict[str, Tensor]  # δ by parameter name, scalars
 
 
 class AbstractStructure(ABC):
-    """Sums the curvature of batches.
-
-    Args:
-        model: The model, in evaluation mode.
-        params: The parameters of the posterior by name. While batches are measured, no other parameter requires gradients.
-    """
+    """Sums the curvature of batches."""
 
     def __init__(self, model: nn.Module, params: dict[str, nn.Parameter]) -> None:
         self.model, self.params = model, params
 
     @abstractmethod
     def measure(self, forward: Callable[[], Tensor], columns: Columns) -> Tensor:
-        """Add one batch.
-
-        Args:
-            forward: Computes the model's outputs, ``[B, …]``.
-            columns: Returns the columns of a root of the output curvature H.
-
-        Returns:
-            The outputs, detached.
-        """
+        """Add one batch."""
 
     @abstractmethod
     def log_det(self, prior: Prior, factor: Tensor) -> Tensor:
@@ -48,13 +35,7 @@ class AbstractStructure(ABC):
 
     @abstractmethod
     def posterior(self, prior: dict[str, float], factor: float, num_data: int) -> AbstractPosterior:
-        """Build the Gaussian around the current weights.
-
-        Args:
-            prior: δ by parameter name.
-            factor: c.
-            num_data: N.
-        """
+        """Build the Gaussian around the current weights."""
 
     @property
     def mean(self) -> dict[str, Tensor]:

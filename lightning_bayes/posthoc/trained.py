@@ -15,11 +15,7 @@ from lightning_bayes.predictive import entropy
 
 @final
 class TrainingFit:
-    """Sums the errors of a network and of the best constant prediction on the training data.
-
-    Args:
-        likelihood: The likelihood of the targets; σ = 1 for regression.
-    """
+    """Sums the errors of a network and of the best constant prediction on the training data."""
 
     def __init__(self, likelihood: Likelihood) -> None:
         self.likelihood = likelihood

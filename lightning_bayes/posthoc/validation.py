@@ -25,18 +25,7 @@ _NOISE_RANGE = 10.0  # largest factor between the chosen and the initial σ
 def choose_by_validation(
     evidence: Evidence, validation: Iterable[Any], likelihood: Likelihood, std: float, chooses_noise: bool
 ) -> tuple[float, float]:
-    """Choose the prior precision with the lowest NLL. If requested, choose the noise too, then the precision again.
-
-    Args:
-        evidence: Builds the posterior for a prior precision and a noise.
-        validation: Held-out data as pairs (inputs, targets).
-        likelihood: The likelihood of the targets.
-        std: σ, the initial value if `chooses_noise`.
-        chooses_noise: Whether to choose the noise.
-
-    Returns:
-        δ and σ.
-    """
+    """Choose the prior precision with the lowest NLL. If requested, choose the noise too, then the precision again."""
     model, params = evidence.structure.model, evidence.structure.params
     batches = list(labelled(validation, next(model.parameters()).device))
 

@@ -40,7 +40,7 @@ def predictive_nll(
     Args:
         outputs: Outputs under each sample, ``[S, B, C, …]`` logits or ``[S, B, …]`` values.
         targets: Class indices or class probabilities for the softmax; otherwise one value per output of a sample.
-        link: ``"softmax"``, ``"sigmoid"`` or ``"identity"``.
+        link: ``"softmax"``, ``"softmax_last"``, ``"sigmoid"`` or ``"identity"``.
         noise_std: σ of the identity link. None fits it to these targets; see `fit_noise_std`.
         reduce: Sums a tensor over processes that each hold some of the examples.
 
@@ -60,6 +60,8 @@ def predictive_nll(
             f"A predictive NLL needs outputs [samples, examples, …] and targets [examples, …], got "
             f"{list(outputs.shape)} and {list(targets.shape)}."
         )
+    if link == "softmax_last":
+        outputs, link = outputs.movedim(-1, 2), "softmax"
     if link != "softmax":
         targets = _shaped_like_sample(targets, outputs)
     has_class_probs = link == "softmax" and targets.is_floating_point()
@@ -92,10 +94,7 @@ def nll_sum_of(density: LogDensity, outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def fit_noise_std(outputs: Tensor, targets: Tensor, reduce: Reduce = lambda total: total) -> float:
-    """Return the noise σ with the lowest NLL, between 1/100 and 1 times the root mean square of the residuals.
-
-    NaN if a residual is not finite, so that the NLL is NaN too, as with the other links.
-    """
+    """Return the noise σ with the lowest NLL, between 1/100 and 1 times the root mean square of the residuals."""
     squares = (outputs - targets).double().square().mean(0)
     total = reduce(torch.stack([squares.sum(), torch.tensor(float(squares.numel()), dtype=squares.dtype)]))
     mean_square = float(total[0] / total[1])

@@ -24,12 +24,7 @@ Statistics = dict[str, Tensor]  # running mean, variance and number of batches b
 
 @final
 class SharedStatistics(Samples):
-    """Samples that all use the running statistics of their mean; see `recalibrate`.
-
-    Args:
-        samples: The samples.
-        statistics: The statistics at their mean.
-    """
+    """Samples that all use the running statistics of their mean; see `recalibrate`."""
 
     def __init__(self, samples: Samples, statistics: Statistics) -> None:
         self.samples, self.count, self.statistics = samples, samples.count, statistics

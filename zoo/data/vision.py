@@ -116,19 +116,7 @@ class VisionDataModule(ImageDataModule):
 
     @classmethod
     def read(cls, root: str, train: bool) -> tuple[Tensor, Tensor]:
-        """Read all images and labels.
-
-        Args:
-            root: Folder that contains torchvision's files.
-            train: Whether to read the training set or the test set.
-
-        Returns:
-            Images ``[N, channels, height, width]``, uint8, and labels ``[N]``.
-
-        Raises:
-            DatasetError: If files are missing or incomplete.
-            DataError: If the shape of the images, or the number or range of the labels, is wrong.
-        """
+        """Read all images and labels."""
         try:
             dataset = cls.dataset_class(root, train=train, download=False)
         except _UNREADABLE as error:

@@ -108,11 +108,7 @@ class SupervisedTask(LightningModule, abc.ABC):
         self.log_metrics(self.test_metrics)
 
     def log_metrics(self, metrics: MetricCollection) -> None:
-        """Log metrics over all batches since the last reset, on all processes.
-
-        Args:
-            metrics: Scalar metrics, logged under their keys including the prefix.
-        """
+        """Log metrics over all batches since the last reset, on all processes."""
         # compute() reduces over all processes. sync_dist averages equal values and avoids Lightning's warning.
         self.log_dict(metrics.compute(), sync_dist=True)
 

@@ -94,17 +94,7 @@ def _moment(rows: Tensor) -> Tensor:
 
 
 def input_rows(layer: nn.Module, x: Tensor, bias: bool, workspace: Workspace | None = None) -> Tensor:
-    """The vectors ā_it.
-
-    Args:
-        layer: ``nn.Linear`` or ``nn.Conv1d/2d/3d``.
-        x: Input of the layer, ``[B, …]``.
-        bias: Whether ā ends in a 1.
-        workspace: Holds the patches of a convolution until the next call. By default, new memory is allocated.
-
-    Returns:
-        ``[B · T, K]``, or ``[groups, B · T, K]`` for a grouped convolution.
-    """
+    """The vectors ā_it, ``[B · T, K]``, or ``[groups, B · T, K]`` for a grouped convolution."""
     if isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
         rows = _conv_columns(layer, x, bias, workspace).mT
         return rows[0] if layer.groups == 1 else rows

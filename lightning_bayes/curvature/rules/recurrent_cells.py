@@ -31,13 +31,7 @@ class Gradients(NamedTuple):
 
 
 class Cell(ABC):
-    """The cell of one direction of one layer.
-
-    Args:
-        layer: The layer.
-        suffix: Suffix of the parameter names.
-        dtype: Data type of all computations.
-    """
+    """The cell of one direction of one layer."""
 
     def __init__(self, layer: nn.RNNBase, suffix: str, dtype: torch.dtype) -> None:
         def weight(kind: str) -> Any:

@@ -64,14 +64,7 @@ class ReplayedCall(ABC):
             return function(grads)
 
     def per_example(self, grads: list[Tensor | None]) -> PerExample:
-        """The contribution of each example to the gradient of each parameter.
-
-        Args:
-            grads: Gradient with respect to each floating-point output; None for an unused output.
-
-        Returns:
-            Contributions by parameter name, ``[B, *shape]``.
-        """
+        """The contribution of each example to the gradient of each parameter."""
         parts: list[PerExample] = with_rng(self._rng_state, list, self._parts(grads))
         contributions = {
             name: torch.cat([p.new_zeros(0, *p.shape), *(part[name] for part in parts)])
@@ -172,15 +165,7 @@ def in_parts(
     num_examples: int,
     size: int,
 ) -> Iterator[PerExample]:
-    """Yield the contributions of `size` examples at a time by `torch.vmap`, or of one if `torch.vmap` fails.
-
-    Args:
-        function: Returns the contributions of one example, given its values without the dimensions in `in_dims`.
-        select: Returns the values of some examples, given the index of the first and their number.
-        in_dims: Dimension of the examples in each value; None for a value that they share.
-        num_examples: Number of examples.
-        size: Number of examples at a time; with 0, `torch.vmap` is not used.
-    """
+    """Yield the contributions of `size` examples at a time by `torch.vmap`, or of one if `torch.vmap` fails."""
     start = 0
     with suppress(RuntimeError):  # recurrent layers, for example, have no batching rule
         while size and start < num_examples:

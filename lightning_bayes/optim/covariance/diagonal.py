@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lightning_bayes.optim.effective import Effective, effective
-from lightning_bayes.optim.runtime.measuring import SHAPE_INTERVAL
+from lightning_bayes.optim.measuring import SHAPE_INTERVAL
 from lightning_bayes.posteriors import noise_shape, noise_statistics
 
 _NO_FLOOR = -3e38  # every float32 is above
@@ -29,19 +29,7 @@ def is_noisy(group: Mapping[str, Any], state: Mapping[str, Any]) -> bool:
 
 
 def is_refreshed(step: int, elapsed: int, *, shaped: bool) -> bool:
-    """Whether an update refreshes scale and damping.
-
-    They follow every change of s. Those of shaped noise need the mean of s over each tensor, so after the first updates they
-    follow about every tenth update.
-
-    Args:
-        step: Number of updates, this one included.
-        elapsed: Number of updates for which this update's measurement accounts; 0 if it measures nothing.
-        shaped: Whether the noise is shaped.
-
-    Returns:
-        True if it does.
-    """
+    """Whether an update refreshes scale and damping."""
     if not elapsed:
         return False
     return not shaped or step <= SHAPE_INTERVAL or step // SHAPE_INTERVAL > (step - elapsed) // SHAPE_INTERVAL

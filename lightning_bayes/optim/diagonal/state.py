@@ -20,17 +20,7 @@ class MeanFieldState(NamedTuple):
 
 
 def start_state(param: nn.Parameter, fields: Sequence[str], reference: Tensor, *, noisy: bool) -> dict[str, Any]:
-    """The optimizer state of a parameter before its first update.
-
-    Args:
-        param: The parameter.
-        fields: Names of the tensors that are shaped like it. They start at zero.
-        reference: The tensor whose root mean square is the parameter's initial size; 1 if that is zero.
-        noisy: Whether the parameter has a posterior.
-
-    Returns:
-        The state by name.
-    """
+    """The optimizer state of a parameter before its first update."""
     size = root_mean_squares([reference.detach()])[0]
     state: dict[str, Any] = {
         "step": 0,

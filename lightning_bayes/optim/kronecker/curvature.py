@@ -17,18 +17,14 @@ from lightning_bayes.optim.kronecker.distributed_inversion import WorkerGroup, i
 from lightning_bayes.optim.kronecker.intervals import layers_due
 from lightning_bayes.optim.kronecker.layer import KroneckerLayer
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
-from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass, Measurement
+from lightning_bayes.optim.passes import Curvature, FinishedPass, Measurement
 
 _NAMES = ("output_factor", "input_factor")  # of S and A
 
 
 @final
 class KroneckerFactorsEstimator(CurvatureEstimator):
-    """Reads S and A, which are averaged separately, by weight and name, and squared gradients by parameter.
-
-    Args:
-        quantity: ``"kfac"``, ``"kflr"`` or ``"kfra"``.
-    """
+    """Reads S and A, which are averaged separately, by weight and name, and squared gradients by parameter."""
 
     def __init__(self, quantity: KroneckerQuantity = "kfac") -> None:
         self.quantity = quantity  # type: ignore[misc]
@@ -63,15 +59,7 @@ def refresh(
     interval: int,
     workers: WorkerGroup | None,
 ) -> None:
-    """Update the factors from a measurement, and invert the layers that are due. If that fails, nothing changes.
-
-    Args:
-        layers: All layers with factors.
-        measurement: The measurement.
-        update: Index of the update, from 1.
-        interval: T_inv.
-        workers: Processes that share the inversions; None inverts all layers in this process.
-    """
+    """Update the factors from a measurement, and invert the layers that are due. If that fails, nothing changes."""
     measures, averages = bool(measurement.curvature), dict[KroneckerLayer, KroneckerProduct]()
     if measures:
         averages = {layer: layer.average_factors(factors_of(layer.matrix, measurement.curvature)) for layer in layers}

@@ -20,13 +20,7 @@ from lightning_bayes.optim.kronecker.layer import KroneckerLayer, entries
 
 
 class WorkerGroup(NamedTuple):
-    """Processes with identical parameters and curvature.
-
-    Attributes:
-        rank: Rank of this process.
-        size: Number of processes.
-        add_: Replaces tensors by their sums over all processes.
-    """
+    """Processes with identical parameters and curvature."""
 
     rank: int
     size: int
@@ -57,15 +51,7 @@ def assign(costs: Sequence[float], count: int) -> list[int]:
 def invert_all(
     factors: Mapping[KroneckerLayer, KroneckerProduct], workers: WorkerGroup | None
 ) -> dict[KroneckerLayer, dict[str, Tensor]]:
-    """Invert layers, each on one process; an error in any layer is raised on all processes.
-
-    Args:
-        factors: S ⊗ A of the layers, in the same order on all processes.
-        workers: The processes; None inverts all layers in this process.
-
-    Returns:
-        The results of `KroneckerLayer.invert`.
-    """
+    """Invert layers, each on one process; an error in any layer is raised on all processes."""
     if workers is None or len(factors) < 2:  # inverting a single layer is faster than communicating the result
         return {layer: layer.invert(product) for layer, product in factors.items()}
     likes = [entries(product, *layer.inverted_kinds()) for layer, product in factors.items()]

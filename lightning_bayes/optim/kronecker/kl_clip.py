@@ -17,15 +17,7 @@ from torch import Tensor
 
 
 def fisher_norm(directions: Iterable[Tensor], gradients: Iterable[Tensor]) -> Tensor:
-    """Squared Fisher norm vᵀ F v of the steps v = F⁻¹ g, summed over layers.
-
-    Args:
-        directions: v of each layer, a matrix.
-        gradients: g of each layer.
-
-    Returns:
-        Σ vᵀ g, shaped like the leading dimensions that all layers share.
-    """
+    """Squared Fisher norm vᵀ F v of the steps v = F⁻¹ g, summed over layers."""
     return torch.stack([(v * g).sum((-2, -1)) for v, g in zip(directions, gradients, strict=True)]).sum(0)
 
 

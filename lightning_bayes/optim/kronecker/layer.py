@@ -26,8 +26,8 @@ from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.kronecker import equations
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer, factors_at_precision
 from lightning_bayes.optim.kronecker.moves import Move
-from lightning_bayes.optim.runtime.measuring import weight_of_old
-from lightning_bayes.optim.runtime.noise import CounterNoise
+from lightning_bayes.optim.measuring import weight_of_old
+from lightning_bayes.optim.noise import CounterNoise
 from lightning_bayes.optim.weight_prior import prior_means
 
 if TYPE_CHECKING:
@@ -36,12 +36,7 @@ if TYPE_CHECKING:
 
 @final
 class KroneckerLayer:
-    """A layer whose curvature is a Kronecker product.
-
-    Args:
-        matrix: The layer's matrix.
-        optimizer: The optimizer.
-    """
+    """A layer whose curvature is a Kronecker product."""
 
     def __init__(self, matrix: MatrixLayer, optimizer: VariationalOptimizer) -> None:
         self.matrix, self._optimizer = matrix, optimizer

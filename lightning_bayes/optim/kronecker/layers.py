@@ -32,12 +32,7 @@ if TYPE_CHECKING:
 
 @final
 class KroneckerLayers:
-    """The partition of a model into layers with and without Kronecker factors.
-
-    Args:
-        optimizer: The optimizer, with a `KroneckerEngine`.
-        settings: The arguments of K-FAC.
-    """
+    """The partition of a model into layers with and without Kronecker factors."""
 
     def __init__(self, optimizer: VariationalOptimizer, settings: KroneckerHyperparameters) -> None:
         self._optimizer, self._settings = optimizer, settings
@@ -110,15 +105,7 @@ class KroneckerLayers:
             )
 
     def request(self, label_seed: int, loss_scale: float) -> Request:
-        """What a pass measures.
-
-        Args:
-            label_seed: Seed of sampled labels.
-            loss_scale: Factor on the loss.
-
-        Returns:
-            The request for the engine.
-        """
+        """What a pass measures."""
         layers = {layer.module: layer.has_bias for layer in self.partition().layers}
         return Request(layers, self._likelihood() if self._draws_labels() else None, label_seed, loss_scale)
 

@@ -22,15 +22,7 @@ from lightning_bayes.private_torch import own_parameters
 
 @dataclass(frozen=True, eq=False)
 class MatrixLayer:
-    """A linear layer or a convolution with its parameters.
-
-    Attributes:
-        name: Name in the model.
-        module: The layer.
-        params: The weight, followed by the bias if it is the last column of the matrix.
-        groups: Their parameter groups. The weight's group determines prior, noise and damping of the matrix; each parameter
-            uses the learning rate of its group.
-    """
+    """A linear layer or a convolution with its parameters."""
 
     name: str
     module: nn.Module
@@ -76,13 +68,7 @@ class MatrixLayer:
 
 @dataclass(frozen=True)
 class LayerPartition:
-    """A model's layers with and without a matrix.
-
-    Attributes:
-        layers: Layers with a matrix.
-        too_long: Longest side, by name, of the layers that have no matrix because this side exceeds the limit.
-        others: Names of all other modules with trainable parameters.
-    """
+    """A model's layers with and without a matrix."""
 
     layers: list[MatrixLayer]
     too_long: dict[str, int]
@@ -102,22 +88,7 @@ def partition_layers(
     max_side: float = math.inf,
     can_have_matrix: Callable[[nn.Module], bool] = has_factors,
 ) -> LayerPartition:
-    """Find the layers whose weight and bias are sampled and preconditioned as one matrix.
-
-    These are the linear layers and convolutions with sides of at most `max_side` whose trained parameters are not shared
-    with other layers, and whose weight and bias have the same noise. The matrix excludes a bias that is frozen or not in
-    `param_groups`.
-
-    Args:
-        model: The model.
-        param_groups: The optimizer's parameter groups.
-        deterministic: The parameters without noise.
-        max_side: Limit for the sides of a matrix.
-        can_have_matrix: Returns whether a layer can have a matrix.
-
-    Returns:
-        The layers with a matrix, and the names of all others.
-    """
+    """Find the layers whose weight and bias are sampled and preconditioned as one matrix."""
     group_of = {p: group for group in param_groups for p in group["params"] if p.requires_grad}
     units = [unit for unit in find_measured_modules(model) if any(p in group_of for p in unit.module.parameters())]
     uses = Counter(p for unit in units for p in unit.module.parameters())
@@ -138,10 +109,7 @@ def partition_layers(
 
 
 def factors_at_precision(layer: MatrixLayer, init_precision: float, hyperparameters: Effective) -> KroneckerProduct:
-    """Return factors S = A = c I whose posterior precision is `init_precision`.
-
-    π-damping adds a cross term: the precision is (Ñ/τ)(c + √(δ̃+γ))².
-    """
+    """Return factors S = A = c I whose posterior precision is `init_precision`."""
     curvature = initial_curvature(init_precision, **hyperparameters.start_arguments)
     damping = hyperparameters.prior + hyperparameters.noise_damping
     c = math.sqrt(curvature + damping) - math.sqrt(damping)

@@ -16,16 +16,7 @@ from lightning_bayes.optim.steps import CohortUpdate
 @final
 @dataclass(eq=False)
 class Move(CohortUpdate):
-    """Parameters whose state is already updated, with the changes of their means at learning rate 1.
-
-    Attributes:
-        params: The parameters.
-        states: Their optimizer states; ``step`` already counts this update.
-        group: Their parameter group.
-        changes: Changes of the means, which a step may overwrite; empty if the user's optimizer updates the means.
-        norm: vᵀ F v of the changes, a scalar; None if not needed.
-        clip_factor: Factor on the changes, from the bound on the whole step's Fisher norm.
-    """
+    """Parameters whose state is already updated, with the changes of their means at learning rate 1."""
 
     params: Sequence[nn.Parameter]
     states: Sequence[dict[str, Any]]

@@ -113,13 +113,7 @@ def bound_steps_(
     states: Mapping[Tensor, Mapping[str, Any]],
     base_states: Mapping[Tensor, dict[str, Any]],
 ) -> None:
-    """Shorten each tensor's step to RMS(Δμ) ≤ 0.03 r, and its momentum by the same factor.
-
-    Args:
-        starts: Values before the step, by parameter; overwritten.
-        states: States of the noisy optimizer, with each tensor's initial size in ``initial_rms``.
-        base_states: States of the base optimizer, with the ``momentum_buffer`` if it uses momentum.
-    """
+    """Shorten each tensor's step to RMS(Δμ) ≤ 0.03 r, and its momentum by the same factor."""
     params_by_kind: dict[Any, list[Tensor]] = {}
     for param in starts:
         params_by_kind.setdefault((param.device, param.dtype), []).append(param)
@@ -135,15 +129,7 @@ def bound_steps_(
 
 
 def count_noisy_layers(groups: Sequence[Mapping[str, Any]], states: Mapping[Tensor, Mapping[str, Any]]) -> int:
-    """Count the layers that are trained with noise: tensors with two or more dimensions.
-
-    Args:
-        groups: Groups of the noisy optimizer.
-        states: Its states.
-
-    Returns:
-        L.
-    """
+    """Count the layers that are trained with noise: tensors with two or more dimensions."""
     params = (param for group in groups if group["posterior"]["noisy"] for param in group["params"])
     return sum(param.dim() > 1 and param.requires_grad and states[param].get("noisy", True) for param in params)
 
@@ -173,14 +159,7 @@ def add_prior_gradient_(
     prior: float | Sequence[Tensor],
     penalty: float = 0.0,
 ) -> None:
-    """Add δ̃ (μ - μ₀) to ``param.grad``, less the L2 penalty's gradient that the user's optimizer will add.
-
-    Args:
-        params: Parameters; those without a gradient are left alone.
-        states: Their optimizer states, with μ₀ unless it is zero.
-        prior: δ̃: a number, 0 without a prior; or a tensor per parameter with δ̃ of each weight, which requires μ₀.
-        penalty: The L2 penalty.
-    """
+    """Add δ̃ (μ - μ₀) to ``param.grad``, less the L2 penalty's gradient that the user's optimizer will add."""
     has_grad = [param.grad is not None for param in params]
     moved = list(compress(params, has_grad))
     if not prior or not moved:

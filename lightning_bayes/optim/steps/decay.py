@@ -16,19 +16,7 @@ _PENALISED_CLASSES = tuple(getattr(torch.optim, name) for name in _PENALISED)
 
 
 def decay_kind(optimizer: Optimizer, group: Mapping[str, Any], *, states_precision: bool) -> DecayKind:
-    """What a group's ``weight_decay`` is: decoupled as in AdamW, or an L2 penalty that is the prior or gives way to one.
-
-    A group may say so in ``decoupled_weight_decay``. Otherwise torch's optimizers, their subclasses and some names are
-    known. For others it is ``"unknown"``, which is treated as decoupled: no prior follows from it.
-
-    Args:
-        optimizer: The user's optimizer.
-        group: One of its parameter groups.
-        states_precision: Whether the user states a prior precision, which takes the place of a penalty.
-
-    Returns:
-        The kind.
-    """
+    """What a group's ``weight_decay`` is."""
     name, says = type(optimizer).__name__, group.get("decoupled_weight_decay")
     is_torch_adamw = isinstance(optimizer, torch.optim.AdamW)  # no group of the oldest torch says so
     if says or is_torch_adamw or "AdamW" in name or name.endswith("W") or name in _DECOUPLED:

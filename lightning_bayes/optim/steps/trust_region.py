@@ -52,13 +52,7 @@ def _radius(update: CohortUpdate) -> Tensor | float:
 
 
 def move_within_radius_(means: Sequence[Tensor], steps: Sequence[Tensor], radius: Tensor | float) -> None:
-    """μ ← μ + d · min(1, r / RMS(d)) for each tensor.
-
-    Args:
-        means: μ, changed in place.
-        steps: d, shaped like the means.
-        radius: r, a number or ``[tensors]``.
-    """
+    """μ ← μ + d · min(1, r / RMS(d)) for each tensor."""
     tiny = torch.finfo(steps[0].dtype).tiny
     shortening = (radius / root_mean_squares(steps).clamp_min(tiny)).clamp_max(1.0)
     for mean, step, factor in zip(means, steps, shortening.unbind(), strict=True):

@@ -9,21 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.optim.diagonal.estimators.estimator import CurvatureEstimator, Scores
-from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass
+from lightning_bayes.optim.passes import Curvature, FinishedPass
 
 
 def reparameterised(grad: Tensor, sample: Tensor, mean: Tensor, precision: Tensor) -> Tensor:
-    """ĝ (θ - μ) / Σ, Khan et al. 2018 App. D.1; pure.
-
-    Args:
-        grad: ĝ, mean gradient at the sample.
-        sample: θ.
-        mean: μ.
-        precision: 1/Σ that θ was drawn with.
-
-    Returns:
-        An estimate of the Hessian's diagonal, averaged over q.
-    """
+    """ĝ (θ - μ) / Σ, Khan et al. 2018 App. D.1; pure."""
     return grad * (sample - mean) * precision
 
 

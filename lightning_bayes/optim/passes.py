@@ -28,14 +28,7 @@ SMALL = 2**16  # elements; smaller tensors are concatenated before they are summ
 
 @dataclass(frozen=True)
 class FinishedPass:
-    """A pass that has just ended. The weights are still its sample, and ``.grad`` is its gradient alone.
-
-    Attributes:
-        captured: The engine's capture of the pass.
-        sample: Index of the weight sample.
-        loss_scale: Factor on the loss, such as a GradScaler's.
-        means: μ of the sampled parameters.
-    """
+    """A pass that has just ended. The weights are still its sample, and ``.grad`` is its gradient alone."""
 
     captured: Capture
     sample: int
@@ -64,24 +57,14 @@ class FinishedPass:
         return self.captured.gradient_factor() / self.loss_scale
 
     def add_to_gradient_(self, param: nn.Parameter, term: Tensor) -> None:
-        """Add a term to ĝ of a parameter.
-
-        Args:
-            param: The parameter.
-            term: The term, unscaled. It is overwritten.
-        """
+        """Add a term to ĝ of a parameter."""
         term.div_(self.gradient_factor)
         if param.grad is None:
             param.grad = torch.zeros_like(param)
         param.grad.add_(term)
 
     def add_prior_at_sample_(self, param: nn.Parameter, prior: float | Tensor) -> None:
-        """Add δ̃ (θ - μ) to ĝ of a sampled parameter. Together with the step's δ̃ μ this is the prior's gradient at θ.
-
-        Args:
-            param: The parameter.
-            prior: δ̃, a number or a value for each weight.
-        """
+        """Add δ̃ (θ - μ) to ĝ of a sampled parameter."""
         if param in self.means:
             self.add_to_gradient_(param, (param.detach() - self.means[param]).mul_(prior))
 
@@ -131,23 +114,7 @@ class Measurement:
 
 @dataclass
 class OpenUpdate:
-    """Running averages over the passes since the last update.
-
-    Attributes:
-        num_opened: Number of passes opened.
-        samples: Indices of the weight samples.
-        examples: Σ_p n_p.
-        curvature: Mean ĥ so far, by the keys of the estimator.
-        loss: Mean loss so far; None before the first observed loss.
-        buffers: The model's buffers and their values before the first pass.
-        measured_shapes: What the passes measure, as in `PosteriorFamily.measured_shapes`; None before the first pass.
-        is_counted: Whether the examples of all passes were counted.
-        is_only_batch: Whether all passes use the same batch.
-        always_measures: Whether the update measures even if no measurement is due.
-        is_discarded: Whether the next step does nothing.
-        is_averaged_by_host: Whether a host averages the measurement over processes.
-        final_curvature: The finalised ĥ, which a host may have averaged over processes; None before it is needed.
-    """
+    """Running averages over the passes since the last update."""
 
     num_opened: int = 0
     samples: set[int] = field(default_factory=set)
@@ -169,13 +136,7 @@ class OpenUpdate:
         grads: Mapping[nn.Parameter, Tensor | None],
         curvature: Curvature,
     ) -> None:
-        """Add a pass to the averages. Afterwards each ``param.grad`` is ĝ.
-
-        Args:
-            finished: The pass.
-            grads: ĝ before this pass, by parameter.
-            curvature: ĥ of this pass.
-        """
+        """Add a pass to the averages. Afterwards each ``param.grad`` is ĝ."""
         n = finished.weight
         weight = n / (self.examples + n)
         factor = finished.captured.gradient_factor()
@@ -192,16 +153,7 @@ class OpenUpdate:
         self.final_curvature = None
 
     def measurement(self, params: Iterable[nn.Parameter], curvature: Curvature, *, fill: bool) -> Measurement:
-        """Build the measurement of all passes.
-
-        Args:
-            params: The trained parameters, in the same order in all processes.
-            curvature: The finalised ĥ of all measured parameters, in the same order in all processes.
-            fill: Whether parameters without ``.grad`` get a zero one, and do not stay out of the measurement.
-
-        Returns:
-            The measurement.
-        """
+        """Build the measurement of all passes."""
         params = list(params)
         grads = dict(_filled_gradients(params) if fill else ((p, p.grad) for p in params if p.grad is not None))
         if self.loss is None:
@@ -209,11 +161,7 @@ class OpenUpdate:
         return Measurement(self.loss, grads, curvature, self.examples, len(self.samples), self.is_counted)
 
     def clear(self, workspace: Workspace) -> None:
-        """Discard all passes and return the memory of ĥ.
-
-        Args:
-            workspace: The workspace of the engine.
-        """
+        """Discard all passes and return the memory of ĥ."""
         workspace.give_back(values for key, values in self.curvature.items() if isinstance(key, nn.Parameter))
         # In place: in manual optimization Lightning's wrapper copies the optimizer's attributes and must see the change.
         vars(self).update(vars(OpenUpdate()))

@@ -12,17 +12,7 @@ from lightning_bayes.private_torch import NormBase
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:
-    """The parameters that require gradients.
-
-    Args:
-        model: Any module.
-
-    Returns:
-        The parameters.
-
-    Raises:
-        HyperparameterError: If no parameter requires gradients.
-    """
+    """The parameters that require gradients."""
     params = [param for param in model.parameters() if param.requires_grad]
     if not params:
         raise HyperparameterError(
@@ -32,14 +22,7 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
 
 
 def require_initialised(model: nn.Module) -> None:
-    """Require that lazy layers are initialised.
-
-    Args:
-        model: Any module.
-
-    Raises:
-        UnsupportedLayerError: If any parameter is uninitialised; the message names all of them.
-    """
+    """Require that lazy layers are initialised."""
     lazy = [name for name, param in model.named_parameters() if is_lazy(param)]
     if lazy:
         raise UnsupportedLayerError(
@@ -48,14 +31,7 @@ def require_initialised(model: nn.Module) -> None:
 
 
 def reference_weights(model: nn.Module) -> dict[nn.Parameter, nn.Parameter]:
-    """The tensor whose size a parameter uses instead of its own. A bias starts at zero, so it uses its layer's weight.
-
-    Args:
-        model: Any module.
-
-    Returns:
-        The layer's weight, by parameter, for all other parameters of layers that have a weight.
-    """
+    """The tensor whose size a parameter uses instead of its own."""
     layers = (dict(module.named_parameters(recurse=False)) for module in model.modules())
     return {
         param: params["weight"]
@@ -87,21 +63,7 @@ def has_convolutions(model: nn.Module) -> bool:
 
 
 def deterministic_params(model: nn.Module, bayesian: str | None, *, norms: bool = True) -> set[nn.Parameter]:
-    """The parameters without a posterior.
-
-    Args:
-        model: Any module.
-        bayesian: Regular expression, searched for in the names of parameters; those that match have a posterior. None
-            gives every parameter a posterior, subject to `norms`.
-        norms: Whether normalisation layers have a posterior if `bayesian` is None. They always have one if
-            no other parameter is trainable.
-
-    Returns:
-        The parameters without a posterior.
-
-    Raises:
-        HyperparameterError: If `bayesian` is not a regular expression, or matches no trainable parameter.
-    """
+    """The parameters without a posterior."""
     if bayesian is None:
         return set() if norms else _norm_params(model)
     named = [(name, param) for name, param in model.named_parameters() if param.requires_grad]

@@ -18,16 +18,7 @@ def nonfinite_params(
     params: Iterable[nn.Parameter],
     tensors_of: Callable[[nn.Parameter], Iterable[Tensor]],
 ) -> list[str]:
-    """Names of the parameters whose weights or state are not finite.
-
-    Args:
-        model: The model.
-        params: Its parameters, in the same order in all processes.
-        tensors_of: Returns the weights and state of a parameter.
-
-    Returns:
-        The names.
-    """
+    """Names of the parameters whose weights or state are not finite."""
     names = {param: name for name, param in model.named_parameters()}
     finite = {
         names[param]: torch.stack([value.isfinite().all() for value in tensors_of(param)]).all() for param in params
@@ -37,16 +28,7 @@ def nonfinite_params(
 
 
 def overflow_message(names: Iterable[str], number: int, group: Mapping[str, Any]) -> str:
-    """The error message for an overflow in the last update or before.
-
-    Args:
-        names: The parameters that overflowed.
-        number: Number of updates so far.
-        group: A parameter group.
-
-    Returns:
-        The message.
-    """
+    """The error message for an overflow in the last update or before."""
     settings = group["posterior"]
     return (
         f"Update {number} or an earlier one left non-finite weights or state in {name_some(names, _NAMES_LENGTH)}, although "
@@ -56,16 +38,7 @@ def overflow_message(names: Iterable[str], number: int, group: Mapping[str, Any]
 
 
 def skip_message(model: nn.Module, number: int, in_a_row: int) -> str:
-    """The warning for a skipped update.
-
-    Args:
-        model: The model, with the gradients of the update.
-        number: Index of the update, from 1.
-        in_a_row: Number of consecutive skipped updates.
-
-    Returns:
-        The text.
-    """
+    """The warning for a skipped update."""
     gradients = ((name, param.grad) for name, param in model.named_parameters() if param.grad is not None)
     culprits = [name for name, grad in gradients if not grad.isfinite().all()] or ["none"]
     return (

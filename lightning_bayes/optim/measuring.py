@@ -66,33 +66,14 @@ def updates_covered(param_update: int, update: int, interval: int) -> int:
 
 
 def weight_of_old(beta: float, measurements: int, elapsed: int, *, starts_as_mean: bool) -> float:
-    """The weight of the old curvature in the running average.
-
-    Args:
-        beta: β₂.
-        measurements: t, the number of updates that the measurements account for, this one included.
-        elapsed: e.
-        starts_as_mean: Whether the average starts as a running mean, as in all steps but the natural one.
-
-    Returns:
-        The weight; 1 if e = 0.
-    """
+    """The weight of the old curvature in the running average."""
     if not starts_as_mean:
         return beta**elapsed
     return prod(min(beta, (t - 1) / t) for t in range(measurements - elapsed + 1, measurements + 1))
 
 
 def require_interval(optimizer: str, interval: int, *, amortises: bool) -> None:
-    """Require T = 1 for methods that measure at every update.
-
-    Args:
-        optimizer: Name of the method.
-        interval: T.
-        amortises: Whether the method can skip measurements.
-
-    Raises:
-        HyperparameterError: If T is above 1 and the method cannot skip measurements.
-    """
+    """Require T = 1 for methods that measure at every update."""
     if interval > 1 and not amortises:
         raise HyperparameterError(
             f"{optimizer} does not support curvature_interval={interval}: its curvature is not a running average of costly "

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from lightning_bayes.curvature import Capture
-from lightning_bayes.optim.runtime.noise import CounterNoise
-from lightning_bayes.optim.runtime.passes import Measurement
+from lightning_bayes.optim.noise import CounterNoise
+from lightning_bayes.optim.passes import Measurement
 from lightning_bayes.optim.steps import CohortUpdate
 
 
@@ -41,39 +41,15 @@ class PosteriorFamily(ABC):
 
     @abstractmethod
     def capture(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
-        """The capture of a pass that measures curvature.
-
-        Args:
-            sample: Index of the weight sample.
-            loss_scale: Factor on the loss.
-
-        Returns:
-            A context manager around forward and backward.
-        """
+        """The capture of a pass that measures curvature."""
 
     @abstractmethod
     def measured_shapes(self, *, always: bool = False) -> Mapping[Hashable, Tensor]:
-        """What the next update measures.
-
-        Args:
-            always: Whether it measures even if no measurement is due.
-
-        Returns:
-            The keys of ĥ, in the same order in all processes, with a tensor of the same shape, device and dtype for each.
-            Empty if the update measures nothing.
-        """
+        """What the next update measures."""
 
     @abstractmethod
     def sample(self, noise: CounterNoise, *, measures_curvature: bool | None) -> dict[nn.Parameter, Tensor]:
-        """Draw a posterior sample.
-
-        Args:
-            noise: Noise of the pass.
-            measures_curvature: Whether the passes of the update measure curvature; None if not known yet.
-
-        Returns:
-            Samples of the parameters to perturb, in separate memory with the same strides.
-        """
+        """Draw a posterior sample."""
 
     @abstractmethod
     def scores(self, params: Iterable[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
@@ -81,14 +57,7 @@ class PosteriorFamily(ABC):
 
     @abstractmethod
     def updates(self, measurement: Measurement) -> Iterable[CohortUpdate]:
-        """Count the update in the states, and prepare the update of every cohort from a measurement.
-
-        Args:
-            measurement: The measurement.
-
-        Returns:
-            The updates, each of which the step of its group applies before the next one is prepared.
-        """
+        """Count the update in the states, and prepare the update of every cohort from a measurement."""
 
     @abstractmethod
     def start_curvature(self) -> None:
@@ -96,9 +65,4 @@ class PosteriorFamily(ABC):
 
     @abstractmethod
     def refresh(self, *, measured: bool, always: bool = False) -> None:
-        """Store the covariance of the parameters whose curvature has changed.
-
-        Args:
-            measured: Whether the update that has just ended measured the curvature.
-            always: Whether to store it anyway, after a change of the hyperparameters.
-        """
+        """Store the covariance of the parameters whose curvature has changed."""
