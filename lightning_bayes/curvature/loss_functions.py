@@ -32,6 +32,7 @@ class LossFunction(NamedTuple):
     outputs: str = "input"  # names of its arguments
     targets: str = "target"
     example_dim: int = 0  # of the outputs
+    is_composite: bool = False  # whether its reduction is a node of its own, after the values
 
 
 LOSS_FUNCTIONS: Final[dict[Callable[..., Tensor], LossFunction]] = {
@@ -44,7 +45,7 @@ LOSS_FUNCTIONS: Final[dict[Callable[..., Tensor], LossFunction]] = {
     F.l1_loss: LossFunction("identity"),
     F.smooth_l1_loss: LossFunction("identity"),
     F.huber_loss: LossFunction("identity"),
-    F.gaussian_nll_loss: LossFunction("identity"),
+    F.gaussian_nll_loss: LossFunction("identity", is_composite=True),  # whose variance may be a parameter
     F.poisson_nll_loss: LossFunction("exp"),
     F.kl_div: LossFunction(),
     F.ctc_loss: LossFunction(None, "log_probs", "targets", 1),

@@ -107,6 +107,11 @@ class LossRecorder(LossTape):
             edge, size = term.read(batch_size, order).rows or ((term.values.grad_fn, term.values.output_nr), None)
             yield edge, size
             return
+        if call.known.is_composite:
+            dim = call.example_dim(call.outputs, batch_size, order)
+            size = None if dim is None else outer_size(tuple(call.outputs.shape), dim, batch_size, order)
+            yield term.values.grad_fn.next_functions[0], size  # type: ignore[union-attr]
+            return
         for value in call.tensors:
             if self._path(value.grad_fn).depends:
                 dim = call.example_dim(value, batch_size, order)
