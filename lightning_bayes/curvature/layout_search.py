@@ -158,7 +158,8 @@ class LayoutSearch:
         error = (
             f"{first.unit.label} does not keep the examples apart: the loss of one example depends on other rows of its "
             f"output of shape {list(first.shapes[0])}. Keep the {first.rows} examples of the batch in dimension 0 of every "
-            "layer's input, without operations that mix them, or freeze the layer."
+            "layer's input, without operations that mix them, freeze the layer, or return the per-example losses as well: "
+            '{"loss": loss, "per_example_loss": losses}.'
         )
         return PassLayouts(num_examples, (None,) * len(self.outputs), error=error)
 
