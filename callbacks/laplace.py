@@ -28,6 +28,7 @@ _NAMES: Final[dict[Link, LikelihoodName]] = {
     "softmax": "classification",
     "sigmoid": "binary",
     "identity": "regression",
+    "exp": "counts",
 }
 _REASONS: Final = {"marglik": " by marginal likelihood", "validation": " by the NLL of the validation set"}
 
@@ -183,11 +184,13 @@ class LaplaceCallback(PosthocCallback):
     def _likelihood_of(self, module: LightningModule) -> Likelihood | LikelihoodName:
         likelihood = self.likelihood or getattr(module, "lightning_bayes_likelihood", None)
         if likelihood is None:
-            likelihood = _NAMES.get(self.link_of(module) or "exp")
+            link = self.link_of(module)
+            likelihood = None if link is None else _NAMES.get(link)
         if likelihood is None:
             raise HyperparameterError(
                 f"{type(self).__name__} does not know the likelihood of the targets: the training loss of "
-                f"{type(module).__name__} does not tell. Pass likelihood='classification', 'binary' or 'regression'."
+                f"{type(module).__name__} does not tell. Pass likelihood='classification', "
+                "'binary', 'multilabel', 'regression' or 'counts'."
             )
         return likelihood
 

@@ -6,8 +6,9 @@
 `DATA` has torchvision's folders, and SVHN's ``test_32x32.mat``. A seed draws initial weights and batches; the seeds of one
 decade share 5,000 training, 1,000 validation and 4,000 test images, and their first three users are the ensemble.
 
-``modes@PEAK/COUNT/FIRST`` sets the arguments of `MultiModeCallback`; its last mode alone is recorded as ``last``. ``short``
-is an ensemble of three networks with a third of the epochs each. Runs that are in the JSON file are skipped.
+``modes@PEAK/COUNT/FIRST`` sets the arguments of `MultiModeCallback`. It averages over as many of the last modes as minimise
+the validation NLL; ``all`` averages over all of them, ``last`` is the last one alone. ``short`` is an ensemble of three
+networks with a third of the epochs each. Runs that are in the JSON file are skipped.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from benchmarks.defaults.scores import classification_scores, ood_scores
 from benchmarks.provenance import save_json, saved_rows
 from benchmarks.quiet import quiet, quiet_trainer
 from lightning_bayes import MultiModeCallback
+from lightning_bayes.callbacks.mode_choice import best_count, nll_of_last
 from lightning_bayes.predictive import MemberSamples, fit_temperature, mutual_information
 
 MEMBERS = 3
@@ -54,8 +56,11 @@ def run(problem: ModeProblem, images: Images, method: str, seed: int) -> Iterato
     if callback is None:
         yield method, _logits(module, images), seconds
         return
-    yield method, _logits(module, images, MemberSamples(callback.modes)), seconds
-    yield method.replace("modes", "last"), _logits(module, images), seconds
+    logits = _logits(module, images, MemberSamples(callback.modes))
+    count = best_count(nll_of_last(logits.validation, images.val_y, "softmax"))
+    yield method, Logits(*(part[-count:] for part in logits)), seconds
+    yield method.replace("modes", "all"), logits, seconds
+    yield method.replace("modes", "last"), Logits(*(part[-1:] for part in logits)), seconds
 
 
 def _settings(method: str) -> tuple[Any, ...]:
@@ -97,7 +102,7 @@ def joined(parts: list[Logits]) -> Logits:
 def scores(logits: Logits, images: Images) -> Record:
     """Scores as they are and, with the suffix ``_t``, at one temperature fitted on the validation images."""
     temperature = fit_temperature(logits.validation, images.val_y)
-    found: Record = {"temperature": temperature, "mi": float(_information(logits.test))}
+    found: Record = {"networks": len(logits.test), "temperature": temperature, "mi": float(_information(logits.test))}
     for suffix, factor in (("", 1.0), ("_t", temperature)):
         each = {**classification_scores(logits.test / factor, images.test_y)}
         each |= ood_scores(logits.test / factor, logits.ood / factor)

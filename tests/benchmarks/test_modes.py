@@ -20,9 +20,11 @@ def images(generator):
 def test_a_run_gives_modes_and_the_last_one_alone(generator):
     data, problem = images(generator), replace(PROBLEMS["fashion-vit"], epochs=3)
     found = {name: logits for name, logits, _ in run(problem, data, "modes@2/3/0.4", 0)}
-    assert [tuple(logits.test.shape) for logits in found.values()] == [(3, 30, 10), (1, 30, 10)]
-    torch.testing.assert_close(found["modes@2/3/0.4"].test[-1:], found["last@2/3/0.4"].test)
-    both = joined(list(found.values()))
+    chosen, every, last = found["modes@2/3/0.4"], found["all@2/3/0.4"], found["last@2/3/0.4"]
+    assert [tuple(each.test.shape) for each in (every, last)] == [(3, 30, 10), (1, 30, 10)]
+    torch.testing.assert_close(every.test[-1:], last.test)
+    torch.testing.assert_close(every.test[-len(chosen.test) :], chosen.test)
+    both = joined([every, last])
     assert both.ood.shape == (4, 10, 10)
     assert scores(both, data).keys() >= {"error", "nll", "nll_t", "mi", "mi_auroc"}
 
