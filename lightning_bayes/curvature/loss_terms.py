@@ -86,7 +86,8 @@ class _Reader:
         self, term: Term, batch_size: int | None, order: Order, inner: Iterable[float], is_weighted: bool
     ) -> None:
         self.inner, self.is_weighted, self.is_rescaled = list(inner), is_weighted, False
-        self.order, self.rows = order, None
+        self.order = order
+        self.rows: tuple[Edge, int] | None = None
         self.batch_size, self.kind, self.why = batch_size, "none", ""
         self.factor = self.divisor = 1.0
         self.num_values, self.num_stacked = 1, 0  # reduced values, and scalars in a stack
