@@ -12,7 +12,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 from lightning_bayes.callbacks.last_epoch import fit_kept, is_last_epoch
 from lightning_bayes.callbacks.loaders import OnDevice, ValidationSet, random_state_kept, training_loader
 from lightning_bayes.callbacks.posthoc import PosthocCallback
-from lightning_bayes.curvature import Likelihood
+from lightning_bayes.curvature import Gaussian, Likelihood
 from lightning_bayes.curvature.output_roots import CurvatureName
 from lightning_bayes.curvature.parameters import require_full_precision
 from lightning_bayes.errors import BayesError, HyperparameterError, UnsupportedTrainingError
@@ -23,6 +23,7 @@ from lightning_bayes.posthoc.full import require_full_size
 from lightning_bayes.posthoc.laplace import chosen_names
 from lightning_bayes.posthoc.settings import check_settings, find_likelihood, link_of
 from lightning_bayes.predictive import Linearized, Link, evaluation_mode
+from lightning_bayes.predictive.recorded_noise import RecordedNoise
 
 _NAMES: Final[dict[Link, LikelihoodName]] = {
     "softmax": "classification",
@@ -103,6 +104,7 @@ class LaplaceCallback(PosthocCallback):
         self._validation = ValidationSet(type(self).__name__, "prior precision", "lightning_bayes.laplace")
         self._fitted_on: Any = None
         self._has_tried = False  # the first batch of the current fit
+        self._chose_noise = False  # with the prior
 
     # -- the fit ------------------------------------------------------------------------------------------------------
 
@@ -110,7 +112,7 @@ class LaplaceCallback(PosthocCallback):
         """Keep the training loader, and check what the end of the fit needs."""
         _require_one_process(trainer)
         require_full_precision(pl_module.parameters())
-        self._fitted_on, self._has_tried = trainer.train_dataloader, False
+        self._fitted_on, self._has_tried, self._chose_noise = trainer.train_dataloader, False, False
         if self.prior_precision == "validation":
             self._validation.require(trainer)
         if self.online_every is not None:
@@ -194,6 +196,12 @@ class LaplaceCallback(PosthocCallback):
             )
         return likelihood
 
+    def _state_noise(self, likelihood: Likelihood) -> None:
+        """Predict with the noise of the likelihood, where the training loss states none."""
+        if isinstance(likelihood, Gaussian) and (self.loss_noise is None or self._chose_noise):
+            arguments, targets = {"loc": ("output", 0), "scale": likelihood.std}, ("batch", -1)
+            self.loss_noise, self._chose_noise = RecordedNoise("Normal", arguments, targets), True
+
     def _approximate(self, trainer: Trainer, module: LightningModule) -> Laplace:
         loader = training_loader(trainer, module, self._fitted_on, type(self).__name__)
         validation = self._validation_loader(trainer, module)
@@ -216,6 +224,7 @@ class LaplaceCallback(PosthocCallback):
                 seed=self.seed,
                 require_trained=trainer.state.fn != "fit",  # do not lose a finished fit to an error
             )
+        self._state_noise(self.result.likelihood)
         deltas = ", ".join(f"{delta:.3g}" for delta in _by_layer(self.result).values())
         rank_zero_info(
             f"LaplaceCallback: the log marginal likelihood is {self.result.log_marginal_likelihood:.1f} nats, the prior "

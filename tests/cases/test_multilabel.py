@@ -100,3 +100,14 @@ def test_the_nll_of_sampled_rates_is_that_of_poisson_laws(generator):
     each = torch.distributions.Poisson(log_rates.double().exp()).log_prob(COUNTS.double())
     expected = -(each.logsumexp(0) - torch.tensor(5.0).log()).mean()
     assert predictive_nll(log_rates, COUNTS, "exp") == pytest.approx(expected.item(), rel=1e-6)
+
+
+def test_laplace_states_the_noise_that_it_chose():
+    callback, targets = LaplaceCallback(subset="all"), X[:, :1].sin()
+    _, found = predicted(callback, F.mse_loss, targets, epochs=30)
+    std = callback.result.likelihood.std
+    torch.testing.assert_close(found["aleatoric"], torch.full_like(targets, std**2))
+    half = 1.6448536 * (found["aleatoric"] + found["epistemic"]).sqrt()
+    torch.testing.assert_close(
+        found["upper"] - found["mean"], half, rtol=0.05, atol=0
+    )  # 32 values stand for a Gaussian
