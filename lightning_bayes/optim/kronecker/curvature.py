@@ -13,11 +13,12 @@ from lightning_bayes.curvature.measurement import KroneckerQuantity
 from lightning_bayes.linalg import KroneckerProduct
 from lightning_bayes.optim.covariance.kronecker import layer_product
 from lightning_bayes.optim.diagonal.estimators import CurvatureEstimator, Scores
+from lightning_bayes.optim.finished_pass import Curvature, FinishedPass
 from lightning_bayes.optim.kronecker.distributed_inversion import WorkerGroup, invert_all
 from lightning_bayes.optim.kronecker.intervals import layers_due
 from lightning_bayes.optim.kronecker.layer import KroneckerLayer
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
-from lightning_bayes.optim.passes import Curvature, FinishedPass, Measurement
+from lightning_bayes.optim.passes import Measurement
 
 _NAMES = ("output_factor", "input_factor")  # of S and A
 
