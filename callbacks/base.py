@@ -33,7 +33,7 @@ from lightning_bayes.callbacks.fields import CallbackFields, complete_arguments,
 from lightning_bayes.callbacks.num_data import example_count_check, set_num_data
 from lightning_bayes.callbacks.presets import Preset, find_preset, presets_of
 from lightning_bayes.callbacks.private_lightning import wrap_closures
-from lightning_bayes.callbacks.resume import resumable_state, warn_of_changes
+from lightning_bayes.callbacks.resume import refuse_other_posterior, resumable_state, warn_of_changes
 from lightning_bayes.callbacks.swap import swap_optimizer
 from lightning_bayes.callbacks.validation_samples import sample_count
 from lightning_bayes.optim import VariationalOptimizer
@@ -238,7 +238,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         return {
             "format": 2,
             "param_names": _param_names(self.optimizer),
-            "link": self.loss_link,
+            **self.loss_state(),
             "lr": None if callable(self.lr) else self.lr,
         }
 
@@ -256,9 +256,11 @@ class VariationalCallback(EvaluationCallback, ABC):
         """Check that a fit can resume from the checkpoint, or load its posterior for evaluation."""
         if trainer.state.fn == "fit":
             self._resumed = resumable_state(checkpoint, self.name)
-            self.loss_link, self._has_seen_loss = self._resumed.get("link"), checkpoint["global_step"] > 0
+            self.load_loss_state(self._resumed)
+            self._has_seen_loss = checkpoint["global_step"] > 0
             return
-        self.loss_link = callback_state(checkpoint).get("link")
+        refuse_other_posterior(checkpoint, self.name)
+        self.load_loss_state(callback_state(checkpoint))
         self._posterior.load(checkpoint)
 
 

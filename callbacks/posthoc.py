@@ -11,10 +11,11 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 
 from lightning_bayes.callbacks.evaluated_posterior import is_mean_of
 from lightning_bayes.callbacks.evaluation import EvaluationCallback, require_single_evaluation
+from lightning_bayes.callbacks.resume import refuse_noisy_state, refuse_other_posterior
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim.readout import POSTERIOR_KEY, stored_posterior
 from lightning_bayes.posteriors import AbstractPosterior
-from lightning_bayes.predictive import Linearized, Link, PosteriorSamples, Samples, predictive_samples
+from lightning_bayes.predictive import Linearized, LinkArgument, PosteriorSamples, Samples, predictive_samples
 
 
 class PosthocCallback(EvaluationCallback, ABC):
@@ -22,7 +23,7 @@ class PosthocCallback(EvaluationCallback, ABC):
 
     save_to: str | None = None
 
-    def __init__(self, link: Link | None, eval_samples: int, linearized: Linearized, seed: int) -> None:
+    def __init__(self, link: LinkArgument | None, eval_samples: int, linearized: Linearized, seed: int) -> None:
         if eval_samples < 0 or eval_samples != int(eval_samples):
             raise HyperparameterError(f"eval_samples={eval_samples!r} must be a whole number of at least 0.")
         if linearized not in {False, True, "closed_form"}:
@@ -79,7 +80,7 @@ class PosthocCallback(EvaluationCallback, ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """The link, and the posterior without its constants, which are among the checkpoint's weights."""
-        state: dict[str, Any] = {"format": 1, "link": self.loss_link}
+        state: dict[str, Any] = {"format": 1, "callback": type(self).__name__, **self.loss_state()}
         if self._posterior is not None:
             assert is_dataclass(self._posterior)
             without_constants = replace(self._posterior, constants={})
@@ -87,6 +88,8 @@ class PosthocCallback(EvaluationCallback, ABC):
         return state
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Load the link and the posterior of a checkpoint."""
-        self.loss_link = checkpoint.get("callbacks", {}).get(POSTERIOR_KEY, {}).get("link")
+        """Load the link and the posterior of a checkpoint, unless a noisy optimizer or another callback wrote it."""
+        refuse = refuse_noisy_state if trainer.state.fn == "fit" else refuse_other_posterior
+        refuse(checkpoint, type(self).__name__)
+        self.load_loss_state(checkpoint.get("callbacks", {}).get(POSTERIOR_KEY, {}))
         self._posterior = stored_posterior(checkpoint)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from lightning_bayes.curvature.backpack_hooks import BackpackCapture, Calls, hooked, is_stock
 from lightning_bayes.curvature.capture import Capture
 from lightning_bayes.curvature.forward_state import in_full_precision, in_modes
-from lightning_bayes.curvature.hooks import HookedEngine
+from lightning_bayes.curvature.fused import HookedEngine
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.measured_modules import (
     MeasuredModule,
@@ -105,7 +105,7 @@ class _RuleExtension(ModuleExtension):  # type: ignore[misc]  # BackPACK ships n
         inputs, grads = (tuple(map(in_full_precision, values)) for values in (bound.inputs, g_out))
         delta = grads[0] if len(grads) == 1 else grads
         with in_modes(modes):
-            totals = with_rng(rng, self.rule.sums, module, inputs, delta, self.workspace)
+            squares = with_rng(rng, self.rule.squares, module, inputs, delta, self.workspace)
         for name, param in module.named_parameters():
             if param.requires_grad:
-                setattr(param, extension.savefield, totals[name][1])
+                setattr(param, extension.savefield, squares[name])
