@@ -30,8 +30,8 @@ def require_finite(
         raise NonFiniteError(
             f"Update {max(group['posterior']['step'] for group in groups)} or an earlier one left non-finite weights or "
             f"state in {name_some(culprits, _NAMES_LENGTH)}, although its gradients were finite: the update overflowed. "
-            f"Resume from an earlier checkpoint with a smaller lr ({groups[0]['lr']}), kl_weight ({settings['kl_weight']}) or "
-            f"prior_precision ({settings['prior_precision']})."
+            f"Resume from an earlier checkpoint with a smaller lr ({groups[0]['lr']}), kl_weight "
+            f"({settings['kl_weight']}) or prior_precision ({settings['prior_precision']})."
         )
 
 

@@ -112,8 +112,8 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         settings = self.settings_for(param_group)
         if self.groups_owner is None:
             param_group = {name: value for name, value in param_group.items() if name not in self.posterior_defaults}
-        if self._holder is self.groups_owner:
-            self._holder.add_param_group(param_group)
+        if self.groups_owner is not None and self._holder is self.groups_owner:
+            self.groups_owner.add_param_group(param_group)
         else:
             super().add_param_group(param_group)
         self.param_groups[-1][KEY] = settings

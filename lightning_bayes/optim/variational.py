@@ -63,8 +63,7 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
     Args:
         model: The model to train. A curvature rule must cover each of its layers.
         params: Parameters or parameter groups, or another optimizer, whose list of groups is then shared: its ``lr``,
-            ``weight_decay`` and schedulers apply, but its other entries do not; so a scheduler that cycles Adam's ``betas``
-            does not change this optimizer's. Default: all trainable parameters of `model`.
+            ``weight_decay`` and schedulers apply, but not its ``betas``. Default: all trainable parameters of `model`.
         base: The optimizer that moves the means; see `optim.steps.base_optimizer`. The list of its groups is shared. An L2
             ``weight_decay`` stays its own, and gives the prior's precision, δ = Ñ·wd/τ.
         own: The hyperparameters that the algorithm's record adds to the shared ones.
@@ -111,9 +110,7 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
         self._own_arguments = [name for name in record.own_names() if name in accepted]
         self._settings = GroupSettings(type(self).__name__, record, self.steps, amortises=self.amortises)
         self.fills_gradients = base is None
-        self.family: PosteriorFamily = self.family_type(
-            weakref.proxy(self)
-        )  # weak, to free all tensors with the last reference
+        self.family: PosteriorFamily = self.family_type(weakref.proxy(self))  # frees all tensors with us
         self._check_batch_size = None if self.estimator.is_linear else BatchSizeCheck(type(self).__name__)
         if params is None:
             params = trainable(model) if base is None else base
@@ -294,8 +291,7 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
     def effective_parameters(self) -> Tensor:
         """The effective number of parameters, Σ_i s_i / (s_i + γ_t), that the data determine (MacKay 1992).
 
-        γ_t is the prior's part of the curvature (`posteriors.shaped_noise`), or δ̃. Negative curvatures count as 0. A matrix
-        with Kronecker factors contributes the diagonal of their product.
+        γ_t is the prior's part of the curvature, or δ̃. A matrix contributes the diagonal of its Kronecker product.
 
         Returns:
             A scalar between 0 and the number of weights with noise.
