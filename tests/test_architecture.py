@@ -75,11 +75,10 @@ LONG = 300  # lines of a file
 LONG_FILES = {  # today's exceptions: an entry goes with its file's length, and none is added
     "lightning_bayes/curvature/loss_reading.py",
 }
-CIRCLES = {  # today's exceptions, modules of the package: an entry goes with its circle, and none is added
-}
+CIRCLES: set[tuple[str, ...]] = set()
 BATCH = {  # files and functions that a VOGN batch passes: lowered with the code, never raised
-    "measured": (46, 242),  # the goal is 15 and 70
-    "unmeasured": (21, 93),  # the goal is 10 and 40
+    "measured": (46, 230),  # the goal is 15 and 70
+    "unmeasured": (19, 73),  # the goal is 10 and 40
 }
 VAGUE_NAMES = {"utils.py", "util.py", "helpers.py", "helper.py", "common.py", "misc.py"}
 

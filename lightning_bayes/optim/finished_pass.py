@@ -50,10 +50,3 @@ class FinishedPass:
         """Add δ̃ (θ - μ) to ĝ of a sampled parameter."""
         if param in self.means:
             self.add_to_gradient_(param, (param.detach() - self.means[param]).mul_(prior))
-
-    def squares(self) -> Curvature:
-        """(1/n) Σ_i g_i², unscaled, for the parameters that the engine measured."""
-        squares = self.captured.mean_curvature()
-        if self.loss_scale != 1 and squares and not self.captured.has_taken_examples:
-            torch._foreach_div_(list(squares.values()), self.loss_scale**2)
-        return squares
