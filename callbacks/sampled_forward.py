@@ -60,6 +60,7 @@ class SampledForward:
         self.observation, self.interval, self._packing = observation, interval, PackedOutputs()
         self.lenient, self._gave_up = lenient, False
         self.calls = 0
+        self._dtype = torch.float32  # of the module's outputs
         self._last: Tensor | None = None  # outputs of the last call, [S, …]
         self._has_warned = False
         self._forward: Callable[..., Tensor] = module.forward
@@ -93,7 +94,9 @@ class SampledForward:
         """The module's outputs under every sample, ``[S, …]``."""
         self.calls += 1
         with self._original_forward():
-            self._last = self.samples.outputs(self.module, lambda: self._single_output(*args, **kwargs))
+            outputs = self.samples.outputs(self.module, lambda: self._single_output(*args, **kwargs))
+        self._dtype = outputs.dtype  # averages and entropies of half precision would be rounded
+        self._last = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
         return self._last
 
     def at_mean(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -124,7 +127,7 @@ class SampledForward:
         if self._gave_up:
             return self._forward(*args, **kwargs)
         try:
-            return self._packing.unpack(combine(self.outputs(*args, **kwargs), self.link))
+            return self._packing.unpack(combine(self.outputs(*args, **kwargs), self.link).to(self._dtype))
         except UnsupportedTrainingError as error:
             if not self.lenient and not isinstance(error, _NoAverageError):
                 raise
