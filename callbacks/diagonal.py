@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal, final, get_args
 
-from typing_extensions import Unpack
+from typing_extensions import Never, Unpack
 
 from lightning_bayes.callbacks.base import VariationalCallback
 from lightning_bayes.callbacks.fields import CallbackFields
@@ -95,8 +95,8 @@ class VadaGradCallback(VariationalCallback):
 
     optimizer_class = VadaGrad
 
-    def __init__(self, temperature: float | Schedule = 0.0, **fields: Unpack[CallbackFields]) -> None:
-        super().__init__(**fields)
+    def __init__(self, *unnamed: Never, temperature: float | Schedule = 0.0, **fields: Unpack[CallbackFields]) -> None:
+        super().__init__(*unnamed, **fields)
         self.set_own(temperature=temperature)
         require_unit_kl_weight(self.group_defaults)
 
@@ -115,8 +115,8 @@ class VpropCallback(VariationalCallback):
 
     optimizer_class = Vprop
 
-    def __init__(self, scaling: Scaling = "mean", **fields: Unpack[CallbackFields]) -> None:
-        super().__init__(**fields)
+    def __init__(self, *unnamed: Never, scaling: Scaling = "mean", **fields: Unpack[CallbackFields]) -> None:
+        super().__init__(*unnamed, **fields)
         self.set_own(scaling=scaling)
 
 
@@ -131,8 +131,8 @@ class Vprop0Callback(VariationalCallback):
 
     optimizer_class = Vprop0
 
-    def __init__(self, scaling: Scaling = "mean", **fields: Unpack[CallbackFields]) -> None:
-        super().__init__(**fields)
+    def __init__(self, *unnamed: Never, scaling: Scaling = "mean", **fields: Unpack[CallbackFields]) -> None:
+        super().__init__(*unnamed, **fields)
         self.set_own(scaling=scaling)
 
 
@@ -151,12 +151,16 @@ class VONCallback(VariationalCallback):
     """
 
     def __init__(
-        self, hessian: Hessian = "exact", positivity: Positivity = "backtracking", **fields: Unpack[CallbackFields]
+        self,
+        *unnamed: Never,
+        hessian: Hessian = "exact",
+        positivity: Positivity = "backtracking",
+        **fields: Unpack[CallbackFields],
     ) -> None:
         if hessian not in get_args(Hessian):
             raise HyperparameterError(f"hessian={hessian!r} must be one of {', '.join(map(repr, get_args(Hessian)))}.")
         self.hessian = hessian  # selects `optimizer_class`, which the base class reads
-        super().__init__(**fields)
+        super().__init__(*unnamed, **fields)
         self.set_own(positivity=positivity)
 
     @property
@@ -176,8 +180,10 @@ class MomentumVONCallback(VariationalCallback):
 
     optimizer_class = MomentumVON
 
-    def __init__(self, positivity: Positivity = "backtracking", **fields: Unpack[CallbackFields]) -> None:
-        super().__init__(**fields)
+    def __init__(
+        self, *unnamed: Never, positivity: Positivity = "backtracking", **fields: Unpack[CallbackFields]
+    ) -> None:
+        super().__init__(*unnamed, **fields)
         self.set_own(positivity=positivity)
 
 
@@ -194,8 +200,10 @@ class CVICallback(VariationalCallback):
 
     optimizer_class = CVI
 
-    def __init__(self, positivity: Positivity = "backtracking", **fields: Unpack[CallbackFields]) -> None:
-        super().__init__(**fields)
+    def __init__(
+        self, *unnamed: Never, positivity: Positivity = "backtracking", **fields: Unpack[CallbackFields]
+    ) -> None:
+        super().__init__(*unnamed, **fields)
         self.set_own(positivity=positivity)
 
 
@@ -214,9 +222,13 @@ class IVONCallback(VariationalCallback):
     optimizer_class = IVON
 
     def __init__(
-        self, clip_radius: float | Schedule = math.inf, rescale_lr: bool = False, **fields: Unpack[CallbackFields]
+        self,
+        *unnamed: Never,
+        clip_radius: float | Schedule = math.inf,
+        rescale_lr: bool = False,
+        **fields: Unpack[CallbackFields],
     ) -> None:
-        super().__init__(**fields)
+        super().__init__(*unnamed, **fields)
         self.set_own(clip_radius=clip_radius, rescale_lr=rescale_lr)
         check_rescaling(self.group_defaults)
 
@@ -232,6 +244,8 @@ class BBBCallback(VariationalCallback):
 
     optimizer_class = BBB
 
-    def __init__(self, std_lr: float | Schedule | None = None, **fields: Unpack[CallbackFields]) -> None:
-        super().__init__(**fields)
+    def __init__(
+        self, *unnamed: Never, std_lr: float | Schedule | None = None, **fields: Unpack[CallbackFields]
+    ) -> None:
+        super().__init__(*unnamed, **fields)
         self.set_own(std_lr=std_lr)

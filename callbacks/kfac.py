@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, cast, final
 
-from typing_extensions import Unpack
+from typing_extensions import Never, Unpack
 
 from lightning_bayes.callbacks.base import VariationalCallback
 from lightning_bayes.callbacks.fields import CallbackFields, KroneckerFields
@@ -38,8 +38,8 @@ class KFACCallback(VariationalCallback):
     optimizer_class = KFAC
     field_defaults: ClassVar[Mapping[str, Any]] = _DEFAULTS
 
-    def __init__(self, **fields: Unpack[KroneckerFields]) -> None:
-        super().__init__(**cast(CallbackFields, fields))
+    def __init__(self, *unnamed: Never, **fields: Unpack[KroneckerFields]) -> None:
+        super().__init__(*unnamed, **cast(CallbackFields, fields))
 
 
 @final
@@ -59,9 +59,9 @@ class NoisyKFACCallback(VariationalCallback):
     optimizer_class = NoisyKFAC
     field_defaults: ClassVar[Mapping[str, Any]] = _DEFAULTS
 
-    def __init__(self, prior_at: PriorAt = "mean", **fields: Unpack[KroneckerFields]) -> None:
+    def __init__(self, *unnamed: Never, prior_at: PriorAt = "mean", **fields: Unpack[KroneckerFields]) -> None:
         check_prior_at(prior_at)
         if fields.get("lr") is None:
             fields = cast(KroneckerFields, {**_USER_STEP_DEFAULTS, **fields})
-        super().__init__(**cast(CallbackFields, fields))
+        super().__init__(*unnamed, **cast(CallbackFields, fields))
         self.optimizer_kwargs["prior_at"] = prior_at

@@ -6,13 +6,20 @@ import pytest
 from tiny_training import Classifier, loader, quiet_trainer
 
 from lightning_bayes import (
+    BBBCallback,
+    CVICallback,
     IVONCallback,
+    KFACCallback,
     LinearSchedule,
+    MomentumVONCallback,
     NoisyAdamCallback,
     NoisyAdamFisherCallback,
+    NoisyKFACCallback,
+    OGNCallback,
     VadaGradCallback,
     VadamCallback,
     VOGNCallback,
+    VONCallback,
     Vprop0Callback,
     VpropCallback,
 )
@@ -64,7 +71,13 @@ def test_bad_arguments_are_refused_by_the_callback(callback, arguments, message)
         callback(**arguments)
 
 
+VARIATIONAL = {*(callback for callback, _, _ in CASES), VOGNCallback, VONCallback, MomentumVONCallback, CVICallback}
+VARIATIONAL |= {OGNCallback, BBBCallback, KFACCallback, NoisyKFACCallback}
+
+
+@pytest.mark.parametrize("callback", sorted(VARIATIONAL, key=lambda each: each.__name__))
 @pytest.mark.parametrize(("value", "meant"), [(0.1, "lr=0.1"), (5, "mc_samples=5"), ("last.ckpt", "prior='last.ckpt'")])
-def test_an_argument_without_a_name_is_told_the_keyword(value, meant):
-    with pytest.raises(TypeError, match=f"VOGNCallback takes keyword arguments only, got .*Did you mean {meant}"):
-        VOGNCallback(value)
+def test_an_argument_without_a_name_is_told_the_keyword(callback, value, meant):
+    message = f"{callback.__name__} takes keyword arguments only, got .*Did you mean {meant}"
+    with pytest.raises(TypeError, match=message):
+        callback(value)
