@@ -25,6 +25,8 @@ LINK_ATTRIBUTE: Final = "lightning_bayes_link"  # of modules that state their li
 class FinishesSamples(Protocol):
     """A callback that changes the samples of evaluations outside of a fit, such as `PosteriorScale`."""
 
+    temperature: float  # divides the logits of these evaluations
+
     def finished_samples(self, trainer: Trainer, module: LightningModule, samples: Samples, link: Link) -> Samples:
         """Samples to evaluate under instead of `samples`."""
         ...
@@ -126,13 +128,16 @@ class EvaluationCallback(Callback, ABC):
             return
         require_single_evaluation(trainer)
         link = self.link_or_raw(module)
-        is_fit = trainer.state.fn == "fit"
+        is_fit, temperature = trainer.state.fn == "fit", 1.0
         if not is_fit:
             for callback in trainer.callbacks:  # type: ignore[attr-defined]
                 if isinstance(callback, FinishesSamples):
                     samples = callback.finished_samples(trainer, module, samples, link)
+                    temperature *= callback.temperature
         prepared = spread(trainer, recalibrated(trainer, module, samples))
-        self._forward = SampledForward(module, prepared, link, opt_out_hint=self.opt_out_hint, lenient=is_fit)
+        self._forward = SampledForward(
+            module, prepared, link, temperature=temperature, opt_out_hint=self.opt_out_hint, lenient=is_fit
+        )
         self._forward.start(predict)
 
     def _stop(self, warn: bool = True) -> None:

@@ -61,6 +61,8 @@ class CallbackFields(HyperparameterFields, total=False):
             measurement (`optim.runtime.measuring`), else 1.
         link: How outputs become predictions in evaluation. None: the module's
             attribute ``lightning_bayes_link``, else the link of the training loss, else raw outputs are averaged.
+        calibrate: Whether the end of a fit chooses the width of the posterior and a temperature on the validation set, see
+            `lightning_bayes.callbacks.Calibration`; default False.
         bayesian: Regular expression for the names of the parameters that have a posterior. The other parameters take the
             same step without noise. None selects all parameters; the default step excludes normalisation layers, each of
             whose parameters scales or shifts a whole channel: noise in them hurt a small ResNet most (a heuristic).
@@ -77,6 +79,7 @@ class CallbackFields(HyperparameterFields, total=False):
     data_augmentation_factor: float | Schedule | None
     curvature_interval: int | None
     link: Link | None
+    calibrate: bool
 
 
 class KroneckerFields(CallbackFields, total=False):
@@ -118,7 +121,7 @@ def _merge_docstrings(*records: Any) -> None:
 _merge_docstrings(HyperparameterFields, CallbackFields, KroneckerFields)
 
 _UNDECIDED = ("lr", "prior_precision", "data_augmentation_factor", "link", "curvature_interval")  # None: chosen later
-_DEFAULTS = {**dict.fromkeys(_UNDECIDED), "linearized": False}
+_DEFAULTS = {**dict.fromkeys(_UNDECIDED), "linearized": False, "calibrate": False}
 
 
 class CallbackArguments(NamedTuple):
@@ -133,6 +136,7 @@ class CallbackArguments(NamedTuple):
     linearized: bool
     val_samples: int | None
     link: Link | None
+    calibrate: bool
     group_defaults: dict[str, Any]  # hyperparameters of every parameter group
     optimizer_kwargs: dict[str, Any]  # the other arguments of the optimizer
 

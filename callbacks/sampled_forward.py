@@ -38,11 +38,18 @@ class SampledForward:
     """Replaces a module's ``forward`` (and default ``predict_step``) while it is active."""
 
     def __init__(
-        self, module: LightningModule, samples: Samples, link: Link, *, opt_out_hint: str, lenient: bool = False
+        self,
+        module: LightningModule,
+        samples: Samples,
+        link: Link,
+        *,
+        temperature: float = 1.0,
+        opt_out_hint: str,
+        lenient: bool = False,
     ) -> None:
         check_link(link)  # it may be the module's own attribute
         self.module, self.samples, self.link, self.opt_out_hint = module, samples, link, opt_out_hint
-        self.lenient, self._gave_up = lenient, False
+        self.temperature, self.lenient, self._gave_up = temperature, lenient, False
         self.calls = 0
         self._last: Tensor | None = None  # outputs of the last call, [S, …]
         self._has_warned = False
@@ -77,7 +84,8 @@ class SampledForward:
         """The module's outputs under every sample, ``[S, …]``."""
         self.calls += 1
         with self._original_forward():
-            self._last = self.samples.outputs(self.module, lambda: self._single_output(*args, **kwargs))
+            outputs = self.samples.outputs(self.module, lambda: self._single_output(*args, **kwargs))
+        self._last = outputs if self.temperature == 1 else outputs / self.temperature
         return self._last
 
     def at_mean(self, *args: Any, **kwargs: Any) -> Tensor:

@@ -61,7 +61,7 @@ def predictive_nll(
             f"{list(outputs.shape)} and {list(targets.shape)}."
         )
     if link != "softmax":
-        targets = _shaped_like_sample(targets, outputs)
+        targets = shaped_like_sample(targets, outputs)
     has_class_probs = link == "softmax" and targets.is_floating_point()
     num_targets = len(targets) if has_class_probs else targets.numel()
     count = float(reduce(torch.tensor(float(num_targets))))
@@ -125,7 +125,7 @@ def gaussian_log_density(outputs: Tensor, targets: Tensor, std: float) -> Tensor
     return -0.5 * scaled.square() - math.log(std) - 0.5 * math.log(2 * math.pi)
 
 
-def _shaped_like_sample(targets: Tensor, outputs: Tensor) -> Tensor:
+def shaped_like_sample(targets: Tensor, outputs: Tensor) -> Tensor:
     """Reshape targets to the shape of one sample's outputs; ``[B]`` becomes ``[B, 1]``, for example."""
     if targets.numel() != outputs[0].numel():
         raise ShapeError(
