@@ -10,8 +10,8 @@ from lightning_bayes.callbacks.fields import CallbackArguments
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim import VariationalOptimizer
 from lightning_bayes.optim.hyperparameters import StepName
-from lightning_bayes.optim.runtime.measuring import BASE_INTERVAL, require_interval
-from lightning_bayes.optim.runtime.parameters import has_convolutions, has_norms
+from lightning_bayes.optim.measuring import BASE_INTERVAL, require_interval
+from lightning_bayes.optim.parameters import has_convolutions, has_norms
 from lightning_bayes.optim.steps.base_optimizer import (
     FLATNESS_OF_CLASSIFIERS,
     FLATNESS_OF_CONVOLUTIONS,

@@ -58,7 +58,7 @@ class CallbackFields(HyperparameterFields, total=False):
             0.3, 1; where it defaults to 0.07, 0.001.
         curvature_interval: T, updates between curvature measurements, after ten updates that all measure; the other updates
             run the bare model. None: 10 if the user's optimizer sets the step or its length and updates may skip the
-            measurement (`optim.runtime.measuring`), else 1.
+            measurement (`optim.measuring`), else 1.
         link: How outputs become predictions in evaluation. None: the module's
             attribute ``lightning_bayes_link``, else the link of the training loss, else raw outputs are averaged.
         calibrate: Whether the end of a fit chooses the width of the posterior and a temperature on the validation set, see

@@ -17,7 +17,7 @@ from lightning_bayes.optim import VariationalOptimizer
 from lightning_bayes.optim.diagonal.estimators import SquaredGradients
 from lightning_bayes.optim.diagonal.estimators.estimator import CurvatureEstimator, Scores
 from lightning_bayes.optim.diagonal.vogn import update
-from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass
+from lightning_bayes.optim.passes import Curvature, FinishedPass
 
 
 @final

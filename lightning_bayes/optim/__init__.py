@@ -17,8 +17,8 @@ from lightning_bayes.optim.diagonal.vprop import Vprop, Vprop0
 from lightning_bayes.optim.fisher import FisherName
 from lightning_bayes.optim.hyperparameters import PriorMean
 from lightning_bayes.optim.kronecker.kfac import KFAC, NoisyKFAC, PriorAt
-from lightning_bayes.optim.runtime.base import NoisyOptimizer
-from lightning_bayes.optim.runtime.noise import CounterNoise, counter_seed
+from lightning_bayes.optim.noise import CounterNoise, counter_seed
+from lightning_bayes.optim.optimizer import NoisyOptimizer
 from lightning_bayes.optim.schedules import (
     BetaSchedule,
     CosineSchedule,

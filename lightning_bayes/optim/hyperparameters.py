@@ -80,7 +80,7 @@ class HyperparameterFields(TypedDict, total=False):
         bayesian: Regular expression that selects the parameters with a posterior by name. The same step trains all other
             parameters without noise. None: all parameters, except for normalisation layers unless the step is natural.
         antithetic: Whether the updates 2j and 2j+1 use the same noise with opposite signs. Over such a pair the first-order
-            effect of the noise on the gradient cancels, and fewer random numbers are drawn (`optim.runtime.noise`). None:
+            effect of the noise on the gradient cancels, and fewer random numbers are drawn (`optim.noise`). None:
             False for the natural step, True for all other steps.
         mc_samples: K, number of weight samples per batch and process. Default: 1 unless the algorithm overrides it.
         engine: Curvature engine: ``"fused"`` supports any layer, ``"backpack"`` only the layers that BackPACK supports.
@@ -131,7 +131,7 @@ class OptimizerFields(HyperparameterFields, total=False):
         radius: Optimizer whose step size bounds the trust region: ``"adam"`` or ``"sgd"``. Default: ``"adam"``.
         momentum: Momentum of the SGD whose step size bounds the trust region. Default: 0.
         curvature_interval: T, number of updates between two measurements of the curvature. The first ten updates always
-            measure it, see `optim.runtime.measuring`. Above 1 only for methods whose curvature is a running average.
+            measure it, see `optim.measuring`. Above 1 only for methods whose curvature is a running average.
             Default: 1.
         workspace_mib: Memory in MiB that the engine may use for per-example values. Default: 64.
     """

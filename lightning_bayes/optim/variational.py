@@ -26,21 +26,21 @@ from lightning_bayes.optim.diagonal.family import DiagonalFamily
 from lightning_bayes.optim.diagonal.signed_curvature import keep_all_positive_
 from lightning_bayes.optim.diagonal.state import MeanFieldState, start_state
 from lightning_bayes.optim.effective import effective
+from lightning_bayes.optim.family import PosteriorFamily
 from lightning_bayes.optim.groups import KEY, SHARED, flat
 from lightning_bayes.optim.hyperparameters import Hyperparameters, OptimizerFields, StepRule
-from lightning_bayes.optim.readout import WeightPosterior, effective_parameters, posterior_of_model
-from lightning_bayes.optim.resuming import RECORD, require_same
-from lightning_bayes.optim.runtime.base import NoisyOptimizer
-from lightning_bayes.optim.runtime.family import PosteriorFamily
-from lightning_bayes.optim.runtime.measuring import BASE_INTERVAL, require_interval
-from lightning_bayes.optim.runtime.noise import CounterNoise
-from lightning_bayes.optim.runtime.parameters import (
+from lightning_bayes.optim.measuring import BASE_INTERVAL, require_interval
+from lightning_bayes.optim.noise import CounterNoise
+from lightning_bayes.optim.optimizer import NoisyOptimizer
+from lightning_bayes.optim.parameters import (
     deterministic_params,
     reference_weights,
     require_initialised,
     trainable,
 )
-from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass, Measurement
+from lightning_bayes.optim.passes import Curvature, FinishedPass, Measurement
+from lightning_bayes.optim.readout import WeightPosterior, effective_parameters, posterior_of_model
+from lightning_bayes.optim.resuming import RECORD, require_same
 from lightning_bayes.optim.schedules import apply_schedules, take_schedules
 from lightning_bayes.optim.settings import plain
 from lightning_bayes.optim.steps import BaseOptimizerStep, Step, make_steps, step_for
@@ -62,7 +62,7 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
         curvature_update: Pure update of s alone, used when another optimizer moves the mean. Its arguments are s, ĥ,
             ``rate`` = 1-β₂ and keyword arguments of `natural_update`. None if s needs more than ĥ.
         averages_curvature: Whether this update is the plain running average of ĥ.
-        amortises: Whether updates may skip the measurement; see `optim.runtime.measuring`.
+        amortises: Whether updates may skip the measurement; see `optim.measuring`.
         signed_curvature: Whether the curvature may be negative, down to -δ̃.
         prior_at_sample: Whether the gradient of the prior is computed at the sample instead of the mean.
 

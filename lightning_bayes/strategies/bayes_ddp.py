@@ -1,6 +1,6 @@
 """Distributed training with weight samples: assigns noise and examples to ranks.
 
-Noise is a function of a noise index (`optim.runtime.noise`). Ranks of one noise group draw the same weights by using the
+Noise is a function of a noise index (`optim.noise`). Ranks of one noise group draw the same weights by using the
 same indices, without communication. With V = world size × micro-batches per update, a micro-batch has the index
 v = rank · micro-batches + micro-batch and belongs to group ⌊v · groups / V⌋. A rank with one micro-batch per update is one
 process of Algorithm 1 in Osawa et al. 2019 (https://arxiv.org/abs/1906.02506); more micro-batches emulate more devices.

@@ -12,7 +12,7 @@ from torch import nn
 from lightning_bayes import VOGNCallback
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim import IVON, VOGN, NoisyKFAC, VadaGrad, Vadam
-from lightning_bayes.optim.runtime.noise import CounterNoise
+from lightning_bayes.optim.noise import CounterNoise
 
 BOUND, N, DELTA = 0.05, 40, 3.0
 

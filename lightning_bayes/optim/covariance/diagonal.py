@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lightning_bayes.optim.effective import Effective, effective
-from lightning_bayes.optim.runtime.measuring import SHAPE_INTERVAL
+from lightning_bayes.optim.measuring import SHAPE_INTERVAL
 from lightning_bayes.posteriors import noise_shape, noise_statistics
 
 _NO_FLOOR = -3e38  # every float32 is above

@@ -32,7 +32,7 @@ from lightning_bayes.optim.fisher import FisherName
 from lightning_bayes.optim.kronecker.equations import average_factors
 from lightning_bayes.optim.kronecker.kl_clip import clipped_lr, fisher_norm
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer, factors_at_precision
-from lightning_bayes.optim.runtime.parameters import trainable
+from lightning_bayes.optim.parameters import trainable
 from lightning_bayes.posteriors import BlockTridiagonal, linear_chain
 from lightning_bayes.posteriors.memory import DEFAULT_LIMIT_MIB
 

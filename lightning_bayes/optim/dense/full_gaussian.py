@@ -34,7 +34,7 @@ from lightning_bayes.optim.dense.measurements import HessianMeasurement, Labels,
 from lightning_bayes.optim.dense.shell import DenseArguments, DenseOptimizer
 from lightning_bayes.optim.diagonal.state import average, debiased
 from lightning_bayes.optim.effective import Effective
-from lightning_bayes.optim.runtime.parameters import trainable
+from lightning_bayes.optim.parameters import trainable
 from lightning_bayes.posteriors import FullGaussian, check_full_size, initial_curvature
 from lightning_bayes.posteriors.memory import DEFAULT_LIMIT_MIB
 

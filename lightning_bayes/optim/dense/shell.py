@@ -20,10 +20,10 @@ from lightning_bayes.optim.dense.measurements import JointMeasurement
 from lightning_bayes.optim.effective import Effective
 from lightning_bayes.optim.groups import flat
 from lightning_bayes.optim.hyperparameters import Hyperparameters
-from lightning_bayes.optim.runtime.base import NoisyOptimizer
-from lightning_bayes.optim.runtime.noise import CounterNoise
-from lightning_bayes.optim.runtime.parameters import require_initialised
-from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass, Measurement
+from lightning_bayes.optim.noise import CounterNoise
+from lightning_bayes.optim.optimizer import NoisyOptimizer
+from lightning_bayes.optim.parameters import require_initialised
+from lightning_bayes.optim.passes import Curvature, FinishedPass, Measurement
 from lightning_bayes.optim.settings import plain
 
 

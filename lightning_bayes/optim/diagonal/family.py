@@ -13,10 +13,10 @@ from lightning_bayes.curvature import Capture
 from lightning_bayes.optim.covariance import diagonal as covariance
 from lightning_bayes.optim.diagonal.update import DiagonalUpdate
 from lightning_bayes.optim.effective import effective
-from lightning_bayes.optim.runtime.family import PosteriorFamily
-from lightning_bayes.optim.runtime.measuring import elapsed_updates
-from lightning_bayes.optim.runtime.noise import CounterNoise
-from lightning_bayes.optim.runtime.passes import Measurement
+from lightning_bayes.optim.family import PosteriorFamily
+from lightning_bayes.optim.measuring import elapsed_updates
+from lightning_bayes.optim.noise import CounterNoise
+from lightning_bayes.optim.passes import Measurement
 from lightning_bayes.posteriors import initial_curvature
 
 if TYPE_CHECKING:

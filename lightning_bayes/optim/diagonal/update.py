@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.optim.effective import effective
-from lightning_bayes.optim.runtime.measuring import weight_of_old
+from lightning_bayes.optim.measuring import weight_of_old
 from lightning_bayes.optim.steps import CohortUpdate
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class DiagonalUpdate(CohortUpdate):
     def _weight_of_old(self) -> float:
         """The weight of the old curvature."""
         starts_as_mean = not self._optimizer.step_of(self.group).is_published
-        # Without a count, updates between two measurements count too; see `optim.runtime.measuring`.
+        # Without a count, updates between two measurements count too; see `optim.measuring`.
         measurements = self.states[0].get("measurements", self.index)
         beta = self.group["posterior"]["betas"][1]
         return weight_of_old(beta, measurements, self._elapsed, starts_as_mean=starts_as_mean)

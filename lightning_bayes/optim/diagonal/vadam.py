@@ -26,7 +26,7 @@ from torch import Tensor
 from lightning_bayes.optim.diagonal.estimators import BatchSquare
 from lightning_bayes.optim.diagonal.state import MeanFieldState, average, with_prior
 from lightning_bayes.optim.effective import effective
-from lightning_bayes.optim.runtime.measuring import updates_covered
+from lightning_bayes.optim.measuring import updates_covered
 from lightning_bayes.optim.variational import VariationalOptimizer
 from lightning_bayes.posteriors import initial_curvature
 

@@ -17,7 +17,7 @@ from lightning_bayes.optim.kronecker.distributed_inversion import WorkerGroup, i
 from lightning_bayes.optim.kronecker.intervals import layers_due
 from lightning_bayes.optim.kronecker.layer import KroneckerLayer
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
-from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass, Measurement
+from lightning_bayes.optim.passes import Curvature, FinishedPass, Measurement
 
 _NAMES = ("output_factor", "input_factor")  # of S and A
 

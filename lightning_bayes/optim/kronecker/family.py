@@ -21,6 +21,7 @@ from lightning_bayes.curvature import Capture
 from lightning_bayes.optim.diagonal.family import DiagonalFamily
 from lightning_bayes.optim.diagonal.update import DiagonalUpdate
 from lightning_bayes.optim.effective import effective
+from lightning_bayes.optim.family import PosteriorFamily
 from lightning_bayes.optim.kronecker.arguments import KroneckerHyperparameters
 from lightning_bayes.optim.kronecker.curvature import factor_shapes, refresh
 from lightning_bayes.optim.kronecker.distributed_inversion import WorkerGroup
@@ -29,10 +30,9 @@ from lightning_bayes.optim.kronecker.kl_clip import clipped_lr
 from lightning_bayes.optim.kronecker.layer import KroneckerLayer
 from lightning_bayes.optim.kronecker.layers import KroneckerLayers
 from lightning_bayes.optim.kronecker.moves import Move
-from lightning_bayes.optim.runtime.family import PosteriorFamily
-from lightning_bayes.optim.runtime.measuring import SHAPE_INTERVAL
-from lightning_bayes.optim.runtime.noise import CounterNoise
-from lightning_bayes.optim.runtime.passes import Measurement
+from lightning_bayes.optim.measuring import SHAPE_INTERVAL
+from lightning_bayes.optim.noise import CounterNoise
+from lightning_bayes.optim.passes import Measurement
 from lightning_bayes.optim.steps import CohortUpdate
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.kronecker import equations
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer, factors_at_precision
 from lightning_bayes.optim.kronecker.moves import Move
-from lightning_bayes.optim.runtime.measuring import weight_of_old
-from lightning_bayes.optim.runtime.noise import CounterNoise
+from lightning_bayes.optim.measuring import weight_of_old
+from lightning_bayes.optim.noise import CounterNoise
 from lightning_bayes.optim.weight_prior import prior_means
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from torch import nn
 from lightning_bayes.optim import IVON, VOGN
 from lightning_bayes.optim.diagonal.estimators.reparameterised import reparameterised
 from lightning_bayes.optim.diagonal.family import DiagonalFamily
-from lightning_bayes.optim.runtime.noise import CounterNoise
+from lightning_bayes.optim.noise import CounterNoise
 
 
 def network():

@@ -14,7 +14,7 @@ from lightning_bayes.errors import HyperparameterError, NoMeasurementError, NonF
 from lightning_bayes.optim import OGN, VOGN
 from lightning_bayes.optim.diagonal.state import MeanFieldState
 from lightning_bayes.optim.diagonal.vogn import update
-from lightning_bayes.optim.runtime.noise import CounterNoise
+from lightning_bayes.optim.noise import CounterNoise
 
 F64 = torch.float64
 

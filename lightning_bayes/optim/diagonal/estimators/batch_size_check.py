@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, final
 
-from lightning_bayes.optim.runtime.passes import Measurement
+from lightning_bayes.optim.passes import Measurement
 
 
 @final

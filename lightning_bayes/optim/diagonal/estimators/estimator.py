@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 from torch import Tensor, nn
 
 from lightning_bayes.curvature import Quantity
-from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass
+from lightning_bayes.optim.passes import Curvature, FinishedPass
 
 EngineQuantity: TypeAlias = Quantity | Literal["gradient"]
 Scores: TypeAlias = Callable[[Iterable[nn.Parameter]], dict[nn.Parameter, Tensor]]

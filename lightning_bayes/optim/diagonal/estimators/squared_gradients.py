@@ -8,7 +8,7 @@ from typing import final
 from torch import nn
 
 from lightning_bayes.optim.diagonal.estimators.estimator import CurvatureEstimator, Scores
-from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass
+from lightning_bayes.optim.passes import Curvature, FinishedPass
 
 
 @final

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from lightning_bayes.optim.runtime import noise
-from lightning_bayes.optim.runtime.noise import CounterNoise
+from lightning_bayes.optim import noise
+from lightning_bayes.optim.noise import CounterNoise
 
 
 @pytest.fixture(autouse=True)

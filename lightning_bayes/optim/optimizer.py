@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from lightning_bayes.curvature import AbstractEngine, BareCapture, Capture, GradientCapture, GradientEngine
 from lightning_bayes.curvature.loss import BackwardWatch
 from lightning_bayes.errors import NoMeasurementError, NonFiniteError, UnsupportedTrainingError
+from lightning_bayes.optim.finiteness import nonfinite_params, overflow_message, skip_message
 from lightning_bayes.optim.groups import FORMAT, KEY, split
-from lightning_bayes.optim.runtime.finiteness import nonfinite_params, overflow_message, skip_message
-from lightning_bayes.optim.runtime.measuring import FIRST_UPDATES
-from lightning_bayes.optim.runtime.noise import CounterNoise, counter_seed
-from lightning_bayes.optim.runtime.passes import Curvature, FinishedPass, Measurement, OpenUpdate
+from lightning_bayes.optim.measuring import FIRST_UPDATES
+from lightning_bayes.optim.noise import CounterNoise, counter_seed
+from lightning_bayes.optim.passes import Curvature, FinishedPass, Measurement, OpenUpdate
 from lightning_bayes.private_torch import mark_as_scheduled
 
 

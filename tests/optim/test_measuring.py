@@ -13,7 +13,7 @@ from torch import nn
 from lightning_bayes.curvature import BareCapture
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim import BBB, IVON, KFAC, VOGN, MomentumVON, NoisyAdam, VadaGrad, Vadam, Vprop
-from lightning_bayes.optim.runtime.measuring import FIRST_UPDATES, elapsed_updates, updates_covered, weight_of_old
+from lightning_bayes.optim.measuring import FIRST_UPDATES, elapsed_updates, updates_covered, weight_of_old
 
 F64 = torch.float64
 

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from lightning_bayes.curvature import Capture
-from lightning_bayes.optim.runtime.noise import CounterNoise
-from lightning_bayes.optim.runtime.passes import Measurement
+from lightning_bayes.optim.noise import CounterNoise
+from lightning_bayes.optim.passes import Measurement
 from lightning_bayes.optim.steps import CohortUpdate
 
 
