@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lightning_bayes.callbacks.chosen_posterior import ChosenPosterior, OutputsAt, Reduce
 from lightning_bayes.callbacks.loaders import OnDevice
+from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.predictive import Link, choose_calibration
 from lightning_bayes.predictive.calibration import EVALUATIONS
 
@@ -40,14 +41,17 @@ class Calibration(ChosenPosterior):
             posterior.
         refit: Whether to choose again before each evaluation even if the checkpoint has a width, such as for another number
             of samples.
+
+    Attributes:
+        seconds: The time that the last choice took.
     """
 
-    number = "calibration"
+    number = "width and temperature"
 
     def __init__(self, linearized: bool | None = None, refit: bool = False) -> None:
         super().__init__(linearized, refit)
         self._rows_of_batch = 0  # of the fit
-        self._start = self._start_of_fit = 0.0
+        self._start = self._start_of_fit = self.seconds = 0.0
         self._rows = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -74,16 +78,20 @@ class Calibration(ChosenPosterior):
         """The width and the temperature of `choose_calibration`."""
         targets = outputs_at(0.0).targets
         found = choose_calibration(lambda scale: outputs_at(scale).outputs, targets, link, noise_std, reduce)
-        seconds, of_fit = time.perf_counter() - self._start, self._start - self._start_of_fit
-        share = f", {100 * seconds / of_fit:.1f} % of the fit" if self._start_of_fit else ""
+        self.seconds = time.perf_counter() - self._start
+        share = (
+            f", {100 * self.seconds / (self._start - self._start_of_fit):.1f} % of the fit"
+            if self._start_of_fit
+            else ""
+        )
         change = (
             f"the NLL falls from {found.nll_before:.4f} to {found.nll:.4f} (standard error {found.standard_error:.4f})"
             if found.choice != "neither"
-            else f"the NLL is {found.nll:.4f}, and no change lowers it by more than a standard error"
+            else f"the NLL is {found.nll:.4f}, and no change lowers it by more than its standard error"
         )
         rank_zero_info(
             f"Calibration on {self._rows} validation examples: width {found.scale:.3g}, temperature "
-            f"{found.temperature:.3g}; {change}. It took {seconds:.1f} s{share}."
+            f"{found.temperature:.3g}; {change}. It took {self.seconds:.1f} s{share}."
         )
         return found.scale, found.temperature
 
@@ -91,6 +99,11 @@ class Calibration(ChosenPosterior):
 def beside(trainer: Trainer, callback: Callback, calibration: Calibration) -> None:
     """Put the calibration of a callback behind it, where its state is saved and its hooks run before the checkpoint's."""
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    others = [type(c).__name__ for c in callbacks if isinstance(c, ChosenPosterior) and c is not calibration]
+    if others:
+        raise UnsupportedTrainingError(
+            f"calibrate=True and {others[0]} both choose the width of the posterior. Remove one of them."
+        )
     if calibration not in callbacks and callback in callbacks:
         callbacks.insert(callbacks.index(callback) + 1, calibration)
 

@@ -99,8 +99,7 @@ def save_posterior(
         class_names: Class names in order; by default the class names of the data that the model was fitted on.
         metrics: Metric values by name, such as ``trainer.callback_metrics``.
         config: The training configuration, such as the YAML of the run; plain values only.
-        temperature: Temperature that divides the logits, for example from `lightning_bayes.predictive.fit_temperature`. None
-            uses the posterior's, which is 1 unless `lightning_bayes.calibrate` has chosen one.
+        temperature: Divides the logits, for example from `lightning_bayes.predictive.fit_temperature`; None: the posterior's.
         link: How outputs become predictions, see `lightning_bayes.mc_predict`; ``"identity"`` for regression.
         factory: ``"package.module:function"``, a function or class that builds the model.
         arguments: Keyword arguments of the factory, plain values. Without them, `load` needs the model.
@@ -127,7 +126,7 @@ def save_posterior(
     check_fits(model, posterior)
     check_link(link)
     origin = origin_of(model, factory, arguments)
-    temperature = posterior.temperature if temperature is None else temperature
+    temperature = posterior.temperature if temperature is None else float(temperature)
     transform = transform or input_transform(model)
     class_names = known_class_names(model) if class_names is None else class_names
     _check_values(origin, class_names, temperature)
@@ -138,7 +137,7 @@ def save_posterior(
         "class_names": [str(name) for name in class_names],
         "metrics": {str(name): float(value) for name, value in (metrics or {}).items()},
         "config": dict(config or {}),
-        "temperature": float(temperature),
+        "temperature": temperature,
         "link": link,
     }
     not_plain = _not_plain(content, "")

@@ -3,7 +3,8 @@
     p(y | x) = (1/S) Σ_s p(y | f(x, μ + c (θ_s - μ)) / T)
 
 The candidates are (1, 1), (1, T), (c, 1) and (c, T), each with its lowest validation NLL. A candidate replaces a simpler one
-if the paired difference of their NLL exceeds one standard error, so what the data do not determine stays as it is.
+if its NLL is lower by one standard error of the paired difference and by .001 nats, so what the data do not determine stays
+as it is, and the uncertainty of a prediction is not given up for nothing.
 The search over c costs few evaluations: factors of 4 from c = 1 while the NLL falls, then a factor of 2, and c = 0.
 """
 
@@ -42,6 +43,7 @@ Reduce: TypeAlias = Callable[[Tensor], Tensor]
 EVALUATIONS = 8  # of S samples each, about what a search over c costs
 _CLASS_LINKS = ("softmax", "sigmoid")  # whose outputs are logits, which a temperature can divide
 _GRID, _TOLERANCE = 13, 1e-3  # of log T
+_SMALLEST_GAIN = 1e-3  # nats
 _BLOCK = 2**22  # outputs in float64 at a time
 
 
@@ -185,7 +187,7 @@ def choose_calibration(
     chosen = before
     for candidate in (*sorted((at(1.0)[1], width), key=lambda each: each.nll), both):
         difference, error = _paired(candidate, chosen, reduce)
-        if difference < -error:
+        if difference < -max(error, _SMALLEST_GAIN):
             chosen = candidate
     choice: Choice = ("neither", "temperature", "width", "both")[(chosen.temperature != 1) + 2 * (chosen.scale != 1)]
     error = _paired(chosen, before, reduce)[1]
