@@ -99,7 +99,7 @@ def save_posterior(
         class_names: Class names in order; by default the class names of the data that the model was fitted on.
         metrics: Metric values by name, such as ``trainer.callback_metrics``.
         config: The training configuration, such as the YAML of the run; plain values only.
-        temperature: Divides the logits, for example from `lightning_bayes.predictive.fit_temperature`; None: the posterior's.
+        temperature: Divides the logits, for example from `lightning_bayes.predictive.fit_temperature`; None: posterior's.
         link: How outputs become predictions, see `lightning_bayes.mc_predict`; ``"identity"`` for regression.
         factory: ``"package.module:function"``, a function or class that builds the model.
         arguments: Keyword arguments of the factory, plain values. Without them, `load` needs the model.
@@ -145,8 +145,7 @@ def save_posterior(
         raise HyperparameterError(
             f"A posterior file can store plain values only, but got {', '.join(not_plain)}. Convert them to text or numbers."
         )
-    family = type(posterior).__name__
-    data = to_bytes({**content, "family": family, "posterior": posterior.state_dict()})
+    data = to_bytes({**content, "family": type(posterior).__name__, "posterior": posterior.state_dict()})
     atomic_write(path, data, "posterior file", "Free space, or choose another directory.")
     card.write_text(model_card(Path(path).name, content, posterior), "utf-8")
     return card
