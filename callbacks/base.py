@@ -242,7 +242,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         return {
             "format": 2,
             "param_names": _param_names(self.optimizer),
-            "link": self.loss_link,
+            **self.loss_state(),
             "lr": None if callable(self.lr) else self.lr,
         }
 
@@ -260,9 +260,10 @@ class VariationalCallback(EvaluationCallback, ABC):
         """Check that a fit can resume from the checkpoint, or load its posterior for evaluation."""
         if trainer.state.fn == "fit":
             self._resumed = resumable_state(checkpoint, self.name)
-            self.loss_link, self._has_seen_loss = self._resumed.get("link"), checkpoint["global_step"] > 0
+            self.load_loss_state(self._resumed)
+            self._has_seen_loss = checkpoint["global_step"] > 0
             return
-        self.loss_link = callback_state(checkpoint).get("link")
+        self.load_loss_state(callback_state(checkpoint))
         self._posterior.load(checkpoint)
 
 

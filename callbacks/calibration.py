@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from itertools import islice
@@ -33,8 +34,9 @@ class Calibration(ChosenPosterior):
     NLL falls by more than one standard error of the paired difference; see `lightning_bayes.calibrate`. Tests, validations
     and predictions outside of a fit use both numbers, for any module, and `load_posterior` returns them.
 
-    It uses about five per cent of the passes of the fit, but at least 200 validation examples, spread over the validation
-    set. The line at the end of the fit says what was chosen and how long it took.
+    It uses about five per cent of the passes of the fit, on validation examples that are spread over the set. If that is not
+    enough for widths on 200 examples, it chooses a temperature only. The line at the end of the fit says what was chosen and
+    how long it took.
 
     Args:
         linearized: Whether predictions are linearised, see `LinearizedSamples`; None follows the callback with the
@@ -52,7 +54,7 @@ class Calibration(ChosenPosterior):
         super().__init__(linearized, refit)
         self._rows_of_batch = 0  # of the fit
         self._start = self._start_of_fit = self.seconds = 0.0
-        self._rows = 0
+        self._rows, self._tries_widths = 0, True
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock; see `ChosenPosterior`."""
@@ -68,16 +70,22 @@ class Calibration(ChosenPosterior):
         """Some rows of the validation batches, loaded once."""
         self._start = time.perf_counter()
         steps = trainer.fit_loop.total_batch_idx + 1 if trainer.state.fn == "fit" else 0
-        passes = SHARE * _PASSES_OF_A_STEP * steps * self._rows_of_batch
+        passes = SHARE * _PASSES_OF_A_STEP * steps * self._rows_of_batch if steps else math.inf
         rows = max(FEWEST_ROWS, int(passes / (EVALUATIONS * count)) if steps else 5 * FEWEST_ROWS)
         kept = thinned(OnDevice(trainer, loader, RunningStage.VALIDATING).loaded(), _length(loader, limit), rows)
         self._rows = sum(rows_of(batch) for batch in kept)
+        self._tries_widths = self._rows * EVALUATIONS * count <= 1.5 * passes  # the rows are a rough number
         return lambda: kept
 
     def find(self, outputs_at: OutputsAt, link: Link, noise_std: float | None, reduce: Reduce) -> tuple[float, float]:
         """The width and the temperature of `choose_calibration`."""
-        targets = outputs_at(0.0).targets
-        found = choose_calibration(lambda scale: outputs_at(scale).outputs, targets, link, noise_std, reduce)
+        first = outputs_at(1.0)
+
+        def outputs(scale: float) -> Tensor:
+            return first.outputs if scale == 1 else outputs_at(scale).outputs
+
+        tries_widths = self._tries_widths or link == "identity"
+        found = choose_calibration(outputs, first.targets, link, noise_std, reduce, tries_widths)
         self.seconds = time.perf_counter() - self._start
         share = (
             f", {100 * self.seconds / (self._start - self._start_of_fit):.1f} % of the fit"
@@ -90,7 +98,8 @@ class Calibration(ChosenPosterior):
             else f"the NLL is {found.nll:.4f}, and no change lowers it by more than its standard error"
         )
         rank_zero_info(
-            f"Calibration on {self._rows} validation examples: width {found.scale:.3g}, temperature "
+            f"Calibration on {self._rows} validation examples: width {found.scale:.3g}"
+            f"{'' if tries_widths else ' (no other was tried in so short a fit)'}, temperature "
             f"{found.temperature:.3g}; {change}. It took {self.seconds:.1f} s{share}."
         )
         return found.scale, found.temperature

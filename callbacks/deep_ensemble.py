@@ -14,7 +14,7 @@ from lightning_bayes.callbacks.evaluation import EvaluationCallback
 from lightning_bayes.callbacks.member_fits import MemberFits, member_path
 from lightning_bayes.errors import HyperparameterError, PosteriorError
 from lightning_bayes.optim.readout import POSTERIOR_KEY, callback_state, posterior_from_checkpoint, read_checkpoint
-from lightning_bayes.predictive import Link, MemberPosteriors, MemberSamples, NetworkSamples, misfits
+from lightning_bayes.predictive import LinkArgument, MemberPosteriors, MemberSamples, NetworkSamples, misfits
 
 
 @final
@@ -56,7 +56,11 @@ class DeepEnsembleCallback(EvaluationCallback):
     opt_out_hint = "remove DeepEnsembleCallback"
 
     def __init__(
-        self, members: int | Sequence[str | os.PathLike[str]], link: Link | None = None, samples: int = 0, seed: int = 0
+        self,
+        members: int | Sequence[str | os.PathLike[str]],
+        link: LinkArgument | None = None,
+        samples: int = 0,
+        seed: int = 0,
     ) -> None:
         if samples < 0 or samples != int(samples):
             raise HyperparameterError(f"samples={samples!r} must be a whole number of at least 0.")
@@ -121,11 +125,12 @@ class DeepEnsembleCallback(EvaluationCallback):
 
     def state_dict(self) -> dict[str, Any]:
         """The link of the training loss and the members' folder, if this callback trains them."""
-        return {} if self.fits is None else {"link": self.loss_link, "folder": self.folder}
+        return {} if self.fits is None else {**self.loss_state(), "folder": self.folder}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the link and the folder."""
-        self.loss_link, self.folder = state_dict.get("link"), state_dict.get("folder")
+        self.load_loss_state(state_dict)
+        self.folder = state_dict.get("folder")
 
     def _checkpoint(self, path: str, module: LightningModule) -> dict[str, Any]:
         checkpoint = read_checkpoint(path)
@@ -136,7 +141,8 @@ class DeepEnsembleCallback(EvaluationCallback):
                 "with the arguments that the member was trained with."
             )
         states = (callback_state(checkpoint), checkpoint.get("callbacks", {}).get(POSTERIOR_KEY, {}))
-        self.loss_link = self.loss_link or next((state["link"] for state in states if state.get("link")), None)
+        if self.loss_link is None:
+            self.load_loss_state(next((state for state in states if state.get("link")), {}))
         return checkpoint
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any, Final, Protocol, runtime_checkable
 
 import torch
@@ -10,13 +11,15 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_info
 
 from lightning_bayes.callbacks.checks import refuse_other_package
-from lightning_bayes.callbacks.loss_link import LinkRecorder
+from lightning_bayes.callbacks.loss_link import LinkRecorder, tensors_of
+from lightning_bayes.callbacks.observed_metrics import ObservedMetrics
 from lightning_bayes.callbacks.patches import Patches
 from lightning_bayes.callbacks.recalibration import recalibrated
 from lightning_bayes.callbacks.sampled_forward import SampledForward
 from lightning_bayes.callbacks.spread import spread
 from lightning_bayes.errors import UnsupportedTrainingError
-from lightning_bayes.predictive import Link, Samples, check_link
+from lightning_bayes.predictive import Link, LinkArgument, Observation, Samples, find_link, find_observation
+from lightning_bayes.predictive.recorded_noise import RecordedNoise
 
 LINK_ATTRIBUTE: Final = "lightning_bayes_link"  # of modules that state their link; no other attribute is read
 
@@ -36,16 +39,20 @@ class EvaluationCallback(Callback, ABC):
     """Averages a module's predictions over samples in validation, test and prediction."""
 
     opt_out_hint = "set eval_samples=0"
+    interval: float = 0.9  # probability of predicted intervals of real-valued targets
 
-    def __init__(self, link: Link | None) -> None:
+    def __init__(self, link: LinkArgument | None) -> None:
+        self.link: Link | None = None
+        self.observation: Observation | None = None
         if link is not None:
-            check_link(link)
-        self.link = link
+            self.link, self.observation = find_observation(link)
         self.loss_link: Link | None = None
+        self.loss_noise: RecordedNoise | None = None
         self._has_seen_loss = False
         self._recorder: LinkRecorder | None = None
         self._has_told_link = False
         self._forward: SampledForward | None = None
+        self._metrics: ObservedMetrics | None = None
         self._patches = Patches()  # of a run; `undo` reverts them
 
     @abstractmethod
@@ -54,8 +61,16 @@ class EvaluationCallback(Callback, ABC):
 
     def link_of(self, module: LightningModule) -> Link | None:
         """The argument ``link``, else the module's ``lightning_bayes_link``, else the link of its loss; None if unknown."""
-        link: Link | None = self.link or getattr(module, LINK_ATTRIBUTE, None) or self.loss_link
-        return link
+        link = self.link or getattr(module, LINK_ATTRIBUTE, None) or self.loss_link
+        return None if link is None else find_link(link, LINK_ATTRIBUTE)
+
+    def observation_of(self, module: LightningModule) -> Observation | None:
+        """The distribution of real-valued targets given the module's output: the argument's, else the loss's."""
+        noise = self.loss_noise
+        if self.observation is not None or noise is None or self.link_of(module) not in {"identity", "exp"}:
+            return self.observation
+        weights = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        return lambda output: noise.distribution(tensors_of(output), weights)
 
     def link_or_raw(self, module: LightningModule) -> Link:
         """`link_of`; where it is unknown, raw outputs are averaged, and a line says how to set it."""
@@ -64,7 +79,8 @@ class EvaluationCallback(Callback, ABC):
             self._has_told_link = True
             rank_zero_info(
                 f"{type(self).__name__}: the training loss does not tell how outputs become predictions, so the raw outputs "
-                "are averaged. Pass link='softmax', 'sigmoid', 'exp' or 'identity'."
+                "are averaged. Pass link='classification', 'binary', 'regression' or 'counts'; 'mean_variance' or "
+                "'mean_log_variance' for networks that return both; or a function from outputs to a torch.distributions."
             )
         return link or "identity"
 
@@ -73,6 +89,15 @@ class EvaluationCallback(Callback, ABC):
         refuse_other_package(trainer)
         self.undo()
         self._has_seen_loss = False
+
+    def loss_state(self) -> dict[str, Any]:
+        """What the training loss told, for a checkpoint."""
+        return {"link": self.loss_link, "noise": None if self.loss_noise is None else self.loss_noise.state()}
+
+    def load_loss_state(self, state: Mapping[str, Any]) -> None:
+        """Restore `loss_state`; checkpoints of earlier versions hold no noise, or neither."""
+        noise = state.get("noise")
+        self.loss_link, self.loss_noise = state.get("link"), noise and RecordedNoise.of_state(noise)
 
     def undo(self) -> None:
         """Undo all changes of the trainer and the module."""
@@ -84,12 +109,13 @@ class EvaluationCallback(Callback, ABC):
         """Record the losses of the first batch of a fit, which may resume within an epoch."""
         if not self._has_seen_loss and self._recorder is None:
             self._recorder = LinkRecorder(pl_module)
-            self._recorder.start()
+            self._recorder.start(batch)
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor) -> None:
         """Read the link from the first loss of a fit."""
         if not self._has_seen_loss and self._recorder is not None:
-            self._has_seen_loss, self.loss_link = True, self._recorder.link_of(loss)
+            self._has_seen_loss, self.loss_noise = True, self._recorder.noise()
+            self.loss_link = self._recorder.link_of(loss) or ("identity" if self.loss_noise else None)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -111,6 +137,20 @@ class EvaluationCallback(Callback, ABC):
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start averaging."""
         self._start(trainer, pl_module)
+
+    def on_test_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, *args: Any
+    ) -> None:
+        """Score real-valued targets whose distribution is known."""
+        if self._forward is not None and self._forward.observation is not None:
+            self._metrics = self._metrics or ObservedMetrics(self.loss_noise)
+            self._metrics.add(self._forward, batch)
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log these scores."""
+        if self._metrics is not None:
+            self._metrics.log(pl_module)
+            self._metrics = None
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start averaging."""
@@ -136,7 +176,14 @@ class EvaluationCallback(Callback, ABC):
                     temperature *= callback.temperature
         prepared = spread(trainer, recalibrated(trainer, module, samples))
         self._forward = SampledForward(
-            module, prepared, link, temperature=temperature, opt_out_hint=self.opt_out_hint, lenient=is_fit
+            module,
+            prepared,
+            link,
+            temperature=temperature,
+            opt_out_hint=self.opt_out_hint,
+            lenient=is_fit,
+            observation=self.observation_of(module),
+            interval=self.interval,
         )
         self._forward.start(predict)
 

@@ -18,7 +18,7 @@ from lightning_bayes.optim.hyperparameters import HyperparameterFields, StepName
 from lightning_bayes.optim.kronecker.arguments import UnsupportedLayers
 from lightning_bayes.optim.settings import plain
 from lightning_bayes.posteriors import AbstractPosterior
-from lightning_bayes.predictive import Link
+from lightning_bayes.predictive import LinkArgument
 
 
 class CallbackFields(HyperparameterFields, total=False):
@@ -59,8 +59,10 @@ class CallbackFields(HyperparameterFields, total=False):
         curvature_interval: T, updates between curvature measurements, after ten updates that all measure; the other updates
             run the bare model. None: 10 if the user's optimizer sets the step or its length and updates may skip the
             measurement (`optim.measuring`), else 1.
-        link: How outputs become predictions in evaluation. None: the module's
-            attribute ``lightning_bayes_link``, else the link of the training loss, else raw outputs are averaged.
+        link: How outputs become predictions in evaluation: ``"classification"``, ``"binary"``, ``"multilabel"``,
+            ``"regression"``, ``"counts"``; ``"mean_variance"``, ``"mean_log_variance"`` or ``"mean_std"`` for networks that
+            return both; or a function from outputs to a `torch.distributions` object, such as `Quantiles`. None: the
+            module's attribute ``lightning_bayes_link``, else the training loss tells, else raw outputs are averaged.
         calibrate: Whether the end of a fit chooses the width of the posterior and a temperature on the validation set, see
             `lightning_bayes.callbacks.Calibration`; default False.
         bayesian: Regular expression for the names of the parameters that have a posterior. The other parameters take the
@@ -78,7 +80,7 @@ class CallbackFields(HyperparameterFields, total=False):
     prior: AbstractPosterior | str | os.PathLike[str] | None
     data_augmentation_factor: float | Schedule | None
     curvature_interval: int | None
-    link: Link | None
+    link: LinkArgument | None
     calibrate: bool
 
 
@@ -135,7 +137,7 @@ class CallbackArguments(NamedTuple):
     eval_samples: int
     linearized: bool
     val_samples: int | None
-    link: Link | None
+    link: LinkArgument | None
     calibrate: bool
     group_defaults: dict[str, Any]  # hyperparameters of every parameter group
     optimizer_kwargs: dict[str, Any]  # the other arguments of the optimizer

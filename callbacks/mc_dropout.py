@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lightning_bayes.callbacks.evaluation import EvaluationCallback, require_single_evaluation
 from lightning_bayes.callbacks.validation_samples import sample_count
 from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError, name_some
-from lightning_bayes.predictive import DropoutSamples, Link, dropout_layers
+from lightning_bayes.predictive import DropoutSamples, LinkArgument, dropout_layers
 from lightning_bayes.predictive.dropout import inactive_dropout
 
 
@@ -47,7 +47,7 @@ class MCDropoutCallback(EvaluationCallback):
         eval_samples: int = 10,
         p: float | None = None,
         layers: str | None = None,
-        link: Link | None = None,
+        link: LinkArgument | None = None,
         seed: int = 0,
         val_samples: int | None = None,
     ) -> None:
@@ -125,12 +125,12 @@ class MCDropoutCallback(EvaluationCallback):
         return drop
 
     def state_dict(self) -> dict[str, Any]:
-        """The link of the training loss."""
-        return {"link": self.loss_link}
+        """What the training loss told."""
+        return self.loss_state()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the link of the training loss."""
-        self.loss_link = state_dict["link"]
+        """Restore what the training loss told."""
+        self.load_loss_state(state_dict)
 
 
 def _require_pattern(layers: str) -> None:

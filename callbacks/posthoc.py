@@ -14,7 +14,7 @@ from lightning_bayes.callbacks.evaluation import EvaluationCallback, require_sin
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim.readout import POSTERIOR_KEY, stored_posterior
 from lightning_bayes.posteriors import AbstractPosterior
-from lightning_bayes.predictive import Linearized, Link, PosteriorSamples, Samples, predictive_samples
+from lightning_bayes.predictive import Linearized, LinkArgument, PosteriorSamples, Samples, predictive_samples
 
 
 class PosthocCallback(EvaluationCallback, ABC):
@@ -22,7 +22,7 @@ class PosthocCallback(EvaluationCallback, ABC):
 
     save_to: str | None = None
 
-    def __init__(self, link: Link | None, eval_samples: int, linearized: Linearized, seed: int) -> None:
+    def __init__(self, link: LinkArgument | None, eval_samples: int, linearized: Linearized, seed: int) -> None:
         if eval_samples < 0 or eval_samples != int(eval_samples):
             raise HyperparameterError(f"eval_samples={eval_samples!r} must be a whole number of at least 0.")
         if linearized not in {False, True, "closed_form"}:
@@ -79,7 +79,7 @@ class PosthocCallback(EvaluationCallback, ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """The link, and the posterior without its constants, which are among the checkpoint's weights."""
-        state: dict[str, Any] = {"format": 1, "link": self.loss_link}
+        state: dict[str, Any] = {"format": 1, **self.loss_state()}
         if self._posterior is not None:
             assert is_dataclass(self._posterior)
             without_constants = replace(self._posterior, constants={})
@@ -88,5 +88,5 @@ class PosthocCallback(EvaluationCallback, ABC):
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Load the link and the posterior of a checkpoint."""
-        self.loss_link = checkpoint.get("callbacks", {}).get(POSTERIOR_KEY, {}).get("link")
+        self.load_loss_state(checkpoint.get("callbacks", {}).get(POSTERIOR_KEY, {}))
         self._posterior = stored_posterior(checkpoint)

@@ -17,8 +17,10 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
+from torch.distributions import Distribution
 
 from lightning_bayes.callbacks.forward_arguments import ForwardArguments
+from lightning_bayes.callbacks.packed_outputs import PackedOutputs
 from lightning_bayes.callbacks.patches import Patches
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.predictive import (
@@ -27,10 +29,11 @@ from lightning_bayes.predictive import (
     SampledModule,
     Samples,
     as_dict,
-    check_link,
     combine,
+    find_link,
     summarise,
 )
+from lightning_bayes.predictive.observations import Observation, observed
 
 
 @final
@@ -46,9 +49,12 @@ class SampledForward:
         temperature: float = 1.0,
         opt_out_hint: str,
         lenient: bool = False,
+        observation: Observation | None = None,
+        interval: float = 0.9,
     ) -> None:
-        check_link(link)  # it may be the module's own attribute
-        self.module, self.samples, self.link, self.opt_out_hint = module, samples, link, opt_out_hint
+        self.module, self.samples, self.opt_out_hint = module, samples, opt_out_hint
+        self.link = find_link(link)  # it may be the module's own attribute
+        self.observation, self.interval, self._packing = observation, interval, PackedOutputs()
         self.temperature, self.lenient, self._gave_up = temperature, lenient, False
         self.calls = 0
         self._last: Tensor | None = None  # outputs of the last call, [S, …]
@@ -104,18 +110,19 @@ class SampledForward:
 
     def _single_output(self, *args: Any, **kwargs: Any) -> Tensor:
         output = self._forward(*args, **kwargs)
-        if not isinstance(output, Tensor):
+        packed = output if isinstance(output, Tensor) or self.observation is None else self._packing.pack(output)
+        if not isinstance(packed, Tensor):
             raise UnsupportedTrainingError(
                 f"{type(self.module).__name__}.forward returned a {type(output).__name__}, which cannot be averaged. Return "
                 f"one tensor (logits or means), or {self.opt_out_hint}."
             )
-        return output
+        return packed
 
     def _combined(self, *args: Any, **kwargs: Any) -> Any:
         if self._gave_up:
             return self._forward(*args, **kwargs)
         try:
-            return combine(self.outputs(*args, **kwargs), self.link)
+            return self._packing.unpack(combine(self.outputs(*args, **kwargs), self.link))
         except UnsupportedTrainingError as error:
             if not self.lenient:
                 raise
@@ -146,7 +153,20 @@ class SampledForward:
 
         return step
 
+    def distribution(self) -> tuple[Distribution, int] | None:
+        """The targets' distribution under each sample of the last call, ``[S · B, …]``, and S; None if unknown."""
+        if self.observation is None or self._last is None:
+            return None
+        return self.observation(self._packing.unpack(self._last.flatten(0, 1))), len(self._last)
+
+    def mean_output(self) -> Any:
+        """The raw outputs of the last call, averaged over samples."""
+        return None if self._last is None else self._packing.unpack(self._last.mean(0))
+
     def _summary(self, outputs: Tensor) -> dict[str, Tensor]:
+        distribution = self.distribution()
+        if distribution is not None:
+            return observed(*distribution, self.interval)._asdict()
         return as_dict(summarise(outputs / (getattr(self.module, TEMPERATURE, None) or 1.0), self.link))
 
     def _warn_without_uncertainty(self, result: Any, calls: int) -> None:

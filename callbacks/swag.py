@@ -17,7 +17,7 @@ from lightning_bayes.callbacks.num_data import infer_num_data
 from lightning_bayes.callbacks.posthoc import PosthocCallback
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.posthoc import SWAG
-from lightning_bayes.predictive import Linearized, Link
+from lightning_bayes.predictive import Linearized, LinkArgument
 from lightning_bayes.predictive.recalibration import running_statistics
 
 
@@ -56,7 +56,7 @@ class SWAGCallback(PosthocCallback):
         lr: float | None = None,
         eval_samples: int = 30,
         linearized: Linearized = False,
-        link: Link | None = None,
+        link: LinkArgument | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__(link, eval_samples, linearized, seed)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from lightning_bayes.errors import HyperparameterError, PosteriorError
 from lightning_bayes.posteriors import FAMILIES, AbstractPosterior, FileKind, atomic_write, named_if_unreadable
-from lightning_bayes.predictive import Link, check_fits, check_link
+from lightning_bayes.predictive import Link, check_fits, find_link
 from lightning_bayes.zoo.create import class_names as known_class_names
 from lightning_bayes.zoo.create import input_transform
 from lightning_bayes.zoo.hub import card_of, find_posterior, model_card
@@ -124,7 +124,7 @@ def save_posterior(
         ('tiny.md', ('no', 'yes'))
     """
     check_fits(model, posterior)
-    check_link(link)
+    link = find_link(link)
     origin = origin_of(model, factory, arguments)
     temperature = posterior.temperature if temperature is None else float(temperature)
     transform = transform or input_transform(model)
@@ -204,8 +204,7 @@ def _decoded(
     vars(model).update(zoo_transform=transform, zoo_class_names=class_names)
     _check_values(origin, class_names, temperature)
     metrics = {str(name): float(value) for name, value in content["metrics"].items()}
-    link = content["link"]
-    check_link(link)
+    link = find_link(content["link"])
     return SavedPosterior(model, posterior, transform, class_names, metrics, dict(content["config"]), temperature, link)
 
 

@@ -105,7 +105,7 @@ class _RuleExtension(ModuleExtension):  # type: ignore[misc]  # BackPACK ships n
         inputs, grads = (tuple(map(in_full_precision, values)) for values in (bound.inputs, g_out))
         delta = grads[0] if len(grads) == 1 else grads
         with in_modes(modes):
-            totals = with_rng(rng, self.rule.sums, module, inputs, delta, self.workspace)
+            squares = with_rng(rng, self.rule.squares, module, inputs, delta, self.workspace)
         for name, param in module.named_parameters():
             if param.requires_grad:
-                setattr(param, extension.savefield, totals[name][1])
+                setattr(param, extension.savefield, squares[name])

@@ -161,15 +161,23 @@ class HookedCapture(Capture, ABC):
             inputs, grads = call.with_examples_first(inputs, grads, n)
             layout = ROWS
         if layout == ROWS and self.needs_only_sums(params.values()):
-            sums = call.sums(inputs, grads)
-            for name, param in params.items():
-                self._add_sum(param, sums[name][0])
-                self.add(param, sums[name][1])
+            self._add_sums(call, params, inputs, grads)
             return
         contributions = call.by_example(inputs, grads, n, layout)
         for name, param in params.items():
             self._add_sum(param, contributions[name].sum(0))
             self.add_contributions(param, contributions[name])
+
+    def _add_sums(
+        self, call: LayerCall, params: dict[str, nn.Parameter], inputs: list[Any], grads: list[Tensor | None]
+    ) -> None:
+        """Add Σ_i c_i² of a call; also Σ_i c_i during the check, since autograd computes the gradient of all others."""
+        sums = {} if self.sums is None else call.sums(inputs, grads)
+        squares = {} if sums else call.squares(inputs, grads)
+        for name, param in params.items():
+            if sums:
+                self._add_sum(param, sums[name][0])
+            self.add(param, sums[name][1] if sums else squares[name])
 
     def handles_call(self, call: LayerCall, inputs: list[Any], grads: list[Tensor | None]) -> bool:
         """Handle a call without its rule, given its inputs and output gradients; returns whether it was handled."""

@@ -23,7 +23,7 @@ from lightning_bayes.curvature.rules.generic import ReplayedExamples
 from lightning_bayes.curvature.rules.packed import padded_output
 from lightning_bayes.curvature.rules.pytree import differentiable
 from lightning_bayes.curvature.rules.random_numbers import rng_state, same_rng, with_rng
-from lightning_bayes.curvature.rules.registry import LayerRule, PerExample, Sums
+from lightning_bayes.curvature.rules.registry import LayerRule, PerExample, Squares, Sums
 from lightning_bayes.curvature.rules.replayed_call import Checked, ReplayedCall
 from lightning_bayes.curvature.rules.whole_batch import ReplayedBatch
 from lightning_bayes.curvature.workspace import Workspace
@@ -118,6 +118,10 @@ class LayerCall(ABC):
         return {name: added_up(contributions[name], layout, n) for name in self.params}
 
     @abstractmethod
+    def squares(self, inputs: list[Any], grads: list[Tensor | None]) -> Squares:
+        """Σ_i c_i² over all rows, by parameter name; both arguments are in full precision."""
+
+    @abstractmethod
     def sums(self, inputs: list[Any], grads: list[Tensor | None]) -> Sums:
         """Σ_i c_i and Σ_i c_i² over all rows, by parameter name; both arguments are in full precision."""
 
@@ -141,6 +145,12 @@ class RuleCall(LayerCall):
         padded, packed_again = padded_output(self.unit.module, output)
         self._reused = self.rule.saved(self.unit.module, padded)
         return packed_again(super().watch(padded, on_gradients))
+
+    def squares(self, inputs: list[Any], grads: list[Tensor | None]) -> Squares:
+        """See `LayerCall.squares`."""
+        module, arguments = self.unit.module, _of_rule(inputs, grads)
+        found: Squares = with_rng(self._rng, self.rule.squares, module, *arguments, self.workspace, self._reused)
+        return found
 
     def sums(self, inputs: list[Any], grads: list[Tensor | None]) -> Sums:
         """See `LayerCall.sums`."""
@@ -192,6 +202,10 @@ class GenericCall(LayerCall):
         self._replayed.keep_for_check(tensors)
         self._arguments.leaves = []  # `_saved` has them
         return super().watch(output, on_gradients)
+
+    def squares(self, inputs: list[Any], grads: list[Tensor | None]) -> Squares:
+        """See `LayerCall.squares`."""
+        return {name: square for name, (_, square) in self.sums(inputs, grads).items()}
 
     def sums(self, inputs: list[Any], grads: list[Tensor | None]) -> Sums:
         """See `LayerCall.sums`."""

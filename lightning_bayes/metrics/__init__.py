@@ -16,6 +16,7 @@ from lightning_bayes.metrics.calibration import (
 )
 from lightning_bayes.metrics.collections import (
     classification_metrics,
+    observed_metrics,
     ood_metrics,
     regression_metrics,
     sampled_regression_metrics,
@@ -39,7 +40,15 @@ from lightning_bayes.metrics.figure_curves import risk_coverage_diagram, shift_c
 from lightning_bayes.metrics.figure_histograms import entropy_histogram, score_histograms
 from lightning_bayes.metrics.figure_reliability import reliability_diagram
 from lightning_bayes.metrics.ood_detection import OODDetection
-from lightning_bayes.metrics.regression import GaussianNLL, MixtureNLL, RootMeanSquaredError, gaussian_nll, mixture_nll
+from lightning_bayes.metrics.regression import (
+    GaussianNLL,
+    IntervalCoverage,
+    IntervalWidth,
+    MixtureNLL,
+    RootMeanSquaredError,
+    gaussian_nll,
+    mixture_nll,
+)
 from lightning_bayes.metrics.scoring import (
     Accuracy,
     BrierScore,
@@ -71,6 +80,8 @@ __all__ = [
     "CoverageAtRisk",
     "ExpectedCalibrationError",
     "GaussianNLL",
+    "IntervalCoverage",
+    "IntervalWidth",
     "MaximumCalibrationError",
     "MisclassificationAUPR",
     "MisclassificationAUROC",
@@ -100,6 +111,7 @@ __all__ = [
     "misclassification_fpr95",
     "mixture_nll",
     "nll_per_example",
+    "observed_metrics",
     "ood_aupr",
     "ood_auroc",
     "ood_fpr95",

@@ -27,7 +27,13 @@ from lightning_bayes.metrics.detection import (
     MisclassificationAUROC,
     MisclassificationFPR95,
 )
-from lightning_bayes.metrics.regression import GaussianNLL, MixtureNLL, RootMeanSquaredError
+from lightning_bayes.metrics.regression import (
+    GaussianNLL,
+    IntervalCoverage,
+    IntervalWidth,
+    MixtureNLL,
+    RootMeanSquaredError,
+)
 from lightning_bayes.metrics.scoring import Accuracy, BrierScore, NegativeLogLikelihood
 from lightning_bayes.metrics.selective import AURC, CoverageAtRisk, RiskAtCoverage
 
@@ -145,6 +151,35 @@ def sampled_regression_metrics(prefix: str) -> MetricCollection:
         {'test/reg/NLL': tensor(1.2040), 'test/reg/RMSE': tensor(0.)}
     """
     return _collection({"reg/RMSE": RootMeanSquaredError(), "reg/NLL": MixtureNLL()}, prefix)
+
+
+def observed_metrics(prefix: str) -> MetricCollection:
+    """The metrics of `sampled_regression_metrics`, and the coverage and mean width of intervals.
+
+    Update with the keyword arguments of `sampled_regression_metrics`, and ``lower`` and ``upper``, the intervals' ends.
+
+    Args:
+        prefix: Prefix of every key, including the slash: ``"val/"`` or ``"test/"``.
+
+    Returns:
+        Metrics under ``reg/RMSE``, ``reg/NLL``, ``reg/coverage`` and ``reg/width`` after the prefix.
+
+    Example:
+        >>> import torch
+        >>> metrics, one = observed_metrics("test/"), torch.ones(1)
+        >>> metrics.update(
+        ...     mean=one, variance=one, target=one, lower=one - 1, upper=one + 1, log_densities=torch.zeros(1, 1)
+        ... )
+        >>> sorted(metrics.compute())
+        ['test/reg/NLL', 'test/reg/RMSE', 'test/reg/coverage', 'test/reg/width']
+    """
+    metrics: dict[str, Metric | MetricCollection] = {
+        "reg/RMSE": RootMeanSquaredError(),
+        "reg/NLL": MixtureNLL(),
+        "reg/coverage": IntervalCoverage(),
+        "reg/width": IntervalWidth(),
+    }
+    return _collection(metrics, prefix)
 
 
 def _collection(metrics: dict[str, Metric | MetricCollection], prefix: str) -> MetricCollection:

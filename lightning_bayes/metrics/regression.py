@@ -98,6 +98,31 @@ class MixtureNLL(MeanOverExamples):
 
 
 @final
+class IntervalCoverage(MeanOverExamples):
+    """The share of targets inside their interval.
+
+    Example:
+        >>> metric = IntervalCoverage()
+        >>> metric(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 1.0]), torch.tensor([0.5, 2.0]))
+        tensor(0.5000)
+    """
+
+    def update(self, lower: Tensor, upper: Tensor, target: Tensor) -> None:  # type: ignore[override]
+        """Add a batch of intervals and observed targets, all of one shape."""
+        _check_same_shape(lower, upper, target)
+        self.add(((lower <= target) & (target <= upper)).float())
+
+
+@final
+class IntervalWidth(MeanOverExamples):
+    """The mean width of intervals, in the unit of the target."""
+
+    def update(self, lower: Tensor, upper: Tensor) -> None:  # type: ignore[override]
+        """Add a batch of intervals."""
+        self.add(upper - lower)
+
+
+@final
 class RootMeanSquaredError(MeanOverExamples):
     """Root of the mean squared error per target value, in the unit of the target.
 

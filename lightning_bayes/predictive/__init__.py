@@ -33,10 +33,20 @@ from lightning_bayes.predictive.densities import predictive_nll
 from lightning_bayes.predictive.dropout import DropoutSamples, dropout_layers
 from lightning_bayes.predictive.exported import Exported, MonteCarloNetwork, export
 from lightning_bayes.predictive.linearized import LinearizedSamples
-from lightning_bayes.predictive.links import Link, Moments, Prediction, as_dict, check_link, combine, summarise
+from lightning_bayes.predictive.links import (
+    LikelihoodName,
+    Link,
+    Moments,
+    Prediction,
+    as_dict,
+    combine,
+    find_link,
+    summarise,
+)
 from lightning_bayes.predictive.loaders import predict_loader
 from lightning_bayes.predictive.members import MemberPosteriors, MemberSamples
 from lightning_bayes.predictive.monte_carlo import mc_predict
+from lightning_bayes.predictive.observations import LinkArgument, Observation, Observed, Quantiles, find_observation
 from lightning_bayes.predictive.recalibration import RecalibratedSamples, recalibrate
 from lightning_bayes.predictive.rejection import Rejector, check_threshold, fewest_rows
 from lightning_bayes.predictive.sampled_module import TEMPERATURE, SampledModule, ScaledModule
@@ -75,16 +85,21 @@ __all__ = [
     "Exported",
     "FittedScale",
     "Intervals",
+    "LikelihoodName",
     "Linearized",
     "LinearizedSamples",
     "Link",
+    "LinkArgument",
     "MemberPosteriors",
     "MemberSamples",
     "Moments",
     "MonteCarloNetwork",
     "NetworkSamples",
+    "Observation",
+    "Observed",
     "PosteriorSamples",
     "Prediction",
+    "Quantiles",
     "RecalibratedSamples",
     "Rejector",
     "SampledModule",
@@ -98,7 +113,6 @@ __all__ = [
     "batch_bald",
     "calibrate",
     "check_fits",
-    "check_link",
     "check_threshold",
     "choose_calibration",
     "combine",
@@ -110,6 +124,8 @@ __all__ = [
     "evaluation_mode",
     "export",
     "fewest_rows",
+    "find_link",
+    "find_observation",
     "fit_scale",
     "fit_temperature",
     "joint_information",

@@ -31,7 +31,7 @@ from lightning_bayes.predictive.densities import (
     shaped_like_sample,
 )
 from lightning_bayes.predictive.line_search import minimise_over_logarithm
-from lightning_bayes.predictive.links import Link
+from lightning_bayes.predictive.links import LikelihoodName, Link, find_link
 from lightning_bayes.predictive.recalibration import recalibrate
 from lightning_bayes.predictive.samples import PosteriorSamples, at_posterior_mean
 from lightning_bayes.predictive.scale import LARGEST as LARGEST_SCALE
@@ -81,7 +81,7 @@ def calibrate(
     loader: Iterable[Any],
     samples: int = 32,
     *,
-    link: Link = "softmax",
+    link: Link | LikelihoodName = "softmax",
     seed: int = 0,
     noise_std: float | None = None,
     linearized: Linearized = False,
@@ -118,7 +118,7 @@ def calibrate(
         >>> found.calibration.choice, round(found.posterior.temperature, 1)  # 8 / log 3
         ('temperature', 7.3)
     """
-    device = next(model.parameters()).device
+    device, link = next(model.parameters()).device, find_link(link)
     draws: Any = predictive_samples(PosteriorSamples(posterior.to(device), samples, seed), linearized, link)
     batches = [(inputs, targets.cpu()) for inputs, targets in islice(loader, max_batches)]
     if not batches:
@@ -144,6 +144,7 @@ def choose_calibration(
     link: Link,
     noise_std: float | None = None,
     reduce: Reduce = lambda total: total,
+    width: bool = True,
 ) -> Calibration:
     """Choose among the width of a posterior, a temperature, both and neither.
 
@@ -153,6 +154,8 @@ def choose_calibration(
         link: How outputs become predictions.
         noise_std: σ of the identity link; None fits it at each width.
         reduce: Sums a tensor over processes that each hold some of the examples. All processes choose the same.
+
+        width: Whether to try other widths than 1.
 
     Returns:
         The choice.
@@ -183,9 +186,12 @@ def choose_calibration(
         raise NonFiniteError(
             "The NLL of the posterior is not finite on the validation data, because its outputs are not."
         )
-    width, both = (at(_lowest(lambda c, kind=kind: at(c)[kind].nll))[kind] for kind in (0, 1))  # type: ignore[misc]
+    candidates = [at(1.0)[1]]
+    if width:
+        scaled, both = (at(_lowest(lambda c, kind=kind: at(c)[kind].nll))[kind] for kind in (0, 1))  # type: ignore[misc]
+        candidates = [*sorted([*candidates, scaled], key=lambda each: each.nll), both]
     chosen = before
-    for candidate in (*sorted((at(1.0)[1], width), key=lambda each: each.nll), both):
+    for candidate in candidates:
         difference, error = _paired(candidate, chosen, reduce)
         if difference < -max(error, _SMALLEST_GAIN):
             chosen = candidate

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError
 from lightning_bayes.posteriors import AbstractPosterior, atomic_write
-from lightning_bayes.predictive.links import Link, Moments, Prediction, as_dict, check_link, summarise
+from lightning_bayes.predictive.links import Link, Moments, Prediction, as_dict, find_link, summarise
 from lightning_bayes.predictive.samples import PosteriorSamples, at_posterior_mean, temporary_weights
 
 _PACKAGES: Final = ("onnx", "onnxscript")
@@ -59,13 +59,12 @@ class MonteCarloNetwork(nn.Module):
         temperature: float | None = None,
     ) -> None:
         super().__init__()
-        check_link(link)
         if posterior.linearized:
             raise HyperparameterError(
                 "This posterior's scale was fitted for the linearised predictive, which is not an average over networks and "
                 "cannot be exported. Fit the scale with PosteriorScale(linearized=False)."
             )
-        self.link, self.temperature = link, posterior.temperature if temperature is None else temperature
+        self.link, self.temperature = find_link(link), posterior.temperature if temperature is None else temperature
         draws = PosteriorSamples(posterior.to(next(model.parameters()).device), samples, seed)
         with at_posterior_mean(model, posterior):
             shared = _deterministic_copies(model, posterior)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import math
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -12,6 +13,19 @@ from lightning_bayes.errors import HyperparameterError, ShapeError
 from lightning_bayes.predictive.decomposition import entropy, mutual_information
 
 Link: TypeAlias = Literal["softmax", "sigmoid", "identity", "exp"]
+ClassificationName: TypeAlias = Literal["classification", "softmax", "categorical", "multiclass"]
+BinaryName: TypeAlias = Literal["binary", "multilabel", "sigmoid", "bernoulli"]
+RegressionName: TypeAlias = Literal["regression", "identity", "gaussian", "normal"]
+CountsName: TypeAlias = Literal["counts", "exp", "poisson"]
+LikelihoodName: TypeAlias = ClassificationName | BinaryName | RegressionName | CountsName
+
+LINKS: Final[dict[str, Link]] = {  # of each name, which is a likelihood's or a link's
+    **dict.fromkeys(get_args(ClassificationName), "softmax"),
+    **dict.fromkeys(get_args(BinaryName), "sigmoid"),
+    **dict.fromkeys(get_args(RegressionName), "identity"),
+    **dict.fromkeys(get_args(CountsName), "exp"),
+}
+_WORDS: Final = {"classification", "binary", "multilabel", "regression", "counts"}
 
 
 class Prediction(NamedTuple):
@@ -31,10 +45,31 @@ class Moments(NamedTuple):
     samples: Tensor  # [S, B, …]
 
 
-def check_link(link: str) -> None:
-    """Raise a `HyperparameterError` if `link` is not a known link."""
-    if link not in get_args(Link):
-        raise HyperparameterError(f"link={link!r} is unknown; use 'softmax', 'sigmoid', 'exp' or 'identity'.")
+def find_link(name: str, argument: str = "link") -> Link:
+    """Return the link of a name, which may be a likelihood's.
+
+    Args:
+        name: ``"classification"``, ``"binary"``, ``"multilabel"``, ``"regression"``, ``"counts"``, or a synonym.
+        argument: The argument that has this value, for the message.
+
+    Returns:
+        The link.
+
+    Raises:
+        HyperparameterError: If the name is unknown.
+
+    Example:
+        >>> find_link("poisson")
+        'exp'
+    """
+    if name in LINKS:
+        return LINKS[name]
+    close = difflib.get_close_matches(str(name).lower(), LINKS, 1)
+    question = f" Did you mean {close[0]!r}?" if close else ""
+    raise HyperparameterError(
+        f"{argument}={name!r} is unknown.{question} Use 'classification', 'binary', 'multilabel', 'regression' or 'counts', "
+        f"or one of their synonyms {', '.join(repr(n) for n in LINKS if n not in _WORDS)}."
+    )
 
 
 def _check_shape(outputs: Tensor, link: Link) -> None:

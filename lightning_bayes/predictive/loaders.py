@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lightning_bayes.errors import DataError
 from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.predictive.closed_form import Linearized, predictive_samples
-from lightning_bayes.predictive.links import Link, check_link, predicted
+from lightning_bayes.predictive.links import Link, find_link, predicted
 from lightning_bayes.predictive.samples import PosteriorSamples, at_posterior_mean
 
 
@@ -51,7 +51,7 @@ def predict_loader(
         >>> predict_loader(model, q, [torch.ones(5, 2), torch.ones(4, 2)], samples=8).shape
         torch.Size([8, 9, 3])
     """
-    check_link(link)
+    link = find_link(link)
     device = next(model.parameters()).device
     draws = predictive_samples(PosteriorSamples(posterior.to(device), samples, seed), linearized, link)
     parts = []

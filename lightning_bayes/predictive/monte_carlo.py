@@ -13,7 +13,7 @@ from torch import nn
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.predictive.closed_form import Linearized, predictive_samples
-from lightning_bayes.predictive.links import Link, Moments, Prediction, check_link, summarise
+from lightning_bayes.predictive.links import Link, Moments, Prediction, find_link, summarise
 from lightning_bayes.predictive.recalibration import recalibrate
 from lightning_bayes.predictive.samples import PosteriorSamples, as_input, at_posterior_mean
 
@@ -84,7 +84,7 @@ def mc_predict(
         >>> p.probs.shape, p.sample_probs.shape
         (torch.Size([5, 3]), torch.Size([8, 5, 3]))
     """
-    check_link(link)
+    link = find_link(link)
     if not isinstance(posterior, AbstractPosterior):
         posterior = posterior.posterior
     if temperature is None:

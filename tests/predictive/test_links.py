@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch.distributions import Bernoulli, Categorical
 
 from lightning_bayes.errors import HyperparameterError, ShapeError
-from lightning_bayes.predictive import as_dict, check_link, combine, summarise
+from lightning_bayes.predictive import as_dict, combine, find_link, summarise
 
 F64 = torch.float64
 
@@ -99,8 +99,16 @@ def test_softmax_without_two_classes_is_refused(function, shape):
         function(torch.zeros(shape), "softmax")
 
 
-def test_an_unknown_link_is_named():
+@pytest.mark.parametrize(
+    ("name", "link"),
+    [("classification", "softmax"), ("multilabel", "sigmoid"), ("regression", "identity"), ("poisson", "exp")],
+)
+def test_likelihoods_and_links_have_the_same_names(name, link):
+    assert find_link(name) == find_link(link) == link
+
+
+def test_an_unknown_name_lists_the_words_and_the_nearest():
     with pytest.raises(
-        HyperparameterError, match=r"link='logit' is unknown; use 'softmax', 'sigmoid', 'exp' or 'identity'"
+        HyperparameterError, match=r"link='sigmoidal' is unknown. Did you mean 'sigmoid'\? Use 'classif"
     ):
-        check_link("logit")
+        find_link("sigmoidal")

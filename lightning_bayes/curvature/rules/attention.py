@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from lightning_bayes.curvature.rules.linear import LinearMap, contributions_of, sums_of
-from lightning_bayes.curvature.rules.registry import ExampleDims, Inputs, PerExample, Sums, layer_rule
+from lightning_bayes.curvature.rules.linear import LinearMap, contributions_of, squares_of, sums_of
+from lightning_bayes.curvature.rules.registry import ExampleDims, Inputs, PerExample, Squares, Sums, layer_rule
 from lightning_bayes.curvature.workspace import Workspace
 
 
@@ -74,6 +74,12 @@ _CAUSAL = torch.ones(6, 6, dtype=torch.bool).triu(1)  # [T, S]
 def attention(layer: nn.MultiheadAttention, inputs: Inputs, grad_output: Any) -> PerExample:
     """Per-example contributions; ``grad_output`` belongs to the output, or to the output and the attention weights."""
     return contributions_of(_linear_maps(layer, inputs, grad_output))
+
+
+@attention.fast_squares
+def attention_squares(layer: nn.MultiheadAttention, inputs: Inputs, grad_output: Any, workspace: Workspace) -> Squares:
+    """Sums of squared contributions, computed as for linear layers."""
+    return squares_of(_linear_maps(layer, inputs, grad_output), workspace)
 
 
 @attention.fast_sums

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.rules.products import sums_by_blocks
-from lightning_bayes.curvature.rules.registry import Inputs, PerExample, Sums, add_sums, layer_rule
+from lightning_bayes.curvature.rules.products import squares_by_blocks
+from lightning_bayes.curvature.rules.registry import Inputs, PerExample, Squares, Sums, layer_rule
 from lightning_bayes.curvature.workspace import Workspace
 
 MAX_BATCHED_ELEMENTS = 50_000  # of one c_i(W), tuned on two cores with AVX-512
@@ -47,17 +47,14 @@ def linear(layer: nn.Linear, inputs: Inputs, grad_output: Tensor) -> PerExample:
     return contributions_of(_maps(inputs[0], grad_output))
 
 
-@linear.fast_sums
-def linear_sums(layer: nn.Linear, inputs: Inputs, grad_output: Tensor, workspace: Workspace) -> Sums:
-    """Sums of contributions and of their squares; uses the rank-one identity without positions."""
+@linear.fast_squares
+def linear_squares(layer: nn.Linear, inputs: Inputs, grad_output: Tensor, workspace: Workspace) -> Squares:
+    """Sums of squared contributions; uses the rank-one identity without positions."""
     (x,) = inputs
     if x.dim() > 2:
-        return sums_of(_maps(x, grad_output), workspace)
-    delta_square, x_square = grad_output.square(), x.square()
-    return {
-        "weight": (grad_output.T @ x, delta_square.T @ x_square),
-        "bias": (grad_output.sum(0), delta_square.sum(0)),
-    }
+        return squares_of(_maps(x, grad_output), workspace)
+    delta_square = grad_output.square()
+    return {"weight": delta_square.T @ x.square(), "bias": delta_square.sum(0)}
 
 
 def contributions_of(maps: Iterable[LinearMap]) -> PerExample:
@@ -70,11 +67,20 @@ def contributions_of(maps: Iterable[LinearMap]) -> PerExample:
 
 def sums_of(maps: Iterable[LinearMap], workspace: Workspace) -> Sums:
     """Σ_i c_i and Σ_i c_i² of linear maps."""
-    found: dict[str, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+    maps = list(maps)
+    found: dict[str, list[Tensor]] = defaultdict(list)
     for name, x, delta in maps:
-        found[name].append(_vector_sums(delta) if x is None else _matrix_sums(x, delta, workspace))
-    columns = {name: zip(*parts, strict=True) for name, parts in found.items()}
-    return {name: (_joined(grads, 0), _joined(squares, 0)) for name, (grads, squares) in columns.items()}
+        rows = delta.flatten(0, 1)
+        found[name].append(rows.sum(0) if x is None else rows.T @ x.flatten(0, 1))
+    return {name: (_joined(found[name], 0), square) for name, square in squares_of(maps, workspace).items()}
+
+
+def squares_of(maps: Iterable[LinearMap], workspace: Workspace) -> Squares:
+    """Σ_i c_i² of linear maps."""
+    found: dict[str, list[Tensor]] = defaultdict(list)
+    for name, x, delta in maps:
+        found[name].append(delta.sum(1).square_().sum(0) if x is None else _matrix_squares(x, delta, workspace))
+    return {name: _joined(parts, 0) for name, parts in found.items()}
 
 
 def _maps(x: Tensor, grad_output: Tensor) -> list[LinearMap]:
@@ -82,26 +88,18 @@ def _maps(x: Tensor, grad_output: Tensor) -> list[LinearMap]:
     return [LinearMap("weight", x.reshape(len(x), -1, x.shape[-1]), delta), LinearMap("bias", None, delta)]
 
 
-def _joined(parts: tuple[Tensor, ...] | list[Tensor], dim: int) -> Tensor:
+def _joined(parts: list[Tensor], dim: int) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
-def _vector_sums(delta: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ_i c_i and Σ_i c_i² of c_i = Σ_t δ_it, ``[out]``."""
-    contributions = delta.sum(1)
-    return contributions.sum(0), contributions.square_().sum(0)
-
-
-def _matrix_sums(x: Tensor, delta: Tensor, workspace: Workspace) -> tuple[Tensor, Tensor]:
-    """Σ_i c_i and Σ_i c_i² of c_i = Σ_t δ_it x_itᵀ, ``[out, in]``."""
-    elements = x.shape[-1] * delta.shape[-1]
+def _matrix_squares(x: Tensor, delta: Tensor, workspace: Workspace) -> Tensor:
+    """Σ_i c_i² of c_i = Σ_t δ_it x_itᵀ, ``[out, in]``."""
+    shape = delta.shape[-1], x.shape[-1]
+    elements = shape[0] * shape[1]
     # On an accelerator, launching many small kernels would dominate.
     if elements > MAX_BATCHED_ELEMENTS and x.is_cpu:
-        shape = delta.shape[-1], x.shape[-1]
-        sums = workspace.result(shape, x), workspace.result(shape, x)
-        sums_by_blocks(delta.mT, x, sums, workspace)
-        return sums
-    totals: Sums = {}
-    for x_part, delta_part in workspace.split(elements, x, delta):
-        add_sums(totals, "matrix", delta_part.mT @ x_part)
-    return totals["matrix"]
+        square = workspace.result(shape, x)
+        squares_by_blocks(delta.mT, x, square, workspace)
+        return square
+    squares = [(d.mT @ v).square_().sum(0) for v, d in workspace.split(elements, x, delta)]
+    return squares[0] if len(squares) == 1 else torch.stack(squares).sum(0)

@@ -26,10 +26,10 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from lightning_bayes.curvature.rules.linear import LinearMap, contributions_of, sums_of
+from lightning_bayes.curvature.rules.linear import LinearMap, contributions_of, squares_of, sums_of
 from lightning_bayes.curvature.rules.packed import unpacked
 from lightning_bayes.curvature.rules.recurrent_cells import CELLS, Cell, Gradients, Steps
-from lightning_bayes.curvature.rules.registry import ExampleDims, Inputs, PerExample, Sums, layer_rule
+from lightning_bayes.curvature.rules.registry import ExampleDims, Inputs, PerExample, Squares, Sums, layer_rule
 from lightning_bayes.curvature.workspace import Workspace
 
 
@@ -127,6 +127,14 @@ def top_states(layer: nn.RNNBase, output: Any) -> Tensor:
     """The outputs, which are the hidden states of the top layer."""
     top: Tensor = output[0].detach()
     return top
+
+
+@recurrent.fast_squares
+def recurrent_squares(
+    layer: nn.RNNBase, inputs: Inputs, grad_output: Any, workspace: Workspace, top: Tensor | None = None
+) -> Squares:
+    """Sums of squared contributions, computed as for linear layers."""
+    return squares_of(_linear_maps(layer, inputs, grad_output, top), workspace)
 
 
 @recurrent.fast_sums

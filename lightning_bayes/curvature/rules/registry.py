@@ -11,10 +11,13 @@ contribution of each example to the gradient of each parameter, by parameter nam
 forward returns several outputs, it is a tuple with a tensor or None for each. Parameters of children have dotted names, such
 as ``"out_proj.weight"``.
 
-A layer type may add a faster computation of the sums, which uses the memory of a `Workspace`:
+A layer type may add a faster computation of the squares, which uses the memory of a `Workspace`:
 
-    @linear.fast_sums
-    def linear_sums(layer, inputs, grad_output, workspace):    # → {"weight": (Σ_i c_i, Σ_i c_i²), "bias": …}
+    @linear.fast_squares
+    def linear_squares(layer, inputs, grad_output, workspace):    # → {"weight": Σ_i c_i², "bias": …}
+
+A rule whose batch cannot be divided into parts, or whose c_i are mostly zero, may add `fast_sums`, which returns the pairs
+(Σ_i c_i, Σ_i c_i²).
 
 Importing `lightning_bayes.curvature.rules` registers every rule in this folder. A rule elsewhere is registered when its
 module is imported. All engines use the same rules. tests/contracts/test_rules.py checks each rule on its `cases`.
@@ -36,6 +39,7 @@ from lightning_bayes.private_torch import has_children, own_parameters
 
 Inputs: TypeAlias = tuple[Any, ...]
 PerExample: TypeAlias = dict[str, Tensor]  # parameter name → c_i, [B, *shape]
+Squares: TypeAlias = dict[str, Tensor]  # parameter name → Σ_i c_i²
 Sums: TypeAlias = dict[str, tuple[Tensor, Tensor]]  # parameter name → (Σ_i c_i, Σ_i c_i²)
 Contributions: TypeAlias = Callable[[Any, Inputs, Any], PerExample]
 ExampleDims: TypeAlias = tuple[int | None, ...]
@@ -77,8 +81,14 @@ class LayerRule:
     later_dims: tuple[int, ...] = ()
     own_only: bool = False
     prepare: Callable[[Any, Inputs], Inputs] = lambda layer, inputs: inputs
+    _fast_squares: Callable[..., Squares] | None = None
     _fast_sums: Callable[..., Sums] | None = None
     _saved: Callable[[Any, Any], Any] | None = None
+
+    def fast_squares(self, function: Callable[..., Squares]) -> Callable[..., Squares]:
+        """Register the decorated ``(layer, inputs, grad_output, workspace) → Squares``."""
+        self._fast_squares = function
+        return function
 
     def fast_sums(self, function: Callable[..., Sums]) -> Callable[..., Sums]:
         """Register the decorated ``(layer, inputs, grad_output, workspace) → Sums``."""
@@ -86,7 +96,7 @@ class LayerRule:
         return function
 
     def saved_from_forward(self, function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        """Register the decorated ``(layer, output)``, whose result is the last argument of `fast_sums` unless it is None."""
+        """Register the decorated ``(layer, output)``, whose result is the last argument of the fast functions."""
         self._saved = function
         return function
 
@@ -105,6 +115,16 @@ class LayerRule:
         extra = () if saved is None else (saved,)
         return self._fast_sums(layer, inputs, grad_output, workspace, *extra)
 
+    def squares(
+        self, layer: nn.Module, inputs: Inputs, grad_output: Any, workspace: Workspace, saved: Any = None
+    ) -> Squares:
+        """Σ_i c_i² for each parameter of `layer`."""
+        if self._fast_squares is None or not self.num_examples(layer, inputs):
+            sums = self.sums(layer, inputs, grad_output, workspace, saved)
+            return {name: square for name, (_, square) in sums.items()}
+        extra = () if saved is None else (saved,)
+        return self._fast_squares(layer, inputs, grad_output, workspace, *extra)
+
     def sums_in_parts(self, layer: nn.Module, inputs: Inputs, grad_output: Any, workspace: Workspace) -> Sums:
         """Σ_i c_i and Σ_i c_i² from the contributions of as many examples at a time as fit the workspace."""
         size = workspace.examples_at_once(sum(p.numel() for p in layer.parameters()))
@@ -116,7 +136,7 @@ class LayerRule:
         return total
 
     def saved(self, layer: nn.Module, output: Any) -> Any:
-        """The forward results that `fast_sums` reuses, or None."""
+        """The forward results that the fast functions reuse, or None."""
         return None if self._saved is None else self._saved(layer, output)
 
     def bind(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:

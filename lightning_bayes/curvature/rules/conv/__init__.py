@@ -4,7 +4,7 @@ With x̃_it the input patch at output position t of example i,
 
     c_i(W) = Σ_t δ_it x̃_itᵀ        c_i(b) = Σ_t δ_it
 
-`plan` selects the strategy for the sums. With few positions, they are products over pairs of positions, without any c_i
+`plan` selects the strategy for the squares. With few positions, they are products over pairs of positions, without any c_i
 (`conv.pairs`). Otherwise every c_i is computed. This takes as many operations as the batch gradient, and memory traffic
 dominates the cost. Small c_i are computed for many examples at once (`conv.patches`), large c_i example by example and block
 by block (`conv.blocks`). docs/lab.md reports the speed-up of each strategy.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from lightning_bayes.curvature.rules.conv.plan import plan
 from lightning_bayes.curvature.rules.conv.shape import conv_shape
 from lightning_bayes.curvature.rules.conv.windows import Conv, input_patches, padded
-from lightning_bayes.curvature.rules.registry import Inputs, PerExample, Sums, add_sums, layer_rule
+from lightning_bayes.curvature.rules.registry import Inputs, PerExample, Squares, layer_rule
 from lightning_bayes.curvature.workspace import Workspace
 from lightning_bayes.private_torch import conv_helper
 
@@ -67,12 +67,12 @@ def conv(layer: Conv, inputs: Inputs, grad_output: Tensor) -> PerExample:
     return {"weight": weight.reshape(len(x), *layer.weight.shape), "bias": grad_output.flatten(2).sum(2)}
 
 
-@conv.fast_sums
-def conv_sums(layer: Conv, inputs: Inputs, grad_output: Tensor, workspace: Workspace) -> Sums:
-    """Sums of contributions and of their squares."""
+@conv.fast_squares
+def conv_squares(layer: Conv, inputs: Inputs, grad_output: Tensor, workspace: Workspace) -> Squares:
+    """Sums of squared contributions."""
     (x,) = inputs
     strategy = plan(conv_shape(layer, x, grad_output), x.device)
-    totals: Sums = {"weight": strategy.sums(layer, x, grad_output, workspace)}
+    found = {"weight": strategy.squares(layer, x, grad_output, workspace)}
     if layer.bias is not None:
-        add_sums(totals, "bias", grad_output.flatten(2).sum(2))
-    return totals
+        found["bias"] = grad_output.flatten(2).sum(2).square_().sum(0)
+    return found

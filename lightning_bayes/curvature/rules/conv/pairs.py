@@ -1,11 +1,11 @@
-"""Sums for convolutions with few output positions: products over pairs of positions, without any c_i.
+"""Squares for convolutions with few output positions: products over pairs of positions, without any c_i.
 
 With x̃_it the input patch at position t, and element-wise squares and products,
 
     c_i(W)  = Σ_t δ_it x̃_itᵀ
     c_i(W)² = Σ_t (δ_it²)(x̃_it²)ᵀ + 2 Σ_{t<u} (δ_it δ_iu)(x̃_it x̃_iu)ᵀ
 
-so both sums over i are matrix products over examples and positions, or over examples and pairs of positions.
+so the sum over i is a matrix product over examples and pairs of positions, with t = u included.
 
 If positions are few, much of the kernel covers padding: a 3 × 3 kernel with padding 1 on 2 × 2 pixels covers 16 pixels, not
 36. So each kernel offset k, such as the upper left corner, has separate products over the positions t ∈ V_k at which it
@@ -15,7 +15,6 @@ covers a pixel p_k(t), and this pixel replaces the patch.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
@@ -44,21 +43,20 @@ def suits(shape: ConvShape, device: torch.device) -> bool:
     return shape.groups == 1 and len(shape.covered) <= MAX_OFFSETS and shape.pairs_per_offset <= MAX_PAIRS
 
 
-def sums(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Workspace) -> tuple[Tensor, Tensor]:
-    """Σ_i c_i(W) and Σ_i c_i(W)² for one group; see `plan.WeightSums`."""
+def squares(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Workspace) -> Tensor:
+    """Σ_i c_i(W)² for one group; see `plan.WeightSquares`."""
     groups = _offsets(conv_shape(layer, x, grad_output).axes)
     x = x if layer.padding_mode == "zeros" else padded(layer, x)
     shape = math.prod(layer.kernel_size), layer.out_channels, layer.in_channels
-    totals = [workspace.empty(f"{kind} of offsets", shape, x) for kind in ("sums", "squares")]
+    total = workspace.empty("squares of offsets", shape, x)
     channels = layer.out_channels + layer.in_channels
     for i, (x_part, grad_part) in enumerate(workspace.split(max(map(_values_of, groups)) * channels, x, grad_output)):
         delta, values = _pixels_first(grad_part), _pixels_first(x_part)
         for group in groups:
-            _add_offsets(group, delta, values, totals, accumulate=i > 0)
-    results = workspace.result(layer.weight.shape, x), workspace.result(layer.weight.shape, x)
-    for result, total in zip(results, totals, strict=True):
-        result.flatten(2).copy_(total.permute(1, 2, 0))
-    return results[0], results[1].clamp_min_(0)  # rounding can make squares negative
+            _add_offsets(group, delta, values, total, accumulate=i > 0)
+    result = workspace.result(layer.weight.shape, x)
+    result.flatten(2).copy_(total.permute(1, 2, 0))
+    return result.clamp_min_(0)  # rounding can make squares negative
 
 
 def _pixels_first(x: Tensor) -> Tensor:
@@ -72,16 +70,16 @@ def _values_of(group: Offsets) -> int:
     return num_offsets * (num_values + 3 * num_values * (num_values + 1) // 2)
 
 
-def _add_offsets(group: Offsets, delta: Tensor, values: Tensor, totals: Sequence[Tensor], accumulate: bool) -> None:
-    """Write both sums of the group's offsets to `totals`, or add them with `accumulate`."""
+def _add_offsets(group: Offsets, delta: Tensor, values: Tensor, total: Tensor, accumulate: bool) -> None:
+    """Write the squares of the group's offsets to `total`, or add them with `accumulate`."""
     delta = delta[group.positions.to(delta.device)]  # [offsets, V, B, Cout]
     values = values[group.pixels.to(delta.device)]
     first, second = torch.triu_indices(delta.shape[1], delta.shape[1], device=delta.device)
     factors = 2 - (first == second).to(delta.dtype).view(-1, 1, 1)
-    products = (delta[:, first] * delta[:, second]).mul_(factors), values[:, first] * values[:, second]
-    for total, (left, right) in zip(totals, ((delta, values), products), strict=True):
-        for index, rows, columns in zip(group.indices, left.flatten(1, 2), right.flatten(1, 2), strict=True):
-            total[index].addmm_(rows.T, columns, beta=int(accumulate))
+    left = (delta[:, first] * delta[:, second]).mul_(factors)
+    right = values[:, first] * values[:, second]
+    for index, rows, columns in zip(group.indices, left.flatten(1, 2), right.flatten(1, 2), strict=True):
+        total[index].addmm_(rows.T, columns, beta=int(accumulate))
 
 
 @lru_cache(maxsize=256)

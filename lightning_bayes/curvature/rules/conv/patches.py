@@ -1,4 +1,4 @@
-"""Sums for small or grouped convolutions: c_i(W) = Σ_t δ_it x̃_itᵀ of many examples at once, by batched products.
+"""Squares for small or grouped convolutions: c_i(W) = Σ_t δ_it x̃_itᵀ of many examples at once, by batched products.
 
 A copy of all patches is |kernel| times as large as the input. In two dimensions with vertical stride 1, one copy of the
 input per kernel *column* suffices: the patches of each kernel row are a contiguous range of the copy. But results per kernel
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from lightning_bayes.curvature.rules.conv.shape import ConvShape
 from lightning_bayes.curvature.rules.conv.windows import Conv, input_patches, padded, windows_of
-from lightning_bayes.curvature.rules.registry import Sums, add_sums
 from lightning_bayes.curvature.workspace import Workspace
 
 VECTOR = 16  # elements of a SIMD vector; matrix products with other row lengths take up to twice as long
@@ -24,18 +23,19 @@ def suits(shape: ConvShape, device: torch.device) -> bool:
     return True
 
 
-def sums(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Workspace) -> tuple[Tensor, Tensor]:
-    """Σ_i c_i(W) and Σ_i c_i(W)²; see `plan.WeightSums`."""
+def squares(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Workspace) -> Tensor:
+    """Σ_i c_i(W)²; see `plan.WeightSquares`."""
     positions = grad_output.shape[2:]
     elements = max(_elements(layer, x, positions), layer.weight.numel())
-    totals: Sums = {}
+    total: Tensor | None = None
     for x_part, grad_part in workspace.split(elements, x, grad_output):
         delta = torch.unflatten(grad_part.flatten(2), 1, (layer.groups, -1))
         parts = _parts(layer, padded(layer, x_part), positions, workspace)
         transposed = delta.shape[2] % VECTOR == 0 and parts[0].shape[2] % VECTOR != 0
-        add_sums(totals, "weight", _products(delta, parts, transposed, workspace))
-    grad, square = (total.mT if transposed else total for total in totals["weight"])
-    return _assembled(layer, grad), _assembled(layer, square)
+        square = _products(delta, parts, transposed, workspace).square_().sum(0)
+        total = square if total is None else total.add_(square)
+    assert total is not None
+    return _assembled(layer, total.mT if transposed else total)
 
 
 def goes_by_rows(layer: Conv, positions: torch.Size) -> bool:

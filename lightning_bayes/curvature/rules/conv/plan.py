@@ -1,4 +1,4 @@
-"""Selection of the strategy for the sums of a convolution, tuned on two cores with AVX-512."""
+"""Selection of the strategy for the squares of a convolution, tuned on two cores with AVX-512."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from torch import Tensor
 from lightning_bayes.curvature.rules.conv import blocks, pairs, patches
 from lightning_bayes.curvature.rules.conv.shape import ConvShape
 
-# Σ_i c_i(W) and Σ_i c_i(W)², shaped like the weight, from (layer, x [B, Cin, *in], grad_output [B, Cout, *out], workspace).
-WeightSums: TypeAlias = Callable[..., tuple[Tensor, Tensor]]
+# Σ_i c_i(W)², shaped like the weight, from (layer, x [B, Cin, *in], grad_output [B, Cout, *out], workspace).
+WeightSquares: TypeAlias = Callable[..., Tensor]
 
 
 class Strategy(NamedTuple):
-    """One way to compute Σ_i c_i(W) and Σ_i c_i(W)²."""
+    """One way to compute Σ_i c_i(W)²."""
 
     name: str
     suits: Callable[[ConvShape, torch.device], bool]
-    sums: WeightSums
+    squares: WeightSquares
 
 
 STRATEGIES = (
-    Strategy("pairs", pairs.suits, pairs.sums),
-    Strategy("blocks", blocks.suits, blocks.sums),
-    Strategy("patches", patches.suits, patches.sums),
+    Strategy("pairs", pairs.suits, pairs.squares),
+    Strategy("blocks", blocks.suits, blocks.squares),
+    Strategy("patches", patches.suits, patches.squares),
 )
 
 
