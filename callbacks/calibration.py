@@ -17,6 +17,7 @@ from torch import Tensor
 from lightning_bayes.callbacks.chosen_posterior import ChosenPosterior, OutputsAt, Reduce
 from lightning_bayes.callbacks.loaders import OnDevice
 from lightning_bayes.errors import UnsupportedTrainingError
+from lightning_bayes.predictive import Calibration as Chosen
 from lightning_bayes.predictive import Link, choose_calibration
 from lightning_bayes.predictive.calibration import EVALUATIONS
 
@@ -87,22 +88,24 @@ class Calibration(ChosenPosterior):
         tries_widths = self._tries_widths or link == "identity"
         found = choose_calibration(outputs, first.targets, link, noise_std, reduce, tries_widths)
         self.seconds = time.perf_counter() - self._start
-        share = (
-            f", {100 * self.seconds / (self._start - self._start_of_fit):.1f} % of the fit"
-            if self._start_of_fit
-            else ""
-        )
+        rank_zero_info(self._line(found, tries_widths))
+        return found.scale, found.temperature
+
+    def _line(self, found: Chosen, tries_widths: bool) -> str:
+        """What was chosen, why and in what time."""
+        fit = self._start - self._start_of_fit if self._start_of_fit else math.inf
+        share = f", {100 * self.seconds / fit:.1f} % of the fit" if fit < math.inf else ""
+        width = f"{found.scale:.3g}{'' if tries_widths else ' (no other was tried in so short a fit)'}"
         change = (
             f"the NLL falls from {found.nll_before:.4f} to {found.nll:.4f} (standard error {found.standard_error:.4f})"
             if found.choice != "neither"
             else f"the NLL is {found.nll:.4f}, and no change lowers it by more than its standard error"
         )
-        rank_zero_info(
-            f"Calibration on {self._rows} validation examples: width {found.scale:.3g}"
-            f"{'' if tries_widths else ' (no other was tried in so short a fit)'}, temperature "
-            f"{found.temperature:.3g}; {change}. It took {self.seconds:.1f} s{share}."
+        return (
+            f"Calibration on {self._rows} validation examples: width {width}, temperature "
+            f"{found.temperature:.3g}; {change}. "
+            f"It took {self.seconds:.1f} s{share}."
         )
-        return found.scale, found.temperature
 
 
 def beside(trainer: Trainer, callback: Callback, calibration: Calibration) -> None:

@@ -5,7 +5,10 @@
 The candidates are (1, 1), (1, T), (c, 1) and (c, T), each with its lowest validation NLL. A candidate replaces a simpler one
 if its NLL is lower by one standard error of the paired difference and by .001 nats, so what the data do not determine stays
 as it is, and the uncertainty of a prediction is not given up for nothing.
-The search over c costs few evaluations: factors of 4 from c = 1 while the NLL falls, then a factor of 2, and c = 0.
+
+For classes, the data have one more example, whose class is drawn by chance: without it, data that a network classifies
+without an error would ask for infinite confidence. The search over c costs few evaluations: factors of 4 from c = 1 while
+the NLL falls, then a factor of 2, and c = 0.
 """
 
 from __future__ import annotations
@@ -17,21 +20,15 @@ from itertools import islice
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lightning_bayes.errors import DataError, HyperparameterError, NonFiniteError
 from lightning_bayes.posteriors import AbstractPosterior, ScaledPosterior
 from lightning_bayes.predictive.closed_form import Linearized, predictive_samples
-from lightning_bayes.predictive.densities import (
-    LogDensity,
-    bernoulli_log_density,
-    class_log_density,
-    fit_noise_std,
-    gaussian_log_density,
-    shaped_like_sample,
-)
+from lightning_bayes.predictive.densities import fit_noise_std, gaussian_log_density, shaped_like_sample
 from lightning_bayes.predictive.line_search import minimise_over_logarithm
-from lightning_bayes.predictive.links import LikelihoodName, Link, find_link
+from lightning_bayes.predictive.links import LikelihoodName, Link, combine, find_link
 from lightning_bayes.predictive.recalibration import recalibrate
 from lightning_bayes.predictive.samples import PosteriorSamples, at_posterior_mean
 from lightning_bayes.predictive.scale import LARGEST as LARGEST_SCALE
@@ -69,8 +66,9 @@ class Calibrated(NamedTuple):
 class _Candidate(NamedTuple):
     scale: float
     temperature: float
-    losses: Tensor  # NLL of each example, averaged over its targets
-    nll: float
+    losses: Tensor  # of each example, with its share of the additional one
+    risk: float  # their mean
+    nll: float  # without the additional example
     noise_std: float | None = None
 
 
@@ -115,8 +113,8 @@ def calibrate(
         >>> q = MeanField(mean, {"weight": torch.full((2, 1), 1e4)}, {"weight": 1.0}, num_data=40)
         >>> labels = (torch.arange(40) % 4 == 0).long()  # three of four have class 0
         >>> found = calibrate(model, q, [(x, labels)], samples=4)
-        >>> found.calibration.choice, round(found.posterior.temperature, 1)  # 8 / log 3
-        ('temperature', 7.3)
+        >>> found.calibration.choice, round(found.posterior.temperature, 1)
+        ('temperature', 7.5)
     """
     device, link = next(model.parameters()).device, find_link(link)
     draws: Any = predictive_samples(PosteriorSamples(posterior.to(device), samples, seed), linearized, link)
@@ -161,14 +159,17 @@ def choose_calibration(
         The choice.
 
     Raises:
+        HyperparameterError: If the link has no validation NLL.
         NonFiniteError: If the NLL at c = 1 is not finite.
 
     Example:
         >>> outputs, targets = torch.tensor([[[4.0, 0.0]] * 40]), (torch.arange(40) % 4 == 0).long()
         >>> found = choose_calibration(lambda scale: outputs, targets, "softmax")
         >>> found.choice, round(found.temperature, 2)
-        ('temperature', 3.64)
+        ('temperature', 3.75)
     """
+    if link == "exp":
+        raise HyperparameterError("link='exp' has no validation NLL here. Use 'softmax', 'sigmoid' or 'identity'.")
     losses = _Losses(targets, link, noise_std, reduce)
 
     @cache
@@ -178,18 +179,20 @@ def choose_calibration(
         if link not in _CLASS_LINKS:
             return plain, plain
         # one evaluation of the network serves all temperatures
-        best = minimise_over_logarithm(lambda t: losses.at(outputs, scale, t).nll, SMALLEST, LARGEST, _GRID, _TOLERANCE)
+        best = minimise_over_logarithm(
+            lambda t: losses.at(outputs, scale, t).risk, SMALLEST, LARGEST, _GRID, _TOLERANCE
+        )
         return plain, losses.at(outputs, scale, best)
 
     before = at(1.0)[0]
-    if not math.isfinite(before.nll):
+    if not math.isfinite(before.risk):
         raise NonFiniteError(
             "The NLL of the posterior is not finite on the validation data, because its outputs are not."
         )
     candidates = [at(1.0)[1]]
     if width:
-        scaled, both = (at(_lowest(lambda c, kind=kind: at(c)[kind].nll))[kind] for kind in (0, 1))  # type: ignore[misc]
-        candidates = [*sorted([*candidates, scaled], key=lambda each: each.nll), both]
+        scaled, both = (at(_lowest(lambda c, kind=kind: at(c)[kind].risk))[kind] for kind in (0, 1))  # type: ignore[misc]
+        candidates = [*sorted([*candidates, scaled], key=lambda each: each.risk), both]
     chosen = before
     for candidate in candidates:
         difference, error = _paired(candidate, chosen, reduce)
@@ -223,28 +226,32 @@ class _Losses(NamedTuple):
         noise_std = self.noise_std
         if self.link == "identity" and noise_std is None:
             noise_std = fit_noise_std(outputs, targets, self.reduce)
-        density = _density(self.link, noise_std)
         size = max(1, _BLOCK // max(1, outputs[:, :1].numel()))
         blocks = zip(outputs.split(size, 1), targets.split(size), strict=True)  # type: ignore[no-untyped-call]
-        losses = torch.cat([_mixture_losses(density(part.double() / temperature, y)) for part, y in blocks])
-        mean = float(self.reduce(losses.sum())) / float(self.reduce(torch.tensor(float(len(losses)))))
-        return _Candidate(scale, temperature, losses, math.inf if math.isnan(mean) else mean, noise_std)
+        parts = [_losses(part.double() / temperature, y, self.link, noise_std) for part, y in blocks]
+        losses, chance = (torch.cat(part) for part in zip(*parts, strict=True))
+        sums = torch.stack([losses.sum(), chance.sum(), torch.tensor(float(len(losses)))])
+        total, of_chance, count = (float(value) for value in self.reduce(sums))
+        risk = total / count + of_chance / count**2
+        risk = math.inf if math.isnan(risk) else risk
+        return _Candidate(scale, temperature, losses + chance / count, risk, total / count, noise_std)
 
 
-def _mixture_losses(log_density: Tensor) -> Tensor:
-    """NLL of each example, averaged over its targets, from the log-densities under each sample ``[S, B, …]``."""
-    losses = math.log(len(log_density)) - log_density.logsumexp(0)
-    return losses.reshape(len(losses), -1).mean(1)
-
-
-def _density(link: Link, noise_std: float | None) -> LogDensity:
-    """The log-density of targets under one sample."""
+def _losses(outputs: Tensor, targets: Tensor, link: Link, noise_std: float | None) -> tuple[Tensor, Tensor]:
+    """NLL of each example, averaged over its targets: for its target, and for a class by chance."""
     if link == "identity":
         assert noise_std is not None
-        return partial(gaussian_log_density, std=noise_std)
-    if link not in _CLASS_LINKS:
-        raise HyperparameterError(f"link={link!r} has no validation NLL here. Use 'softmax', 'sigmoid' or 'identity'.")
-    return class_log_density if link == "softmax" else bernoulli_log_density
+        losses = math.log(len(outputs)) - gaussian_log_density(outputs, targets, noise_std).logsumexp(0)
+        chance = torch.zeros_like(losses)
+    elif link == "softmax":
+        log_probs = combine(outputs, link)
+        labels = targets.double() if targets.is_floating_point() else targets.long()
+        losses, chance = F.cross_entropy(log_probs, labels, reduction="none"), -log_probs.mean(1)
+    else:
+        logits = combine(outputs, link)
+        losses = F.binary_cross_entropy_with_logits(logits, targets.double(), reduction="none")
+        chance = F.softplus(logits) - logits / 2
+    return losses.reshape(len(losses), -1).mean(1), chance.reshape(len(losses), -1).mean(1)
 
 
 def _paired(one: _Candidate, other: _Candidate, reduce: Reduce) -> tuple[float, float]:

@@ -73,7 +73,7 @@ def test_a_fit_ends_calibrated_and_checkpoint_test_and_prediction_use_it(tmp_pat
 
 def test_a_laplace_posterior_is_calibrated_by_the_callback_beside_it():
     laplace, calibration, module = LaplaceCallback(linearized=False, eval_samples=S), Calibration(), Plain()
-    trainer = quiet_trainer(laplace, calibration, max_epochs=60)
+    trainer = quiet_trainer(laplace, calibration, max_epochs=200)
     trainer.fit(module, datamodule=Data())
     expected = calibrate(module, laplace.posterior, batches(VALIDATION), S).posterior
     assert calibration.scale == expected.scale
@@ -107,6 +107,16 @@ def test_calibration_leaves_weights_modes_random_numbers_and_callbacks_alone():
     assert all(torch.equal(one, other) for one, other in zip(*runs, strict=True))
     trainer.fit(module, datamodule=Data())
     assert [type(c).__name__ for c in trainer.callbacks].count("Calibration") == 1
+
+
+def test_a_short_fit_chooses_a_temperature_only(caplog):
+    calibration = Calibration()
+    trainer = quiet_trainer(vogn(calibrate=False, eval_samples=10), calibration, max_epochs=60)
+    with caplog.at_level("INFO"):
+        trainer.fit(Plain(), datamodule=Data())
+    assert calibration.scale == 1
+    assert calibration.temperature > 1
+    assert "width 1 (no other was tried in so short a fit), temperature" in caplog.text
 
 
 def test_few_rows_are_spread_over_sorted_validation_data():

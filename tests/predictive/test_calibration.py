@@ -55,6 +55,17 @@ def test_logits_of_another_scale_are_divided_by_it(factor, generator):
     assert found.nll_before - found.nll > found.standard_error
 
 
+@pytest.mark.parametrize("link", ["softmax", "sigmoid"])
+def test_validation_data_without_an_error_do_not_ask_for_infinite_confidence(link):
+    """The best T of n right examples and one whose class is drawn by chance, by its stationarity in closed form."""
+    rows, margin = 150, 4.0
+    outputs = torch.tensor([[[margin, 0.0]]] if link == "softmax" else [[[margin]]]).expand(1, rows, -1)
+    targets = torch.zeros(rows).long() if link == "softmax" else torch.ones(rows)
+    found = choose_calibration(lambda scale: outputs, targets, link)
+    confidence = (rows + 0.5) / (rows + 1)  # sigmoid(margin / T)
+    assert found.temperature == pytest.approx(margin / math.log(confidence / (1 - confidence)), rel=0.01)
+
+
 def test_binary_logits_are_divided_too(generator):
     logits = torch.randn(ROWS * 10, 1, generator=generator)
     targets = torch.bernoulli(logits.sigmoid(), generator=generator)[:, 0]
@@ -90,10 +101,12 @@ def test_several_processes_choose_as_one(generator):
     logits = 2 * torch.randn(3, ROWS, CLASSES, generator=generator)
     targets = labels_of(logits.mean(0) / 2, generator)
     one = choose_calibration(lambda scale: logits, targets, "softmax")
-    same = choose_calibration(lambda scale: logits, targets, "softmax", reduce=lambda total: 2 * total)
-    assert same.temperature == pytest.approx(one.temperature, rel=1e-3)
-    assert (same.choice, same.nll) == (one.choice, pytest.approx(one.nll))
-    assert same.standard_error == pytest.approx(one.standard_error / math.sqrt(2), rel=1e-2)
+    same = choose_calibration(
+        lambda scale: logits, targets, "softmax", reduce=lambda total: 2 * total
+    )  # twice the data
+    assert same.temperature == pytest.approx(one.temperature, rel=0.01)
+    assert (same.choice, same.nll) == (one.choice, pytest.approx(one.nll, rel=1e-3))
+    assert same.standard_error == pytest.approx(one.standard_error / math.sqrt(2), rel=0.02)
 
 
 def test_every_way_to_predict_applies_width_and_temperature(generator):
