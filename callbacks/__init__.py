@@ -23,6 +23,7 @@ from lightning_bayes.callbacks.figures import EvaluationFigures
 from lightning_bayes.callbacks.kfac import KFACCallback, NoisyKFACCallback
 from lightning_bayes.callbacks.laplace import LaplaceCallback
 from lightning_bayes.callbacks.mc_dropout import MCDropoutCallback
+from lightning_bayes.callbacks.multi_mode import MultiModeCallback
 from lightning_bayes.callbacks.posterior_scale import PosteriorScale
 from lightning_bayes.callbacks.predictions import PredictionWriter
 from lightning_bayes.callbacks.recalibration import BatchNormRecalibration
@@ -43,6 +44,7 @@ __all__ = [
     "LaplaceCallback",
     "MCDropoutCallback",
     "MomentumVONCallback",
+    "MultiModeCallback",
     "NoisyAdamCallback",
     "NoisyAdamFisherCallback",
     "NoisyKFACCallback",

@@ -35,6 +35,17 @@ def check_training(trainer: Trainer, pl_module: LightningModule) -> None:
             "yourself, opt = lightning_bayes.VOGN(self, num_data=N), and train with `with opt.sampled_params(): "
             "loss.backward()` and opt.step()."
         )
+    check_strategy(trainer)
+    if "dataloader_iter" in inspect.signature(pl_module.training_step).parameters:
+        raise UnsupportedTrainingError(
+            f"{type(pl_module).__name__}.training_step takes dataloader_iter, so each weight sample would consume another "
+            "batch. Take batch as the argument instead."
+        )
+    check_private_symbols(trainer)
+
+
+def check_strategy(trainer: Trainer) -> None:
+    """Refuse strategies that split or move parameters."""
     is_sharding = isinstance(trainer.strategy, DeepSpeedStrategy)  # a subclass of DDPStrategy
     if is_sharding or not isinstance(trainer.strategy, (SingleDeviceStrategy, DDPStrategy)):
         raise UnsupportedTrainingError(
@@ -42,12 +53,6 @@ def check_training(trainer: Trainer, pl_module: LightningModule) -> None:
             "evaluation and checkpoints do not support. Use one device, strategy='ddp' or 'bayes_ddp', with adapters (LoRA) "
             "if memory is short."
         )
-    if "dataloader_iter" in inspect.signature(pl_module.training_step).parameters:
-        raise UnsupportedTrainingError(
-            f"{type(pl_module).__name__}.training_step takes dataloader_iter, so each weight sample would consume another "
-            "batch. Take batch as the argument instead."
-        )
-    check_private_symbols(trainer)
 
 
 def check_swappable(optimizers: list[Optimizer], module: nn.Module, step_rule: StepRule) -> Optimizer:

@@ -98,7 +98,7 @@ class DefaultNoise:
 
 def _noise_of(model: nn.Module, link: Link | None) -> tuple[float, float]:
     """κ for up to five layers, and ε."""
-    if link not in {"softmax", "sigmoid"}:
+    if link not in {"softmax", "softmax_last", "sigmoid"}:
         return NOISE_OF_REGRESSIONS, FLATNESS
     if has_norms(model):
         return NOISE_OF_NORMALISED, FLATNESS

@@ -18,17 +18,25 @@ from lightning_bayes.callbacks.recalibration import recalibrated
 from lightning_bayes.callbacks.sampled_forward import SampledForward
 from lightning_bayes.callbacks.spread import spread
 from lightning_bayes.errors import UnsupportedTrainingError
-from lightning_bayes.predictive import Link, LinkArgument, Observation, Samples, find_link, find_observation
+from lightning_bayes.predictive import (
+    Link,
+    LinkArgument,
+    Observation,
+    SampledModule,
+    Samples,
+    find_link,
+    find_observation,
+)
 from lightning_bayes.predictive.recorded_noise import RecordedNoise
 
 LINK_ATTRIBUTE: Final = "lightning_bayes_link"  # of modules that state their link; no other attribute is read
+
+OBSERVATION_ATTRIBUTE: Final = "lightning_bayes_observation"  # a method from outputs to the targets' distribution
 
 
 @runtime_checkable
 class FinishesSamples(Protocol):
     """A callback that changes the samples of evaluations outside of a fit, such as `PosteriorScale`."""
-
-    temperature: float  # divides the logits of these evaluations
 
     def finished_samples(self, trainer: Trainer, module: LightningModule, samples: Samples, link: Link) -> Samples:
         """Samples to evaluate under instead of `samples`."""
@@ -59,16 +67,20 @@ class EvaluationCallback(Callback, ABC):
     def find_samples(self, trainer: Trainer, pl_module: LightningModule) -> Samples | None:
         """The samples to average over; None to leave the module alone."""
 
+    def averages(self, trainer: Trainer) -> bool:
+        """Whether this callback averages predictions itself, and does not only change the samples of another."""
+        return True
+
     def link_of(self, module: LightningModule) -> Link | None:
         """The argument ``link``, else the module's ``lightning_bayes_link``, else the link of its loss; None if unknown."""
         link = self.link or getattr(module, LINK_ATTRIBUTE, None) or self.loss_link
         return None if link is None else find_link(link, LINK_ATTRIBUTE)
 
     def observation_of(self, module: LightningModule) -> Observation | None:
-        """The distribution of real-valued targets given the module's output: the argument's, else the loss's."""
-        noise = self.loss_noise
-        if self.observation is not None or noise is None or self.link_of(module) not in {"identity", "exp"}:
-            return self.observation
+        """The distribution of real-valued targets given outputs: the argument's, the module's, or the loss's."""
+        noise, stated = self.loss_noise, self.observation or getattr(module, OBSERVATION_ATTRIBUTE, None)
+        if stated is not None or noise is None or self.link_of(module) not in {"identity", "exp"}:
+            return stated
         weights = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         return lambda output: noise.distribution(tensors_of(output), weights)
 
@@ -142,7 +154,8 @@ class EvaluationCallback(Callback, ABC):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, *args: Any
     ) -> None:
         """Score real-valued targets whose distribution is known."""
-        if self._forward is not None and self._forward.observation is not None:
+        scores_itself = isinstance(pl_module, SampledModule)
+        if self._forward is not None and self._forward.observation is not None and not scores_itself:
             self._metrics = self._metrics or ObservedMetrics(self.loss_noise)
             self._metrics.add(self._forward, batch)
 
@@ -173,7 +186,7 @@ class EvaluationCallback(Callback, ABC):
             for callback in trainer.callbacks:  # type: ignore[attr-defined]
                 if isinstance(callback, FinishesSamples):
                     samples = callback.finished_samples(trainer, module, samples, link)
-                    temperature *= callback.temperature
+                    temperature *= getattr(callback, "temperature", 1.0)
         prepared = spread(trainer, recalibrated(trainer, module, samples))
         self._forward = SampledForward(
             module,
@@ -204,6 +217,7 @@ class EvaluationCallback(Callback, ABC):
 
 def require_single_evaluation(trainer: Trainer) -> None:
     """Require one callback that evaluates under samples: with two, one would average the other's averages."""
-    names = [type(c).__name__ for c in trainer.callbacks if isinstance(c, EvaluationCallback)]  # type: ignore[attr-defined]
+    callbacks = [c for c in trainer.callbacks if isinstance(c, EvaluationCallback)]  # type: ignore[attr-defined]
+    names = [type(callback).__name__ for callback in callbacks if callback.averages(trainer)]
     if len(names) > 1:
         raise UnsupportedTrainingError(f"{' and '.join(names)} each average predictions. Keep one of them.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, TypeAlias
 
 from lightning.pytorch import LightningModule
 from torch import Tensor
@@ -11,55 +11,99 @@ from torch import Tensor
 from lightning_bayes.curvature.loss_recorder import LossRecorder
 from lightning_bayes.predictive import Link
 from lightning_bayes.predictive.recorded_noise import NoiseRecorder, RecordedNoise
-from lightning_bayes.private_torch import tree_leaves
+from lightning_bayes.private_torch import output_shapes, tree_leaves
+
+Shape: TypeAlias = tuple[int, ...]
 
 
 class LinkRecorder:
-    """Records the loss functions of a training step, and the outputs of the module's forward."""
+    """Records the loss functions of a training step, and the outputs of the module's forward.
+
+    A step that does not call the module's own forward uses the outputs of its submodules.
+    """
 
     def __init__(self, module: LightningModule) -> None:
         self._module, self._recorder, self._undo = module, LossRecorder(), ExitStack()
-        self._outputs: set[Any] = set()  # autograd nodes
+        self._own: dict[Any, Shape] = {}  # shapes of the module's outputs, by autograd node
+        self._inner: dict[Any, Shape] = {}  # of the submodules' outputs
 
     def start(self, batch: Any) -> None:
         """Record the steps of a batch from now on."""
         weights = {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
         self._noise = NoiseRecorder(weights, tensors_of(batch))
-        hook = self._module.register_forward_hook(self._note_outputs)
-        self._undo.callback(hook.remove)
+        for module in self._module.modules():
+            hook = module.register_forward_hook(self._note_outputs)
+            self._undo.callback(hook.remove)
         self._undo.enter_context(self._recorder)
         self._undo.enter_context(self._noise)
 
     def stop(self) -> None:
         """Record no longer, and forget."""
         self._undo.close()
-        self._recorder.clear()
-        self._outputs.clear()
+        for record in (self._recorder, self._own, self._inner):
+            record.clear()
 
     def noise(self) -> RecordedNoise | None:
-        """The noise that the loss gives the targets; None if its calls do not tell."""
-        return self._noise.noise()
+        """The noise that the loss gives the targets; None if its calls do not tell, as for a mixture written by hand."""
+        found = self._noise.noise()
+        is_part = bool(self._recorder.log_softmax) and found is not None and found.family != "MixtureSameFamily"
+        return None if is_part else found
 
     def link_of(self, loss: Tensor) -> Link | None:
         """The link of a loss on the module's outputs; None if the loss does not tell, or acts on other values."""
         record = self._recorder.read(loss)
-        if self._outputs and not all(map(self._is_output, record.linked)):
+        shapes = self._own or self._inner
+        if self._reaches(loss.grad_fn, shapes):
             return None
-        return record.link
+        links = {self._of_output(record.link, node, shapes) for node in record.linked}
+        return links.pop() if len(links) == 1 else None
 
-    def _note_outputs(self, module: LightningModule, args: Any, output: Any) -> None:
-        self._noise.tape.note_outputs(tensors_of(output))
-        leaves = [leaf for leaf in tensors_of(output) if leaf.dim()]
-        self._outputs.update(leaf.grad_fn for leaf in leaves if leaf.grad_fn is not None)
+    def _note_outputs(self, module: Any, args: Any, output: Any) -> None:
+        is_own, tensors = module is self._module, tensors_of(output)
+        if is_own:
+            self._noise.tape.note_outputs(tensors)
+        shapes = {leaf.grad_fn: tuple(leaf.shape) for leaf in tensors if leaf.dim() and leaf.grad_fn is not None}
+        (self._own if is_own else self._inner).update(shapes)
 
-    def _is_output(self, node: Any) -> bool:
-        """Whether functions of the outputs alone lead to a node: no product of outputs, and no further layer."""
-        while node is not None and node not in self._outputs:
+    def _reaches(self, root: Any, shapes: dict[Any, Shape]) -> bool:
+        """Whether outputs enter a loss beside its loss functions and log-probabilities, which then say nothing of them."""
+        calls = {
+            node
+            for node, terms in self._recorder.terms.items()
+            if len(terms) == 1 and terms[0].call and not terms[0].steps
+        }
+        stack, seen = [root], {None, *calls, *self._recorder.log_softmax}
+        while stack:
+            node = stack.pop()
+            if node in seen:
+                continue
+            if node in shapes:
+                return True
+            seen.add(node)
+            stack += [child for child, _ in node.next_functions]
+        return False
+
+    def _of_output(self, link: Link | None, linked: Any, shapes: dict[Any, Shape]) -> Link | None:
+        """The link of the output that leads to a node by functions of it alone: no product of outputs, no further layer."""
+        node = linked
+        while node is not None and node not in shapes:
             children = [child for child, _ in node.next_functions if child is not None]
             node = children[0] if len(set(children)) == 1 else None
-        return node is not None
+        if node is None:
+            return None if self._own else link
+        return _with_class_dim(shapes[node], output_shapes(linked)[0]) if link == "softmax" else link
 
 
 def tensors_of(values: Any) -> list[Tensor]:
     """The tensors of nested tuples, lists and dictionaries, in order."""
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+def _with_class_dim(output: Shape, of_loss: Shape) -> Link | None:
+    """The softmax over the dimension of an output that holds the classes of a loss; None if several or none may."""
+    if len(output) < 3 or output == of_loss:
+        return "softmax"
+    classes = of_loss[min(1, len(of_loss) - 1)]
+    dims = [dim for dim in range(1, len(output)) if output[dim] == classes]
+    names: dict[int, Link] = {1: "softmax", len(output) - 1: "softmax_last"}
+    return names.get(dims[0]) if len(dims) == 1 else None

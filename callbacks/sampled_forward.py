@@ -36,6 +36,10 @@ from lightning_bayes.predictive import (
 from lightning_bayes.predictive.observations import Observation, observed
 
 
+class _NoAverageError(UnsupportedTrainingError):
+    """The outputs of samples cannot be averaged."""
+
+
 @final
 class SampledForward:
     """Replaces a module's ``forward`` (and default ``predict_step``) while it is active."""
@@ -112,7 +116,7 @@ class SampledForward:
         output = self._forward(*args, **kwargs)
         packed = output if isinstance(output, Tensor) or self.observation is None else self._packing.pack(output)
         if not isinstance(packed, Tensor):
-            raise UnsupportedTrainingError(
+            raise _NoAverageError(
                 f"{type(self.module).__name__}.forward returned a {type(output).__name__}, which cannot be averaged. Return "
                 f"one tensor (logits or means), or {self.opt_out_hint}."
             )
@@ -124,17 +128,26 @@ class SampledForward:
         try:
             return self._packing.unpack(combine(self.outputs(*args, **kwargs), self.link))
         except UnsupportedTrainingError as error:
-            if not self.lenient:
+            if not self.lenient and not isinstance(error, _NoAverageError):
                 raise
-            rank_zero_warn(f"{error} Validation during the fit continues without averaging.")
-            self._gave_up = True
+            self._give_up(error)
             return self._forward(*args, **kwargs)
 
-    def _predict_step(self, module: LightningModule, batch: Any, *args: Any) -> dict[str, Tensor]:
+    def _give_up(self, error: Exception) -> None:
+        """Go on with the module's current weights, as plain Lightning, because one batch cannot be averaged."""
+        rank_zero_warn(f"{error} The evaluation continues without averaging.")
+        self._gave_up = True
+
+    def _predict_step(self, module: LightningModule, batch: Any, *args: Any) -> Any:
         with torch.no_grad():
             if not self._arguments.is_known:
                 self._arguments.call(self._forward, batch)  # a call that fails must not use up samples
-            return self._summary(self._arguments.call(self.outputs, batch))
+            if not self._gave_up:
+                try:
+                    return self._summary(self._arguments.call(self.outputs, batch))
+                except _NoAverageError as error:
+                    self._give_up(error)
+            return self._arguments.call(self._forward, batch)
 
     def _with_uncertainty(self, predict_step: Callable[..., Any]) -> Callable[..., Any]:
         """Add the uncertainty of the step's single call of ``self(...)`` to the dictionary that it returns."""

@@ -35,11 +35,8 @@ def override_rates(optimizer: Optimizer, schedulers: Sequence[Any], lr: float | 
             f"The scheduler cycles the momentum of {type(optimizer).__name__}, which takes no step with lr={lr:g}; the "
             "callback's betas stay. Pass cycle_momentum=False to the scheduler."
         )
-    cyclic = [scheduler.max_lrs for scheduler in all_schedulers if hasattr(scheduler, "max_lrs")]
     factors = []
-    for index, group in enumerate(groups):
-        start = group.get("initial_lr", group["lr"])
-        peak = max([group.get("max_lr", start), *(rates[index] for rates in cyclic)])
+    for group, peak in zip(groups, peak_rates(groups, schedulers), strict=True):
         factors.append(lr / peak if peak else 1.0)
         group.update({key: group[key] * factors[-1] for key in _GROUP_RATES if key in group})
         if not peak:
@@ -49,6 +46,13 @@ def override_rates(optimizer: Optimizer, schedulers: Sequence[Any], lr: float | 
             if hasattr(scheduler, name):
                 rates = [rate * factor for rate, factor in zip(getattr(scheduler, name), factors, strict=True)]
                 setattr(scheduler, name, rates)
+
+
+def peak_rates(groups: Sequence[dict[str, Any]], schedulers: Sequence[Any]) -> list[float]:
+    """The largest learning rate that the user's schedule states for each group."""
+    cyclic = [scheduler.max_lrs for scheduler in _with_inner(schedulers) if hasattr(scheduler, "max_lrs")]
+    stated = [group.get("max_lr", group.get("initial_lr", group["lr"])) for group in groups]
+    return [max([rate, *(rates[index] for rates in cyclic if index < len(rates))]) for index, rate in enumerate(stated)]
 
 
 def _with_inner(schedulers: Iterable[Any]) -> Iterator[Any]:

@@ -141,7 +141,8 @@ def small_options(name):
     preset = callback["class_path"].endswith("from_preset")
     where = "--trainer.callbacks.dict_kwargs" if preset else "--trainer.callbacks"
     options = []
-    if callback_of(name) not in {None, "OGNCallback", "KFACCallback", "Vprop0Callback", "DeepEnsembleCallback"}:
+    without_samples = {"OGNCallback", "KFACCallback", "Vprop0Callback", "DeepEnsembleCallback", "MultiModeCallback"}
+    if callback_of(name) not in {None, *without_samples}:
         options += [f"{where}.eval_samples=2"]
     if callback_of(name) in {"KFACCallback", "NoisyKFACCallback"}:
         options += [f"{where}.max_side=64"]

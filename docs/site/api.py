@@ -32,7 +32,7 @@ MOVED = {  # top-level names that serve another task than the rest of their subp
         "RejectorCallback",
         "TemperatureScaling",
     ),
-    "predict": ("DeepEnsembleCallback", "LaplaceCallback", "MCDropoutCallback", "SWAGCallback"),
+    "predict": ("DeepEnsembleCallback", "LaplaceCallback", "MCDropoutCallback", "MultiModeCallback", "SWAGCallback"),
     "serve": ("Predictor", "export", "load_posterior"),
 }
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from lightning_bayes.curvature.backpack_hooks import BackpackCapture, Calls, hooked, is_stock
 from lightning_bayes.curvature.capture import Capture
 from lightning_bayes.curvature.forward_state import in_full_precision, in_modes
-from lightning_bayes.curvature.hooks import HookedEngine
+from lightning_bayes.curvature.fused import HookedEngine
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.measured_modules import (
     MeasuredModule,

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from lightning_bayes.curvature.capture import refuse_layouts, refuse_losses
 from lightning_bayes.curvature.forward_state import compiled_modules_eager
-from lightning_bayes.curvature.hooks import HookedCapture, HookedEngine
+from lightning_bayes.curvature.fused import HookedEngine
+from lightning_bayes.curvature.hooks import HookedCapture
 from lightning_bayes.curvature.layer_calls import LayerCall
 from lightning_bayes.curvature.layouts import LayerOutput
 from lightning_bayes.curvature.measured_modules import BoundCall, MeasuredModule

@@ -15,6 +15,7 @@ from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.measured_modules import MeasuredModule, find_measured_modules
 from lightning_bayes.curvature.model_call import Uncopied
 from lightning_bayes.curvature.parameters import require_real_and_separate
+from lightning_bayes.curvature.rules.replayed_call import Checked
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
 from lightning_bayes.errors import NoMeasurementError, UnsupportedLayerError, name_some
 from lightning_bayes.private_torch import has_children
@@ -42,6 +43,8 @@ class AbstractEngine(ABC):
         self.left_out: set[nn.Parameter] = set()  # trainable parameters that are not measured
         self.probe = ExampleProbe()
         self.has_warned_of_loop = False
+        self.checked: Checked = set()  # calls of modules without a rule that passed their check
+        self.checked_once: set[tuple[str, ...]] = set()  # labels of calls whose backward passed a `RunningCheck`
         require_real_and_separate(model)
 
     @abstractmethod

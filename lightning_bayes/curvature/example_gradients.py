@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.capture import refuse_losses
-from lightning_bayes.curvature.hooks import HookedCapture, HookedEngine
+from lightning_bayes.curvature.fused import HookedEngine
+from lightning_bayes.curvature.hooks import HookedCapture
 from lightning_bayes.curvature.layer_calls import LayerCall
 from lightning_bayes.curvature.layouts import ROWS
 from lightning_bayes.curvature.rules.linear import linear

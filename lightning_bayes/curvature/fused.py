@@ -1,16 +1,48 @@
-"""The fused engine: per-example squared gradients by this package's rules, for any layer."""
+"""Engines with hooks on the measured modules, and the fused engine: squares by this package's rules, for any layer."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from typing import final
+from abc import ABC
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, final
 
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.capture import Capture
+from lightning_bayes.curvature.engine import AbstractEngine
 from lightning_bayes.curvature.example_loop import ExampleLoop
-from lightning_bayes.curvature.hooks import HookedCapture, HookedEngine
+from lightning_bayes.curvature.forward_state import compiled_modules_eager
+from lightning_bayes.curvature.hooks import HookedCapture
+from lightning_bayes.curvature.loss import LossReduction
+from lightning_bayes.curvature.measured_modules import refuse_scripted
+from lightning_bayes.curvature.parameters import changes_refused
 from lightning_bayes.curvature.per_example_loss import reduced_losses
+from lightning_bayes.curvature.workspace import DEFAULT_MIB
+
+
+class HookedEngine(AbstractEngine, ABC):
+    """Watches the calls of measured modules during a capture. Arguments as in `AbstractEngine`."""
+
+    def __init__(
+        self, model: nn.Module, loss_reduction: LossReduction = "auto", workspace_mib: float = DEFAULT_MIB
+    ) -> None:
+        super().__init__(model, loss_reduction, workspace_mib)
+        refuse_scripted(model)
+
+    @contextmanager
+    def run(self, captured: HookedCapture) -> Iterator[Any]:
+        """Measure the passes inside the context with an empty capture; its squares are complete on exit."""
+        units = self.units()
+        with ExitStack() as undo:
+            undo.enter_context(compiled_modules_eager())
+            for unit in units:
+                captured.watch(unit, undo)
+            undo.enter_context(changes_refused(units))
+            undo.enter_context(self.watching_model_call(captured, units))
+            yield captured
+            captured.finish()
+            captured.finish_check()
 
 
 @final

@@ -1,16 +1,22 @@
 """The check of a pass: the contributions of the examples add up to the gradient that autograd computes.
 
 Σ_i c_i + ∂L₀/∂θ = ∂L/∂θ        L₀: terms that depend on no example, such as a penalty on the weights
+
+A backward pass that can run only once, as under ``checkpoint(..., use_reentrant=True)``, is checked as it runs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from functools import partial
 from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
+
+from lightning_bayes.errors import UnsupportedLayerError, name_some
 
 ByParameter: TypeAlias = dict[nn.Parameter, Tensor]
 
@@ -30,6 +36,40 @@ def failing_parameters(
     failing = {param for param, grad in grads.items() if not agree(sums.get(param), grad, squares.get(param))}
     of_terms = constant([param for param in failing if param in sums and bool(sums[param].any())])
     return failing - {p for p, own in of_terms.items() if agree(sums[p] + own, grads[p], squares.get(p))}
+
+
+class RunningCheck:
+    """Adds up Σ_i c_i and the gradients of parameters in the backward pass of the pass itself."""
+
+    def __init__(self, params: Iterable[nn.Parameter], is_counted: Callable[[], bool]) -> None:
+        self.is_counted = is_counted  # whether the running backward accumulates gradients
+        self.sums: ByParameter = {}
+        self._grads: ByParameter = {}
+        self._hooks = ExitStack()
+        for param in params:
+            hook = param.register_hook(partial(self._add, self._grads, param))  # type: ignore[no-untyped-call]
+            self._hooks.callback(hook.remove)
+
+    def add(self, param: nn.Parameter, total: Tensor) -> None:
+        """Add Σ_i c_i of one call."""
+        self._add(self.sums, param, total)
+
+    def passes(self, named: dict[str, nn.Parameter], squares: ByParameter, is_half: bool) -> bool:
+        """End the check. False if a number is not finite; refuse parameters that fail (`failing_parameters`) by name."""
+        self._hooks.close()
+        failing = failing_parameters(self.sums, squares, self._grads, lambda params: {}, is_half)
+        if failing:
+            names = [name for name, param in named.items() if param in failing]
+            raise UnsupportedLayerError(
+                f"{name_some(names, 160)}: the contributions of the examples do not add up to the gradient. A term of the "
+                "loss, or a use outside of the layer's forward, adds to it. Which of them is unknown, because a backward "
+                "under checkpoint(..., use_reentrant=True) can run only once. Pass use_reentrant=False."
+            )
+        return failing is not None
+
+    def _add(self, values: ByParameter, param: nn.Parameter, value: Tensor) -> None:
+        if self.is_counted():
+            values[param] = values[param] + value if param in values else value.detach()
 
 
 class _Agreement:

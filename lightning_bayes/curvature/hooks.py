@@ -1,11 +1,12 @@
-"""Engines with this package's rules: hooks on the measured modules, and the check that their contributions add up.
+"""Captures with this package's rules: hooks on the measured modules, and the check that their contributions add up.
 
 A forward hook records a differentiable call (`curvature.layer_calls`), and a hook on its output measures it in backward.
 The contributions of the examples must add up to the gradient that autograd computes:
 
     Σ_i c_i = ∂L/∂θ
 
-The first pass of each kind compares both. A parameter that fails, because of a use outside of its layer or a rule that does
+The first pass of each kind compares both, in an additional backward pass or, under a reentrant checkpoint, in the
+pass's own. A parameter that fails, because of a use outside of its layer or a rule that does
 not fit, is measured by a loop over the examples (`curvature.example_loop`), or is refused by name.
 """
 
@@ -13,8 +14,8 @@ from __future__ import annotations
 
 from abc import ABC
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -25,61 +26,39 @@ from torch.autograd.graph import get_gradient_edge
 from lightning_bayes.curvature.capture import Capture
 from lightning_bayes.curvature.engine import AbstractEngine
 from lightning_bayes.curvature.forward_state import (
-    compiled_modules_eager,
     in_full_precision,
     in_reentrant_checkpoint,
     without_autocast,
 )
-from lightning_bayes.curvature.gradient_check import failing_parameters
+from lightning_bayes.curvature.gradient_check import RunningCheck, failing_parameters
 from lightning_bayes.curvature.layer_calls import GenericCall, LayerCall, RuleCall, Start
 from lightning_bayes.curvature.layouts import LOOPED, ROWS, SHARED, LayerOutput
-from lightning_bayes.curvature.loss import LossReduction
-from lightning_bayes.curvature.measured_modules import MeasuredModule, refuse_scripted
+from lightning_bayes.curvature.measured_modules import MeasuredModule
 from lightning_bayes.curvature.model_call import Uncopied
-from lightning_bayes.curvature.parameters import changes_refused, user_hooks_off
-from lightning_bayes.curvature.rules.replayed_call import Checked
+from lightning_bayes.curvature.parameters import user_hooks_off
 from lightning_bayes.curvature.single_examples import can_repeat_backward
-from lightning_bayes.curvature.workspace import DEFAULT_MIB
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError, UnsupportedTrainingError
-from lightning_bayes.private_torch import is_in_backward, is_in_functorch, will_execute
+from lightning_bayes.private_torch import is_in_backward, is_in_functorch, tree_leaves, will_execute
 
 _HALF = {torch.float16, torch.bfloat16}
 
 
-class HookedEngine(AbstractEngine, ABC):
-    """Watches the calls of measured modules during a capture. Arguments as in `AbstractEngine`."""
-
-    def __init__(
-        self, model: nn.Module, loss_reduction: LossReduction = "auto", workspace_mib: float = DEFAULT_MIB
-    ) -> None:
-        super().__init__(model, loss_reduction, workspace_mib)
-        refuse_scripted(model)
-        self.checked: Checked = set()  # calls of modules without a rule that passed their check
-
-    @contextmanager
-    def run(self, captured: HookedCapture) -> Iterator[Any]:
-        """Measure the passes inside the context with an empty capture; its squares are complete on exit."""
-        units = self.units()
-        with ExitStack() as undo:
-            undo.enter_context(compiled_modules_eager())
-            for unit in units:
-                captured.watch(unit, undo)
-            undo.enter_context(changes_refused(units))
-            undo.enter_context(self.watching_model_call(captured, units))
-            yield captured
-            captured.finish()
+def _is_scalar(unit: MeasuredModule, output: Any) -> bool:
+    """Whether a module without a rule returns scalars, as losses with parameters do: the check leaves it to the loop."""
+    return unit.rule is None and not any(leaf.dim() for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
 
 
 class HookedCapture(Capture, ABC):
     """The results of one pass, and the hooks that fill them."""
 
-    def __init__(self, engine: HookedEngine) -> None:
+    def __init__(self, engine: AbstractEngine) -> None:
         super().__init__(engine.loss_reduction, engine.probe)
         self.engine, self.workspace = engine, engine.workspace
         self.calls: Counter[nn.Parameter] = Counter()
         self.shared: dict[nn.Parameter, Tensor] = {}  # Σ over calls of c_i, [B, *shape]
         self.looped: set[nn.Parameter] = set()  # measured by a loop over the examples
         self.sums: dict[nn.Parameter, Tensor] | None = None  # Σ_i c_i, only during the check
+        self.running_check: RunningCheck | None = None
         self.is_half = False  # whether some gradient is rounded to half precision
         self._is_measuring = self._is_replaying = False  # whether `measuring_backward` or a rule runs
         self._starts: dict[nn.Module, list[Start]] = {}
@@ -101,7 +80,7 @@ class HookedCapture(Capture, ABC):
 
     def _on_forward(self, unit: MeasuredModule, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         """Forward hook: record a call. Returns the output, some of it as copies; None leaves it as it is."""
-        if self._is_replaying:
+        if self._is_replaying or _is_scalar(unit, output):
             return None
         has_gradients = torch.is_grad_enabled()
         if not has_gradients and not in_reentrant_checkpoint():
@@ -150,6 +129,10 @@ class HookedCapture(Capture, ABC):
             self._is_replaying = False
 
     def _measure(self, call: LayerCall, inputs: list[Any], grads: list[Tensor | None]) -> None:
+        if self.running_check is not None and self._accumulates and not self.has_taken_examples:
+            sums = call.sums(inputs, grads)
+            for name, param in call.params.items():
+                self.running_check.add(param, sums[name][0])
         if self.sums is None and self.handles_call(call, inputs, grads):
             return
         layout, n = call.output.layout, self.known_batch_size or 1
@@ -243,6 +226,11 @@ class HookedCapture(Capture, ABC):
             self.add_complete(param, contribution)
         self.shared.clear()
 
+    @property
+    def _accumulates(self) -> bool:
+        """Whether the running backward accumulates gradients."""
+        return not self._is_measuring and not self.is_following
+
     # -- the check ----------------------------------------------------------------------------------------------------
 
     def _add_sum(self, param: nn.Parameter, total: Tensor) -> None:
@@ -256,6 +244,8 @@ class HookedCapture(Capture, ABC):
         }
         for output in outputs:
             output.layout = LOOPED if output.layout == SHARED else output.layout
+        if self.running_check is None and not can_repeat_backward(loss):
+            self._start_running_check()
         self.loop(loss, shared | self._failing(loss, shared))
 
     def loop(self, loss: Tensor, params: set[nn.Parameter]) -> None:
@@ -281,6 +271,17 @@ class HookedCapture(Capture, ABC):
         if failing is not None and kind is not None:
             checked[kind] = failing
         return failing or set()
+
+    def _start_running_check(self) -> None:
+        """Check the backward that follows, if no pass with these calls was checked."""
+        if tuple(self.sizes) not in self.engine.checked_once and not self.is_empty:
+            self.running_check = RunningCheck(self.engine.trained().values(), lambda: self._accumulates)
+
+    def finish_check(self) -> None:
+        """Raise `UnsupportedLayerError` for parameters that fail a `RunningCheck`."""
+        check = self.running_check
+        if check is not None and check.passes(self.engine.trained(), self.squares, self.is_half):
+            self.engine.checked_once.add(tuple(self.sizes))
 
     def _constant(self, loss: Tensor, params: list[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
         """The gradients of the terms of a loss that depend on no example."""

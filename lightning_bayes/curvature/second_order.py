@@ -15,7 +15,7 @@ from torch import nn
 
 from lightning_bayes.curvature.backpack_hooks import BackpackCapture, is_stock, watched
 from lightning_bayes.curvature.capture import Capture
-from lightning_bayes.curvature.hooks import HookedEngine
+from lightning_bayes.curvature.fused import HookedEngine
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.measured_modules import (
     MeasuredModule,

@@ -133,7 +133,7 @@ def export(
             "file."
         )
     network = MonteCarloNetwork(model, posterior, samples, link, seed, temperature).eval()
-    names = (Moments if link == "identity" else Prediction)._fields[:-1]  # the last field holds the samples
+    names = (Moments if link in {"identity", "exp"} else Prediction)._fields[:-1]  # the last field holds the samples
     data = _traced(network, inputs, path.suffix, names)
     atomic_write(path, data, "exported predictive", "Free space, or choose another directory.")
     return Exported(path, names)

@@ -12,8 +12,9 @@ from torch import Tensor
 from lightning_bayes.errors import HyperparameterError, ShapeError
 from lightning_bayes.predictive.decomposition import entropy, mutual_information
 
-Link: TypeAlias = Literal["softmax", "sigmoid", "identity", "exp"]
-ClassificationName: TypeAlias = Literal["classification", "softmax", "categorical", "multiclass"]
+Link: TypeAlias = Literal["softmax", "softmax_last", "sigmoid", "identity", "exp"]
+CLASS_DIMS: Final[dict[str, int]] = {"softmax": 2, "softmax_last": -1}  # of outputs [S, B, …]
+ClassificationName: TypeAlias = Literal["classification", "softmax", "categorical", "multiclass", "softmax_last"]
 BinaryName: TypeAlias = Literal["binary", "multilabel", "sigmoid", "bernoulli"]
 RegressionName: TypeAlias = Literal["regression", "identity", "gaussian", "normal"]
 CountsName: TypeAlias = Literal["counts", "exp", "poisson"]
@@ -24,6 +25,7 @@ LINKS: Final[dict[str, Link]] = {  # of each name, which is a likelihood's or a 
     **dict.fromkeys(get_args(BinaryName), "sigmoid"),
     **dict.fromkeys(get_args(RegressionName), "identity"),
     **dict.fromkeys(get_args(CountsName), "exp"),
+    "softmax_last": "softmax_last",
 }
 _WORDS: Final = {"classification", "binary", "multilabel", "regression", "counts"}
 
@@ -49,7 +51,8 @@ def find_link(name: str, argument: str = "link") -> Link:
     """Return the link of a name, which may be a likelihood's.
 
     Args:
-        name: ``"classification"``, ``"binary"``, ``"multilabel"``, ``"regression"``, ``"counts"``, or a synonym.
+        name: ``"classification"``, ``"binary"``, ``"multilabel"``, ``"regression"``, ``"counts"``, or a synonym;
+            ``"softmax_last"`` for classes in the last dimension.
         argument: The argument that has this value, for the message.
 
     Returns:
@@ -73,9 +76,10 @@ def find_link(name: str, argument: str = "link") -> Link:
 
 
 def _check_shape(outputs: Tensor, link: Link) -> None:
-    if link == "softmax" and (outputs.dim() < 3 or outputs.shape[2] < 2):
+    if link in CLASS_DIMS and (outputs.dim() < 3 or outputs.shape[CLASS_DIMS[link]] < 2):
+        shape = "[samples, batch, classes, …]" if link == "softmax" else "[samples, batch, …, classes]"
         raise ShapeError(
-            f"link='softmax' needs outputs of shape [samples, batch, classes, …] with at least two classes, got "
+            f"link={link!r} needs outputs of shape {shape} with at least two classes, got "
             f"{list(outputs.shape)}. Pass link='identity' for regression, or link='sigmoid' for one logit per example."
         )
 
@@ -86,7 +90,8 @@ def combine(outputs: Tensor, link: Link) -> Tensor:
     Args:
         outputs: Model outputs under each sample, ``[S, B, C, …]`` logits or ``[S, B, …]`` values.
         link: ``"softmax"`` returns the log of the mean probability. Its softmax is the mean probability, so cross-entropy
-            and accuracy score the averaged prediction. Raises `ShapeError` for fewer than two classes. ``"sigmoid"``
+            and accuracy score the averaged prediction. Raises `ShapeError` for fewer than two classes. ``"softmax_last"``
+            is the same for classes in the last dimension, such as token logits ``[S, B, T, C]``. ``"sigmoid"``
             returns the logit of the mean probability, ``"exp"`` the log of the mean rate, ``"identity"`` the mean.
 
     Returns:
@@ -101,8 +106,8 @@ def combine(outputs: Tensor, link: Link) -> Tensor:
         return outputs.mean(0)
     if link == "exp":
         return outputs.logsumexp(0) - math.log(len(outputs))
-    if link == "softmax":
-        return outputs.log_softmax(2).logsumexp(0) - math.log(len(outputs))
+    if link in CLASS_DIMS:
+        return outputs.log_softmax(CLASS_DIMS[link]).logsumexp(0) - math.log(len(outputs))
     log_one = torch.nn.functional.logsigmoid(outputs).logsumexp(0)
     log_zero = torch.nn.functional.logsigmoid(-outputs).logsumexp(0)
     return log_one - log_zero
@@ -114,7 +119,7 @@ def predicted(outputs: Tensor, link: Link) -> Tensor:
         return outputs
     if link == "exp":
         return outputs.exp()
-    return outputs.softmax(2) if link == "softmax" else outputs.sigmoid()
+    return outputs.softmax(CLASS_DIMS[link]) if link in CLASS_DIMS else outputs.sigmoid()
 
 
 def summarise(outputs: Tensor, link: Link) -> Prediction | Moments:
@@ -132,8 +137,9 @@ def summarise(outputs: Tensor, link: Link) -> Prediction | Moments:
     mean = samples.mean(0)
     if link in {"identity", "exp"}:
         return Moments(mean, samples.var(0, correction=0), samples)
-    if link == "softmax":
-        return Prediction(mean, entropy(mean, 1), mutual_information(samples, 2), samples)
+    if link in CLASS_DIMS:
+        dim = CLASS_DIMS[link]
+        return Prediction(mean, entropy(mean, dim if dim < 0 else dim - 1), mutual_information(samples, dim), samples)
     both_labels = torch.stack([samples, 1 - samples], -1)
     return Prediction(mean, entropy(both_labels.mean(0)), mutual_information(both_labels), samples)
 

@@ -17,6 +17,8 @@ from lightning_bayes.errors import UnsupportedTrainingError
 X = torch.randn(32, 4, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0).long()
 LOADER = DataLoader(TensorDataset(X, Y), 16)
+QUIET = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+QUIET["enable_model_summary"] = False
 
 
 class Net(LightningModule):
@@ -37,8 +39,7 @@ class Net(LightningModule):
 
 
 def fit(module, *callbacks):
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = Trainer(max_epochs=1, accelerator="cpu", enable_model_summary=False, callbacks=list(callbacks), **quiet)
+    trainer = Trainer(max_epochs=1, callbacks=list(callbacks), **QUIET)
     trainer.fit(module, LOADER)
     return trainer
 
@@ -49,6 +50,11 @@ def one_hot(y):
 
 def vicinal(f, y):
     return 0.3 * F.cross_entropy(f, y) + 0.7 * F.cross_entropy(f, y.flip(0))  # mixup
+
+
+def mixture(f, y):
+    of_each = -0.5 * (y[:, None] - f).square() + F.log_softmax(f.flip(1), 1)
+    return -of_each.logsumexp(1).mean()
 
 
 LINKS = {
@@ -67,6 +73,7 @@ LINKS = {
     "log cosh": (lambda f, y: (f - one_hot(y)).cosh().log().mean(), None),
     "two kinds": (lambda f, y: F.cross_entropy(f, y) + F.mse_loss(f[:, 0], y.float()), None),
     "embeddings": (lambda f, y: F.cross_entropy(f @ f.T, torch.arange(len(f))), None),
+    "mixture of densities": (mixture, None),
     "triplets": (lambda f, y: F.triplet_margin_loss(f, f.roll(1, 0), f.roll(2, 0)), None),
 }
 
@@ -77,6 +84,51 @@ def test_the_link_follows_the_calls_of_the_loss(name):
     callback = MCDropoutCallback(2)
     fit(Net(loss), callback)
     assert callback.loss_link == link
+
+
+class Tokens(Net):
+    """Logits [batch, tokens, classes], as language and tagging models have them."""
+
+    def __init__(self, loss, through_forward=True):
+        super().__init__(loss)
+        self.net, self.through_forward = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 3)), through_forward
+
+    def forward(self, x):
+        return self.net(x[..., None])
+
+    def training_step(self, batch, index):
+        logits = self(batch[0]) if self.through_forward else self.net(batch[0][..., None])
+        return self.loss(logits, batch[1][:, None].expand(-1, 4))
+
+    def test_step(self, batch, index):
+        self.log("nll", self.loss(self(batch[0]), batch[1][:, None].expand(-1, 4)))
+
+
+TOKENS = {
+    "flat": lambda f, y: F.cross_entropy(f.reshape(-1, 3), y.reshape(-1)),
+    "moved": lambda f, y: F.cross_entropy(f.transpose(1, 2), y),
+    "shifted": lambda f, y: F.cross_entropy(f[:, :-1].contiguous().view(-1, 3), y[:, 1:].flatten()),
+    "masked": lambda f, y: F.cross_entropy(f[y > 0], y[y > 0]),
+}
+
+
+@pytest.mark.parametrize("through_forward", [True, False])
+@pytest.mark.parametrize("name", TOKENS)
+def test_the_classes_of_tokens_are_in_the_last_dimension(name, through_forward):
+    module, callback = Tokens(TOKENS[name], through_forward), MCDropoutCallback(2, p=0.5, layers=r"net\.1")
+    trainer = fit(module, callback)
+    assert callback.loss_link == "softmax_last"
+    batch = trainer.predict(module, LOADER)[0]
+    torch.testing.assert_close(batch["probs"].sum(2), torch.ones(16, 4))
+    assert batch["entropy"].shape == batch["mutual_information"].shape == (16, 4)
+
+
+def test_the_test_loss_of_tokens_is_plain_lightnings():
+    module, callback = Tokens(TOKENS["flat"]), VOGNCallback(relative_noise=1e-9)
+    fit(module, callback)
+    (found,) = Trainer(callbacks=[callback], **QUIET).test(module, LOADER, verbose=False)
+    (plain,) = Trainer(**QUIET).test(module, LOADER, verbose=False)
+    assert found["nll"] == pytest.approx(plain["nll"], rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ["l1", "log cosh", "quantiles", "two kinds"])

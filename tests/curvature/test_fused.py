@@ -7,13 +7,14 @@ import pickle
 
 import pytest
 import torch
+import torch.nn.functional as F
 from oracles import one_example_at_a_time, relative_error
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from lightning_bayes.curvature import make_engine, measure
 from lightning_bayes.curvature.rules import LayerRule
-from lightning_bayes.errors import UnsupportedTrainingError
+from lightning_bayes.errors import UnsupportedLayerError, UnsupportedTrainingError
 from lightning_bayes.optim import IVON, VOGN, NoisyKFAC
 
 
@@ -203,3 +204,30 @@ def test_transforms_of_functions_are_refused(generator):
     model, x = mlp(), normal(5, 4, generator=generator)
     with pytest.raises(UnsupportedTrainingError, match=r"0 \(Linear\) is called under a transform of torch\.func"):
         measure(model, lambda: torch.func.jacrev(lambda z: model(z[None])[0])(x[0]).square().sum())
+
+
+class UsedOutside(nn.Module):
+    """The last layer's weight is used once more, outside of its forward."""
+
+    def __init__(self, reentrant):
+        super().__init__()
+        self.first, self.last, self.reentrant = nn.Linear(4, 4), nn.Linear(4, 4), reentrant
+
+    def forward(self, x):
+        hidden = checkpoint(self.first, x.requires_grad_(), use_reentrant=self.reentrant)
+        return self.last(hidden.tanh()) + F.linear(hidden, self.last.weight)
+
+
+def test_a_use_outside_of_a_layer_is_refused_where_backward_runs_only_once(generator):
+    x, y = torch.randn(6, 4, generator=generator), torch.randint(0, 4, (6,), generator=generator)
+    model = UsedOutside(reentrant=True)
+    with pytest.raises(UnsupportedLayerError, match=r"^last\.weight: the contributions.*Pass use_reentrant=False"):
+        measure(model, lambda: F.cross_entropy(model(x), y))
+    model.reentrant = False
+    with pytest.warns(UserWarning, match=r"last\.weight.*one backward pass for each of the 6 examples"):
+        measured = measure(model, lambda: F.cross_entropy(model(x), y))
+    grad, square = one_example_at_a_time(
+        model, list(zip(x.detach(), y, strict=True)), lambda m, e: F.cross_entropy(m(e[0][None]), e[1][None])
+    )
+    assert relative_error(measured.grad, grad) < 1e-5
+    assert relative_error(measured.curvature, square) < 1e-5

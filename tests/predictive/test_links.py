@@ -112,3 +112,10 @@ def test_an_unknown_name_lists_the_words_and_the_nearest():
         HyperparameterError, match=r"link='sigmoidal' is unknown. Did you mean 'sigmoid'\? Use 'classif"
     ):
         find_link("sigmoidal")
+
+
+@pytest.mark.parametrize("function", [combine, lambda f, link: summarise(f, link).probs])
+def test_classes_may_be_in_the_last_dimension(generator, function):
+    tokens = torch.randn(6, 5, 7, 4, generator=generator, dtype=F64)  # [S, B, T, C]
+    moved = function(tokens.movedim(-1, 2), "softmax")
+    torch.testing.assert_close(function(tokens, "softmax_last"), moved.movedim(1, -1))

@@ -1,0 +1,295 @@
+"""Several modes in one fit: the weights at the ends of the cycles of a cyclic learning rate."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from typing import Any, final
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
+from torch import Tensor
+
+from lightning_bayes.callbacks.base import VariationalCallback
+from lightning_bayes.callbacks.checks import check_strategy
+from lightning_bayes.callbacks.cycles import CyclicRates, cycle_ends, rate_at
+from lightning_bayes.callbacks.evaluation import EvaluationCallback, require_single_evaluation
+from lightning_bayes.callbacks.last_epoch import fit_kept, is_last_epoch
+from lightning_bayes.callbacks.mode_choice import ModeChoice
+from lightning_bayes.errors import HyperparameterError, PosteriorError, UnsupportedTrainingError
+from lightning_bayes.optim.readout import constants_of
+from lightning_bayes.posteriors import FAMILIES, AbstractPosterior
+from lightning_bayes.predictive import (
+    Link,
+    LinkArgument,
+    MemberPosteriors,
+    MemberSamples,
+    PosteriorSamples,
+    Samples,
+    misfits,
+)
+
+
+@final
+class MultiModeCallback(EvaluationCallback):
+    """Averages predictions over several modes that one fit visits (Huang et al. 2017, https://arxiv.org/abs/1704.00109).
+
+    The fit takes as many updates as without the callback. Your optimizer makes them, and the callback sets the learning rate
+    of each: it warms up to `peak` times the largest rate of your schedule and falls to zero in a half-cosine, then restarts,
+    once per mode. Where OneCycleLR cycles the momentum, it follows these cycles. At the end of each cycle the callback
+    copies the weights and buffers, BatchNorm statistics included. Test and prediction average over these copies, and so does
+    validation after the last cycle; earlier validation uses the current weights. Checkpoints hold all copies. With a
+    validation set, evaluation averages over as many of the last copies as minimise its NLL, which may be one.
+
+    Beside a `VariationalCallback`, each copy is a Gaussian posterior, and its `eval_samples` are divided among the modes::
+
+        Trainer(callbacks=[VOGNCallback(), MultiModeCallback()])
+
+    Args:
+        num_modes: M, the number of cycles, and of networks in a prediction.
+        peak: The largest learning rate, relative to that of your schedule. It takes the network from one mode to another.
+        first: Fraction of the updates in the first cycle; the other cycles share the rest.
+        link: How outputs become predictions. None: the module's
+            attribute ``lightning_bayes_link``, else the link of the training loss, else raw outputs are averaged.
+
+    Raises:
+        HyperparameterError: If an argument is out of range.
+    """
+
+    opt_out_hint = "remove MultiModeCallback"
+
+    def __init__(
+        self, num_modes: int = 3, peak: float = 2.0, first: float = 0.5, link: LinkArgument | None = None
+    ) -> None:
+        super().__init__(link)
+        if num_modes < 2 or num_modes != int(num_modes) or not 0 < peak < math.inf or not 0 < first < 1:
+            raise HyperparameterError(
+                f"num_modes={num_modes!r} must be a whole number of at least 2, peak={peak!r} positive, and first={first!r} "
+                "between 0 and 1."
+            )
+        self.num_modes, self.peak, self.first = int(num_modes), peak, first
+        self.modes: list[dict[str, Tensor]] = []  # parameters and buffers by name
+        self.posteriors: list[AbstractPosterior] = []  # around the modes, beside a `VariationalCallback`
+        self.count: int | None = None  # of the last modes that are averaged; None for all
+        self._choice = ModeChoice()
+        self._rates = CyclicRates(peak)
+        self._ends: tuple[int, ...] = ()  # updates after which the cycles end
+        self._reached = 0  # update of the last copy
+
+    # -- in a fit -----------------------------------------------------------------------------------------------------
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Forget the modes of an earlier fit."""
+        super().setup(trainer, pl_module, stage)
+        if stage == "fit":
+            require_single_evaluation(trainer)
+            _check_fit(trainer, pl_module)
+            _check_samples(trainer)
+            self.modes, self.posteriors, self._rates = [], [], CyclicRates(self.peak)
+            self._ends, self._reached, self.count = (), 0, None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Divide the updates of the fit into cycles.
+
+        Raises:
+            HyperparameterError: If the fit has no end, or fewer than two updates per cycle.
+        """
+        updates = trainer.estimated_stepping_batches
+        if math.isinf(updates):
+            raise HyperparameterError(
+                f"MultiModeCallback divides the fit into {self.num_modes} cycles, but it has no end: max_epochs="
+                f"{trainer.max_epochs} and max_steps={trainer.max_steps}, or a training loader without a length. Pass "
+                "max_steps."
+            )
+        ends = cycle_ends(int(updates), self.num_modes, self.first)
+        shortest = min(end - start for start, end in itertools.pairwise((0, *ends)))
+        if shortest < 2 and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            raise HyperparameterError(
+                f"num_modes={self.num_modes} and first={self.first:g} leave {shortest} of {updates} updates to a cycle. "
+                "Train longer, or lower num_modes."
+            )
+        self._begin(trainer, ends)
+
+    def _begin(self, trainer: Trainer, ends: tuple[int, ...]) -> None:
+        if self._ends and self._ends != ends:
+            rank_zero_warn(
+                f"MultiModeCallback: the checkpoint's cycles end at updates {_listed(self._ends)}, those of this run at "
+                f"{_listed(ends)}. The {len(self.modes)} modes found so far are kept."
+            )
+        self._ends, self._reached = ends, max(self._reached, trainer.global_step)
+        rank_zero_info(
+            f"MultiModeCallback: sets the learning rate. {self.num_modes} cycles end at updates {_listed(ends)}, each after "
+            f"a peak of {self.peak:g} times the largest rate of your schedule. Predictions average over the networks found "
+            "there."
+        )
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Set the rate of the update that this batch belongs to."""
+        if self.averages(trainer):
+            super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
+        schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
+        self._rates.set(trainer.optimizers[0], schedulers, rate_at(trainer.global_step, self._ends))
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Copy the network after the last update of a cycle."""
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        if any(self._reached < end <= trainer.global_step for end in self._ends):
+            self._reached = trainer.global_step
+            self.modes.append(_copied(pl_module, self.modes[-1] if self.modes else {}))
+            self.posteriors += [_at_mode(callback, self.modes[-1]) for callback in _variational(trainer)]
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep the loaders."""
+        self._choice.keep(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Choose the number of modes after the last epoch, before the checkpoint is written."""
+        if is_last_epoch(trainer) and len(self.modes) > 1:
+            callback = next(iter(_variational(trainer)), self)
+            with fit_kept(type(self).__name__, "the number of modes"):
+                samples = self._members(pl_module, None)
+                self.count = self._choice.choose(trainer, pl_module, samples, callback.link_or_raw(pl_module))
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Say how many modes were found, and how far apart they are."""
+        found = f"MultiModeCallback: found {len(self.modes)} of {self.num_modes} modes"
+        if len(self.modes) > 1:
+            trained = {name for name, param in pl_module.named_parameters() if param.requires_grad}
+            names = [name for name in self.modes[-1] if name in trained]
+            found += f"; their weights differ by {_distance(self.modes, names):.0%} of their norm"
+        if trainer.global_step < self._ends[-1] and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            rank_zero_warn(
+                f"{found}. The fit ended after update {trainer.global_step} of {self._ends[-1]}, within a cycle."
+            )
+        else:
+            rank_zero_info(f"{found}.")
+
+    # -- evaluation ---------------------------------------------------------------------------------------------------
+
+    def averages(self, trainer: Trainer) -> bool:
+        """Whether no `VariationalCallback` averages; see `EvaluationCallback.averages`."""
+        return not _variational(trainer)
+
+    def finished_samples(self, trainer: Trainer, module: LightningModule, samples: Samples, link: Link) -> Samples:
+        """Samples of the posteriors around all modes instead of those around the last; see `FinishesSamples`."""
+        if self.averages(trainer) or not self.posteriors:
+            return samples
+        if not isinstance(samples, PosteriorSamples):
+            raise UnsupportedTrainingError(
+                "MultiModeCallback samples networks around each mode, but the predictive is linearised around one. Pass "
+                "linearized=False to the variational callback, and leave PosteriorScale out."
+            )
+        posteriors = [posterior.to(module.device) for posterior in self.posteriors[-(self.count or 0) :]]
+        return MemberPosteriors(posteriors, -(-samples.count // len(posteriors)), samples.seed)
+
+    def find_samples(self, trainer: Trainer, pl_module: LightningModule) -> Samples | None:
+        """The modes; None in a fit before the last one, and with a warning without any."""
+        if not self.averages(trainer):
+            return None
+        if trainer.state.fn == "fit" and not (self._ends and self._reached >= self._ends[-1]):
+            return None
+        if not self.modes:
+            rank_zero_warn(
+                "MultiModeCallback evaluates at the module's current weights: no mode was found or loaded. Pass "
+                "ckpt_path=... from a fit with this callback that ended its first cycle."
+            )
+            return None
+        mismatch = misfits(pl_module, self.modes[-1])
+        if mismatch:
+            raise PosteriorError(
+                f"The modes are not networks of this {type(pl_module).__name__} ({mismatch}). Build the module with the "
+                "arguments that it was trained with."
+            )
+        return self._members(pl_module, self.count)
+
+    def _members(self, module: LightningModule, count: int | None) -> MemberSamples:
+        """The last `count` modes on the device of the module."""
+        modes = self.modes[-(count or 0) :]
+        return MemberSamples([{name: value.to(module.device) for name, value in mode.items()} for mode in modes])
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The modes, and what a resumed fit needs to go on with the same rates."""
+        return {
+            **self.loss_state(),
+            "modes": self.modes,
+            "posteriors": [(type(q).__name__, _with_constants(q, {}).state_dict()) for q in self.posteriors],
+            "count": self.count,
+            "peaks": self._rates.peaks,
+            "ends": self._ends,
+            "reached": self._reached,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the state of a checkpoint."""
+        self.load_loss_state(state_dict)
+        self.modes, self.count = list(state_dict["modes"]), state_dict["count"]
+        self.posteriors = [
+            _with_constants(FAMILIES[family].from_state_dict(state), constants_of(mode, state["mean"]))
+            for (family, state), mode in zip(state_dict["posteriors"], self.modes, strict=False)
+        ]
+        self._rates.peaks = list(state_dict["peaks"])
+        self._ends, self._reached = tuple(state_dict["ends"]), state_dict["reached"]
+
+
+def _check_fit(trainer: Trainer, module: LightningModule) -> None:
+    """Require a fit whose updates Lightning makes, on whole parameters."""
+    if not module.automatic_optimization:
+        raise UnsupportedTrainingError(
+            f"{type(module).__name__} uses manual optimization, where the callback sees no updates. Set the cyclic learning "
+            "rate in training_step, copy the weights at the end of each cycle, and average with MemberSamples."
+        )
+    check_strategy(trainer)
+
+
+def _variational(trainer: Trainer) -> list[VariationalCallback]:
+    """The callback that trains a posterior, if there is one."""
+    return [c for c in trainer.callbacks if isinstance(c, VariationalCallback)]  # type: ignore[attr-defined]
+
+
+def _check_samples(trainer: Trainer) -> None:
+    """Require samples of a posterior beside which there are several modes."""
+    for callback in _variational(trainer):
+        if not callback.eval_samples:
+            raise HyperparameterError(
+                f"{type(callback).__name__}(eval_samples=0) evaluates the last mode alone. Pass at least one sample per "
+                "mode, or leave the callback out."
+            )
+
+
+def _at_mode(callback: VariationalCallback, mode: dict[str, Tensor]) -> AbstractPosterior:
+    """The posterior around a mode, with the constants of its copy."""
+    assert callback.optimizer is not None  # it made the updates of this fit
+    posterior = callback.optimizer.posterior().to("cpu")
+    return _with_constants(posterior, constants_of(mode, posterior.mean))
+
+
+def _with_constants(posterior: Any, constants: dict[str, Tensor]) -> AbstractPosterior:
+    """A copy of a posterior, which is a dataclass, with these constants."""
+    changed: AbstractPosterior = replace(posterior, constants=constants)
+    return changed
+
+
+def _copied(module: LightningModule, previous: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a module, on the CPU; those that equal the previous copy's are shared with it."""
+    values = {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
+    copies = {name: value.detach().to("cpu", copy=True) for name, value in values.items()}
+    return {
+        name: previous[name] if name in previous and torch.equal(value, previous[name]) else value
+        for name, value in copies.items()
+    }
+
+
+def _distance(modes: list[dict[str, Tensor]], names: list[str]) -> float:
+    """The mean over successive modes of ‖θ - θ'‖ / ‖θ‖."""
+    flat = [torch.cat([mode[name].flatten().double() for name in names]) for mode in modes]
+    return sum(float((b - a).norm() / b.norm()) for a, b in itertools.pairwise(flat)) / (len(flat) - 1)
+
+
+def _listed(numbers: tuple[int, ...]) -> str:
+    return ", ".join(map(str, numbers))
