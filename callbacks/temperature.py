@@ -23,7 +23,7 @@ class TemperatureScaling(Callback):
     Each validation ends with a new temperature, logged as ``val/temperature``, from the logits that the validation step
     returned. The checkpoint keeps the temperature of its weights. In a test, the module logs metrics of the scaled
     prediction under ``test/post/``, in addition to the metrics of the unscaled prediction. Predictions are scaled too. If
-    the checkpoint has no temperature, or the trainer has a `PosteriorScale`, a `Calibration` or a `MultiModeCallback`, the
+    the checkpoint has no temperature, or the trainer has a `PosteriorScale`, `Calibration` or `MultiModeCallback`, the
     validation set is evaluated first. Its logits are held in memory, ``[samples, examples, classes]``.
 
     The module's ``validation_step`` must return ``{"outputs": logits, "targets": classes}``, and the module must use its
@@ -99,8 +99,9 @@ class TemperatureScaling(Callback):
                 f"{type(pl_module).__name__} lacks them (see lightning_bayes.predictive.ScaledModule). Use "
                 "lightning_bayes.zoo.BayesClassifier, or call lightning_bayes.predictive.fit_temperature yourself."
             )
-    the checkpoint has no temperature, or the trainer has a `PosteriorScale`, a `Calibration` or a `MultiModeCallback`, the
-    validation set is         if self.temperature is None or self.refit or has_width:
+        # Validation during the fit did not use the width or the number of modes that another callback has chosen.
+        has_width = any(isinstance(callback, FinishesSamples) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+        if self.temperature is None or self.refit or has_width:
             loader = self._validation.loader(trainer)
             self._fit(
                 trainer, pl_module, self._validation.outputs(trainer, pl_module, pl_module.sampled_forward, loader)
