@@ -18,7 +18,6 @@ from lightning_bayes.curvature.engine import AbstractEngine, EngineName
 from lightning_bayes.curvature.gradients import BareCapture, GradientCapture, GradientEngine
 from lightning_bayes.curvature.likelihood import Bernoulli, Gaussian, Likelihood, Poisson, Softmax
 from lightning_bayes.curvature.loss import LossReduction
-from lightning_bayes.curvature.loss_scale import loss_functions
 from lightning_bayes.curvature.measure import check_names, make_engine, measure
 from lightning_bayes.curvature.measurement import KroneckerFactors, Measurement, Quantity
 from lightning_bayes.curvature.parameters import rows_without_gradient
@@ -44,7 +43,6 @@ __all__ = [
     "Softmax",
     "Workspace",
     "check_names",
-    "loss_functions",
     "make_engine",
     "measure",
     "rows_without_gradient",

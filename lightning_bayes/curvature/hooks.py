@@ -45,7 +45,10 @@ _HALF = {torch.float16, torch.bfloat16}
 
 def _is_scalar(unit: MeasuredModule, output: Any) -> bool:
     """Whether a module without a rule returns scalars, as losses with parameters do: the check leaves it to the loop."""
-    return unit.rule is None and not any(leaf.dim() for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
+    if unit.rule is not None:
+        return False
+    tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+    return bool(tensors) and not any(tensor.dim() for tensor in tensors)
 
 
 class HookedCapture(Capture, ABC):
