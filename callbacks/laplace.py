@@ -31,6 +31,7 @@ _NAMES: Final[dict[Link, LikelihoodName]] = {
     "identity": "regression",
     "exp": "counts",
 }
+_NOISE: Final = {"gaussian_nll_loss", "Normal", "poisson_nll_loss"}  # recorded families that `laplace` knows
 _REASONS: Final = {"marglik": " by marginal likelihood", "validation": " by the NLL of the validation set"}
 
 
@@ -186,6 +187,7 @@ class LaplaceCallback(PosthocCallback):
     def _likelihood_of(self, module: LightningModule) -> Likelihood | LikelihoodName:
         likelihood = self.likelihood or getattr(module, "lightning_bayes_likelihood", None)
         if likelihood is None:
+            self._require_one_noise()
             link = self.link_of(module)
             likelihood = None if link is None else _NAMES.get(link)
         if likelihood is None:
@@ -195,6 +197,16 @@ class LaplaceCallback(PosthocCallback):
                 "'binary', 'multilabel', 'regression' or 'counts'."
             )
         return likelihood
+
+    def _require_one_noise(self) -> None:
+        """Refuse a loss whose noise the network predicts, or that is neither Gaussian nor Poisson."""
+        noise = self.loss_noise
+        if noise is not None and not (noise.has_one_output and noise.family in _NOISE):
+            raise UnsupportedTrainingError(
+                f"The loss ({noise.family}) gives each target a noise of its own, but Laplace knows one Gaussian noise or "
+                "Poisson counts. Use VOGNCallback, SWAGCallback or DeepEnsembleCallback, train the mean alone with "
+                "F.mse_loss, or pass likelihood=..."
+            )
 
     def _state_noise(self, likelihood: Likelihood) -> None:
         """Predict with the noise of the likelihood, where the training loss states none."""

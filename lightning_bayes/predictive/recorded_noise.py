@@ -43,6 +43,11 @@ class RecordedNoise(NamedTuple):
         built: Distribution = _FAMILIES[self.family](**values, validate_args=False)
         return built
 
+    @property
+    def has_one_output(self) -> bool:
+        """Whether one argument alone depends on the outputs, such as a mean."""
+        return sum("output" in leaves_of(recipe) for recipe in _recipes(self)) == 1
+
     def state(self) -> list[Any]:
         """The record as plain data, for a checkpoint."""
         parts = {

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bayes import IVONCallback, LaplaceCallback, MCDropoutCallback, VOGNCallback, laplace, mc_predict
 from lightning_bayes.curvature import Bernoulli, Poisson
+from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.predictive import output_moments, predictive_nll
 
 X = torch.randn(48, 3, generator=torch.Generator().manual_seed(0))
@@ -111,3 +112,13 @@ def test_laplace_states_the_noise_that_it_chose():
     torch.testing.assert_close(
         found["upper"] - found["mean"], half, rtol=0.05, atol=0
     )  # 32 values stand for a Gaussian
+
+
+def test_laplace_refuses_noise_that_the_network_predicts_and_names_what_takes_it():
+    def loss(f, y):
+        return F.gaussian_nll_loss(f[:, 0], y[:, 0], f[:, 1].exp())
+
+    with pytest.raises(
+        UnsupportedTrainingError, match=r"\(gaussian_nll_loss\) gives each target a noise.*Use VOGNCallback"
+    ):
+        predicted(LaplaceCallback(), loss, torch.cat([COUNTS, COUNTS], 1))
