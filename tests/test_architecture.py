@@ -72,16 +72,9 @@ SUBCLASSED = {  # concrete classes that others inherit from
     "Hyperparameters": "a documented hook: algorithms extend the record by their own fields",
 }
 LONG = 300  # lines of a file
-LONG_FILES = {  # today's exceptions: an entry goes with its file's length, and none is added
-    "lightning_bayes/optim/optimizer.py",
-    "lightning_bayes/optim/variational.py",
-}
-CIRCLES = {  # today's exceptions, modules of the package: an entry goes with its circle, and none is added
-    ("optim.diagonal.family", "optim.diagonal.update", "optim.variational"),
-}
 BATCH = {  # files and functions that a VOGN batch passes: lowered with the code, never raised
-    "measured": (46, 242),  # the goal is 15 and 70
-    "unmeasured": (21, 93),  # the goal is 10 and 40
+    "measured": (46, 230),  # the goal is 15 and 70
+    "unmeasured": (19, 73),  # the goal is 10 and 40
 }
 VAGUE_NAMES = {"utils.py", "util.py", "helpers.py", "helper.py", "common.py", "misc.py"}
 
@@ -198,16 +191,14 @@ def test_files_are_small():
     lengths = {path: len(path.read_text("utf-8").splitlines()) for path in source_files()}
     assert statistics.median(lengths.values()) < 200
     found = {path.relative_to(ROOT).as_posix() for path, length in lengths.items() if length > LONG}
-    assert not found - LONG_FILES, f"split the files over {LONG} lines"
-    assert not LONG_FILES - found, "these files are short now: remove them from LONG_FILES"
+    assert not found, f"split the files over {LONG} lines"
 
 
 def test_files_do_not_import_each_other_in_circles():
     """Typing imports and imports inside functions count as well."""
     circles = import_circles(house_files(ROOT))
     found = {tuple(sorted(name.removeprefix(f"{PACKAGE}.") for name in circle)) for circle in circles}
-    assert not found - CIRCLES, "move what both sides need into a third file"
-    assert not CIRCLES - found, "these circles are gone or have changed: remove them from CIRCLES"
+    assert not found, "move what both sides need into a third file"
 
 
 def test_a_batch_passes_few_files_and_functions():

@@ -16,8 +16,9 @@ from lightning_bayes import VariationalCallback
 from lightning_bayes.optim import VariationalOptimizer
 from lightning_bayes.optim.diagonal.estimators import SquaredGradients
 from lightning_bayes.optim.diagonal.estimators.estimator import CurvatureEstimator, Scores
+from lightning_bayes.optim.diagonal.family import DiagonalFamily
 from lightning_bayes.optim.diagonal.vogn import update
-from lightning_bayes.optim.passes import Curvature, FinishedPass
+from lightning_bayes.optim.finished_pass import Curvature, FinishedPass
 
 
 @final
@@ -54,6 +55,7 @@ class FlatNoise(VariationalOptimizer):
     """The user's step under noise with the same scale for all weights of a tensor."""
 
     noisy = averages_curvature = True
+    family_type = DiagonalFamily
     estimator = NoCurvature()
     natural_update = staticmethod(update)
 
@@ -63,6 +65,7 @@ class Permuted(VariationalOptimizer):
     """VOGN with a permuted curvature."""
 
     noisy = averages_curvature = True
+    family_type = DiagonalFamily
     estimator = PermutedSquares()
     natural_update = staticmethod(update)
 

@@ -48,7 +48,7 @@ class PosteriorFamily(ABC):
         """What the next update measures."""
 
     @abstractmethod
-    def sample(self, noise: CounterNoise, *, measures_curvature: bool | None) -> dict[nn.Parameter, Tensor]:
+    def sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
         """Draw a posterior sample."""
 
     @abstractmethod

@@ -1,40 +1,38 @@
-"""Messages about non-finite weights, state and gradients."""
+"""Non-finite weights, state and gradients: errors and warnings that name the parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.errors import name_some
+from lightning_bayes.errors import NonFiniteError, name_some
 
 _NAMES_LENGTH = 60  # characters of names in a message
 
 
-def nonfinite_params(
+def require_finite(
     model: nn.Module,
-    params: Iterable[nn.Parameter],
-    tensors_of: Callable[[nn.Parameter], Iterable[Tensor]],
-) -> list[str]:
-    """Names of the parameters whose weights or state are not finite."""
-    names = {param: name for name, param in model.named_parameters()}
-    finite = {
-        names[param]: torch.stack([value.isfinite().all() for value in tensors_of(param)]).all() for param in params
-    }
-    are_finite = torch.stack(list(finite.values()))
-    return [name for name, is_finite in zip(finite, are_finite.tolist(), strict=True) if not is_finite]
-
-
-def overflow_message(names: Iterable[str], number: int, group: Mapping[str, Any]) -> str:
-    """The error message for an overflow in the last update or before."""
-    settings = group["posterior"]
-    return (
-        f"Update {number} or an earlier one left non-finite weights or state in {name_some(names, _NAMES_LENGTH)}, although "
-        "its gradients were finite: the update overflowed. Resume from an earlier checkpoint with a smaller "
-        f"lr ({group['lr']}), kl_weight ({settings['kl_weight']}) or prior_precision ({settings['prior_precision']})."
-    )
+    groups: Sequence[Mapping[str, Any]],
+    states: Mapping[Tensor, Mapping[str, Any]],
+    means: Mapping[nn.Parameter, Tensor],
+) -> None:
+    """Raise `NonFiniteError` if means or states are not finite; `means` are those of parameters that hold a sample."""
+    names, are_finite = {param: name for name, param in model.named_parameters()}, dict[str, Tensor]()
+    for param in (param for group in groups for param in group["params"]):
+        tensors = [means.get(param, param), *(v for v in states.get(param, {}).values() if isinstance(v, Tensor))]
+        are_finite[names[param]] = torch.stack([tensor.isfinite().all() for tensor in tensors]).all()
+    finite = torch.stack(list(are_finite.values())).tolist()
+    if culprits := [name for name, is_finite in zip(are_finite, finite, strict=True) if not is_finite]:
+        settings = groups[0]["posterior"]
+        raise NonFiniteError(
+            f"Update {max(group['posterior']['step'] for group in groups)} or an earlier one left non-finite weights or "
+            f"state in {name_some(culprits, _NAMES_LENGTH)}, although its gradients were finite: the update overflowed. "
+            f"Resume from an earlier checkpoint with a smaller lr ({groups[0]['lr']}), kl_weight "
+            f"({settings['kl_weight']}) or prior_precision ({settings['prior_precision']})."
+        )
 
 
 def skip_message(model: nn.Module, number: int, in_a_row: int) -> str:

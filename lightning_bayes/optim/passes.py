@@ -4,76 +4,35 @@ The passes between two updates may be weight samples, micro-batches, or both. Ea
 
     ĝ = Σ_p n_p ĝ_p / Σ_p n_p        ĥ = Σ_p n_p ĥ_p / Σ_p n_p
 
-so micro-batches under the same noise equal one large batch. Passes over the same batch have equal weights, so its examples
-need not be counted (`NoisyOptimizer.measured_pass`). ĝ is stored in ``param.grad``, where gradient clipping expects it.
-Under a GradScaler it stays scaled until the scaler divides. ĥ is never scaled.
+so micro-batches under the same noise equal one large batch. ĝ is stored in ``param.grad``, where gradient clipping expects
+it. Under a GradScaler it stays scaled until the scaler divides. ĥ is never scaled.
+
+The number of examples also converts the gradient of a summed loss to that of the mean. A pass without curvature skips
+counting the examples and reading the loss if the number cancels: the update has a single batch, the last loss read was a
+mean, and the first ten updates are done. The model then runs without any hook.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from lightning_bayes.curvature import BareCapture, Capture, Workspace
-
-Curvature: TypeAlias = dict[Any, Tensor]  # by parameter, or by another key of its estimator
+from lightning_bayes.curvature import AbstractEngine, BareCapture, Capture, GradientCapture, Workspace
+from lightning_bayes.curvature.gradients import require_call
+from lightning_bayes.curvature.loss import BackwardWatch
+from lightning_bayes.errors import NoMeasurementError, UnsupportedTrainingError
+from lightning_bayes.optim.finished_pass import Curvature, FinishedPass
+from lightning_bayes.optim.groups import KEY
+from lightning_bayes.optim.noise import CounterNoise
 
 SMALL = 2**16  # elements; smaller tensors are concatenated before they are summed, to save kernel launches
-
-
-@dataclass(frozen=True)
-class FinishedPass:
-    """A pass that has just ended. The weights are still its sample, and ``.grad`` is its gradient alone."""
-
-    captured: Capture
-    sample: int
-    loss_scale: float
-    means: Mapping[nn.Parameter, Tensor]
-
-    @property
-    def weight(self) -> int:
-        """Weight in averages over passes: the number of examples, or 1 if they were not counted."""
-        return self.captured.num_examples
-
-    @property
-    def num_examples(self) -> int:
-        """Number of examples in the loss."""
-        assert not isinstance(self.captured, BareCapture)
-        return self.captured.num_examples
-
-    def gradients(self, params: Iterable[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
-        """Copies of ĝ, unscaled, for the parameters that backward reached."""
-        factor = self.gradient_factor
-        return {param: param.grad * factor for param in params if param.grad is not None}
-
-    @property
-    def gradient_factor(self) -> float:
-        """Factor from ``.grad`` to the gradient of the mean loss."""
-        return self.captured.gradient_factor() / self.loss_scale
-
-    def add_to_gradient_(self, param: nn.Parameter, term: Tensor) -> None:
-        """Add a term to ĝ of a parameter."""
-        term.div_(self.gradient_factor)
-        if param.grad is None:
-            param.grad = torch.zeros_like(param)
-        param.grad.add_(term)
-
-    def add_prior_at_sample_(self, param: nn.Parameter, prior: float | Tensor) -> None:
-        """Add δ̃ (θ - μ) to ĝ of a sampled parameter."""
-        if param in self.means:
-            self.add_to_gradient_(param, (param.detach() - self.means[param]).mul_(prior))
-
-    def squares(self) -> Curvature:
-        """(1/n) Σ_i g_i², unscaled, for the parameters that the engine measured."""
-        squares = self.captured.mean_curvature()
-        if self.loss_scale != 1 and squares and not self.captured.has_taken_examples:
-            torch._foreach_div_(list(squares.values()), self.loss_scale**2)
-        return squares
 
 
 @dataclass(frozen=True)
@@ -114,8 +73,26 @@ class Measurement:
 
 @dataclass
 class OpenUpdate:
-    """Running averages over the passes since the last update."""
+    """Running averages over the passes since the last update.
 
+    Attributes:
+        means: μ of the parameters that hold a sample now; None outside a pass.
+        num_opened: Number of passes opened.
+        samples: Indices of the weight samples.
+        examples: Σ_p n_p; a pass whose examples are not counted has weight 1.
+        curvature: Mean ĥ so far, by the keys of the estimator.
+        loss: Mean loss so far; None before the first observed loss.
+        buffers: The model's buffers and their values before the first pass.
+        measured_shapes: What the passes measure, as in `PosteriorFamily.measured_shapes`; None before the first pass.
+        is_counted: Whether the examples of all passes were counted.
+        is_only_batch: Whether all passes use the same batch.
+        always_measures: Whether the update measures even if no measurement is due.
+        is_discarded: Whether the next step does nothing.
+        is_averaged_by_host: Whether a host averages the measurement over processes.
+        final_curvature: The finalised ĥ, which a host may have averaged over processes; None before it is needed.
+    """
+
+    means: dict[nn.Parameter, Tensor] | None = None
     num_opened: int = 0
     samples: set[int] = field(default_factory=set)
     examples: float = 0.0
@@ -130,48 +107,164 @@ class OpenUpdate:
     is_averaged_by_host: bool = False
     final_curvature: Curvature | None = None
 
+    def count_pass(self, sample: int | None) -> int:
+        """Open a pass, and return the index of its noise: `sample`, or the number of passes opened before."""
+        if self.means is not None:
+            raise UnsupportedTrainingError("sampled_params() is open already; passes cannot be nested.")
+        self.num_opened += 1
+        return self.num_opened - 1 if sample is None else sample
+
     def add(
         self,
         finished: FinishedPass,
         grads: Mapping[nn.Parameter, Tensor | None],
         curvature: Curvature,
     ) -> None:
-        """Add a pass to the averages. Afterwards each ``param.grad`` is ĝ."""
-        n = finished.weight
+        """Add a pass to the averages. `grads` were ĝ before it; afterwards each ``param.grad`` is ĝ."""
+        captured = finished.captured
+        n, factor = captured.num_examples, captured.gradient_factor()
         weight = n / (self.examples + n)
-        factor = finished.captured.gradient_factor()
         for param, before in grads.items():
             param.grad = _weighted_mean(before if self.examples else None, param.grad, weight, factor)
         for key in {**self.curvature, **curvature}:
             new = _weighted_mean(self.curvature.get(key), curvature.get(key), weight, 1.0)
             assert new is not None
             self.curvature[key] = new
-        self.loss = _weighted_mean(self.loss, finished.captured.loss, weight, factor)
+        self.loss = _weighted_mean(self.loss, captured.loss, weight, factor)
         self.examples += n
         self.samples.add(finished.sample)
-        self.is_counted &= not isinstance(finished.captured, BareCapture)
+        self.is_counted &= not isinstance(captured, BareCapture)
         self.final_curvature = None
 
     def measurement(self, params: Iterable[nn.Parameter], curvature: Curvature, *, fill: bool) -> Measurement:
-        """Build the measurement of all passes."""
-        params = list(params)
-        grads = dict(_filled_gradients(params) if fill else ((p, p.grad) for p in params if p.grad is not None))
+        """The measurement of all passes; with `fill`, parameters without ``.grad`` get zeros instead of staying out."""
+        params, grads = list(params), {}
+        for param in params:
+            if param.grad is None and fill:
+                param.grad = torch.zeros_like(param)
+            if param.grad is not None:
+                grads[param] = param.grad
         if self.loss is None:
             self.loss = torch.zeros((), device=params[0].device)
         return Measurement(self.loss, grads, curvature, self.examples, len(self.samples), self.is_counted)
 
+    def require_passes(self, optimizer: str, *, is_hosted: bool) -> None:
+        """Require a measured pass, which a host has averaged over the processes that train together."""
+        if not self.examples:
+            advice = "Run forward and backward inside `with opt.sampled_params():` first, or pass a closure."
+            if is_hosted:
+                advice = "In LightningModule.optimizer_step, call optimizer.step(closure=optimizer_closure)."
+            raise NoMeasurementError(f"{optimizer}.step() was called without measured gradients. {advice}")
+        processes = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+        if processes > 1 and not self.is_averaged_by_host:
+            raise UnsupportedTrainingError(
+                f"{processes} processes train together, but their measurements have not been averaged, so they "
+                "would drift apart. Call lightning_bayes.strategies.all_reduce_mean_(*opt.measured()) before opt.step(), "
+                "and run the passes under `with ddp_model.no_sync(), opt.sampled_params(rank):`."
+            )
+
     def clear(self, workspace: Workspace) -> None:
         """Discard all passes and return the memory of ĥ."""
-        workspace.give_back(values for key, values in self.curvature.items() if isinstance(key, nn.Parameter))
+        if self.curvature:
+            workspace.give_back(values for key, values in self.curvature.items() if isinstance(key, nn.Parameter))
         # In place: in manual optimization Lightning's wrapper copies the optimizer's attributes and must see the change.
         vars(self).update(vars(OpenUpdate()))
 
 
-def _filled_gradients(params: Iterable[nn.Parameter]) -> Iterator[tuple[nn.Parameter, Tensor]]:
-    for param in params:
-        if param.grad is None:
-            param.grad = torch.zeros_like(param)
-        yield param, param.grad
+class MeasuredOptimizer(Protocol):
+    """What a pass needs of an optimizer; see `NoisyOptimizer`."""
+
+    model: nn.Module
+    engine: AbstractEngine
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The parameter groups."""
+
+    @property
+    def num_updates(self) -> int:
+        """Number of updates so far, the counter of the noise."""
+
+    def trained(self) -> Iterator[tuple[dict[str, Any], nn.Parameter]]:
+        """The parameters that are trainable now, with their groups."""
+
+    def capture_pass(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
+        """The capture of one pass, to be entered around forward and backward."""
+
+    def draw_sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
+        """Draw a posterior sample."""
+
+    def read_pass(self, finished: FinishedPass) -> Curvature:
+        """Read ĥ of a pass."""
+
+
+@contextmanager
+def at_sample(optimizer: MeasuredOptimizer, update: OpenUpdate, sample: int) -> Iterator[None]:
+    """Replace the means by the weight sample with this index, and restore them on exit."""
+    settings, means = optimizer.param_groups[0][KEY], dict[nn.Parameter, Tensor]()
+    update.means = means  # a pass is open while it draws
+    try:
+        with torch.no_grad():
+            seed, is_paired = int(settings["noise_seed"]), bool(settings.get("antithetic"))
+            drawn = optimizer.draw_sample(
+                CounterNoise.of_pass(seed, optimizer.num_updates, sample, antithetic=is_paired)
+            )
+            means.update((param, param.data) for param in drawn)
+            for param, value in drawn.items():
+                param.data = value  # swapping the storage avoids copying every weight
+        yield
+    finally:
+        for param, mean in means.items():
+            param.data = mean
+        update.means = None
+
+
+@contextmanager
+def open_pass(
+    optimizer: MeasuredOptimizer, update: OpenUpdate, sample: int, *, loss_scale: float, watch_backward: bool
+) -> Iterator[Capture]:
+    """Run a pass at a weight sample and add it to the update; yields the capture, which observes the loss."""
+    if not update.examples:  # BatchNorm statistics, to be restored after a non-finite batch
+        update.buffers = [(buffer, buffer.detach().clone()) for buffer in optimizer.model.buffers()]
+    before = {param: param.grad for _, param in optimizer.trained()}
+    try:
+        for param in before:
+            param.grad = None
+        capture = optimizer.capture_pass(sample, loss_scale)
+        with at_sample(optimizer, update, sample):
+            with capture as captured:
+                is_watched = watch_backward and not isinstance(captured, BareCapture)
+                with BackwardWatch(captured.observe) if is_watched else nullcontext():
+                    yield captured
+            if captured.squares or any(param.grad is not None for param in before):
+                _collect(optimizer, update, FinishedPass(captured, sample, loss_scale, update.means or {}), before)
+            else:  # sampled, not differentiated
+                _restore(before)
+    except BaseException:
+        _restore(before)
+        raise
+
+
+@torch.no_grad()
+def _collect(
+    optimizer: MeasuredOptimizer,
+    update: OpenUpdate,
+    finished: FinishedPass,
+    before: Mapping[nn.Parameter, Tensor | None],
+) -> None:
+    captured = finished.captured
+    if isinstance(captured, GradientCapture):
+        require_call(captured)
+    elif not isinstance(captured, BareCapture):
+        optimizer.engine.check_reached(captured)
+    if not isinstance(captured, BareCapture):
+        optimizer.param_groups[0][KEY]["loss_is_mean"] = captured.shows_mean
+    update.add(finished, before, optimizer.read_pass(finished))
+
+
+def _restore(grads: Mapping[nn.Parameter, Tensor | None]) -> None:
+    for param, grad in grads.items():
+        param.grad = grad
 
 
 def _weighted_mean(old: Tensor | None, new: Tensor | None, weight: float, factor: float) -> Tensor | None:

@@ -111,6 +111,15 @@ def effective_parameters(group: Mapping[str, Any], state: Mapping[str, Any]) -> 
     return kronecker.effective_parameters(state) if is_matrix else diagonal.effective_parameters(state)
 
 
+def total_effective_parameters(
+    trained: Iterable[tuple[Mapping[str, Any], nn.Parameter]], states: Mapping[Tensor, Mapping[str, Any]]
+) -> Tensor:
+    """Number of weights that the data determine, a scalar."""
+    counts = [effective_parameters(group, states[param]) for group, param in trained]
+    known = [count for count in counts if count is not None]
+    return torch.stack(known).sum() if known else torch.zeros(())
+
+
 def _prior_precision(entry: Entry) -> float | Tensor:
     """δ of a parameter's prior in the tempered bound, for each weight where it differs."""
     group, state = entry.group, entry.state

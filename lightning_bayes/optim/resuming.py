@@ -11,11 +11,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
+
+from torch import Tensor
+from torch.optim import Optimizer
 
 from lightning_bayes.errors import PosteriorError, name_some
 from lightning_bayes.optim.groups import FORMAT
+from lightning_bayes.optim.optimizer import NoisyOptimizer
 
 RECORD: Final = "record"  # key in the optimizer's state_dict
 _MUST_AGREE: Final = {
@@ -26,6 +30,22 @@ _MUST_AGREE: Final = {
     "posterior": "the parameters with a posterior",
 }
 _LENGTH = 60  # characters of names in a message
+
+
+def record_of(
+    optimizer: NoisyOptimizer, step: str, base: Optimizer | None, without_noise: Collection[Tensor] | None
+) -> dict[str, Any]:
+    """What a state must agree with to be loaded; `without_noise` are the parameters without, None for all."""
+    names = {param: name for name, param in optimizer.model.named_parameters()}
+    groups = [group["params"] for group in optimizer.param_groups]
+    noisy = (p for params in groups for p in params if without_noise is not None and p not in without_noise)
+    return {
+        "algorithm": type(optimizer).__name__,
+        "step": step,
+        "base": type(base).__name__ if base is not None else None,
+        "groups": [[names.get(param, str(tuple(param.shape))) for param in params] for params in groups],
+        "posterior": sorted(names[param] for param in noisy if param in names),
+    }
 
 
 def require_same(state_dict: Mapping[str, Any], record: Mapping[str, Any]) -> None:

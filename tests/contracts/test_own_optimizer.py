@@ -14,6 +14,7 @@ from lightning_bayes import VOGNCallback, load_posterior
 from lightning_bayes.callbacks import VariationalCallback
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim import VariationalOptimizer
+from lightning_bayes.optim.diagonal.family import DiagonalFamily
 from lightning_bayes.optim.diagonal.state import MeanFieldState, average
 from lightning_bayes.optim.hyperparameters import Hyperparameters
 from lightning_bayes.optim.settings import POSITIVE_FRACTION, setting
@@ -41,6 +42,7 @@ class PowerVOGN(VariationalOptimizer):
     """The update as a `torch.optim.Optimizer`."""
 
     noisy = averages_curvature = True
+    family_type = DiagonalFamily
     natural_update = staticmethod(update)
     hyperparameters = PowerHyperparameters
 

@@ -37,7 +37,7 @@ def train(build, problem, updates=3, **arguments):
 def drawn(model, opt):
     """θ - μ of the weight, with the same ε in every call."""
     with torch.no_grad():
-        sample = opt._sample(CounterNoise(0))[model.weight].clone()
+        sample = opt.draw_sample(CounterNoise(0))[model.weight].clone()
     return sample - model.weight.detach()
 
 
@@ -103,7 +103,7 @@ def test_no_direction_of_a_kronecker_factored_posterior_is_wider(problem):
     draws = []
     with torch.no_grad():
         for counter in range(400):
-            draws.append(opt._sample(CounterNoise(counter))[model.weight].clone() - model.weight.detach())
+            draws.append(opt.draw_sample(CounterNoise(counter))[model.weight].clone() - model.weight.detach())
     wanted = widths.view(2, 4)[:, :3]
     z = (torch.stack(draws).square().mean(0) / wanted.square() - 1) / math.sqrt(2 / len(draws))
     assert z.abs().max() < 4

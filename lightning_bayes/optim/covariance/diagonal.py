@@ -30,8 +30,6 @@ def is_noisy(group: Mapping[str, Any], state: Mapping[str, Any]) -> bool:
 
 def is_refreshed(step: int, elapsed: int, *, shaped: bool) -> bool:
     """Whether an update refreshes scale and damping."""
-    if not elapsed:
-        return False
     return not shaped or step <= SHAPE_INTERVAL or step // SHAPE_INTERVAL > (step - elapsed) // SHAPE_INTERVAL
 
 

@@ -18,12 +18,13 @@ from lightning_bayes.curvature.parameters import require_full_precision
 from lightning_bayes.errors import HyperparameterError, PosteriorError, UnsupportedTrainingError
 from lightning_bayes.optim.dense.measurements import JointMeasurement
 from lightning_bayes.optim.effective import Effective
+from lightning_bayes.optim.finished_pass import Curvature, FinishedPass
 from lightning_bayes.optim.groups import flat
 from lightning_bayes.optim.hyperparameters import Hyperparameters
 from lightning_bayes.optim.noise import CounterNoise
 from lightning_bayes.optim.optimizer import NoisyOptimizer
 from lightning_bayes.optim.parameters import require_initialised
-from lightning_bayes.optim.passes import Curvature, FinishedPass, Measurement
+from lightning_bayes.optim.passes import Measurement
 from lightning_bayes.optim.settings import plain
 
 
@@ -145,7 +146,8 @@ class DenseOptimizer(NoisyOptimizer, ABC):
             return [state[name] for name in self.equations.names]
         return None if hyper.init_precision is None else self.equations.initial(hyper.init_precision, hyper.effective())
 
-    def _sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
+    def draw_sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
+        """Draw a posterior sample; empty before the curvature is known."""
         hyper, params = self._hyperparameters, self.equations.params
         curvature = self._curvature(hyper)
         if curvature is None:
@@ -155,7 +157,8 @@ class DenseOptimizer(NoisyOptimizer, ABC):
         values = self.equations.sample(curvature, draws, hyper.effective())
         return {param: value.clone() for param, value in zip(params, values, strict=True)}
 
-    def _capture(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
+    def capture_pass(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
+        """The measurement's capture; refuses parameters that were frozen since the construction."""
         params = set(self.equations.params)
         frozen = [name for name, p in self.model.named_parameters() if p in params and not p.requires_grad]
         if frozen:
@@ -165,7 +168,8 @@ class DenseOptimizer(NoisyOptimizer, ABC):
             )
         return self.joint_measurement.capture(self.label_seed(sample), loss_scale)
 
-    def _read_pass(self, finished: FinishedPass) -> Curvature:
+    def read_pass(self, finished: FinishedPass) -> Curvature:
+        """Read the joint curvature of a pass."""
         return dict(enumerate(self.joint_measurement.read(finished.captured, finished.loss_scale)))
 
     def _finalise_curvature(self, curvature: Curvature) -> Curvature:

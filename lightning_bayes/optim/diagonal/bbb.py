@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from lightning_bayes.optim.diagonal.estimators import Reparameterised
+from lightning_bayes.optim.diagonal.family import DiagonalFamily
 from lightning_bayes.optim.diagonal.signed_curvature import keep_positive
 from lightning_bayes.optim.diagonal.state import average
 from lightning_bayes.optim.hyperparameters import Hyperparameters, VariationalArguments
@@ -98,6 +99,7 @@ class BBB(VariationalOptimizer):
     """
 
     noisy = signed_curvature = True
+    family_type = DiagonalFamily
     estimator = Reparameterised()
     state_type = BBBState
     hyperparameters = BBBHyperparameters

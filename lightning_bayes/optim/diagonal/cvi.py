@@ -17,6 +17,7 @@ from torch import nn
 from typing_extensions import Unpack
 
 from lightning_bayes.optim.diagonal.estimators import SecondOrder
+from lightning_bayes.optim.diagonal.family import DiagonalFamily
 from lightning_bayes.optim.diagonal.von import NewtonArguments, NewtonHyperparameters, moved_curvature, update
 from lightning_bayes.optim.hyperparameters import VariationalArguments
 from lightning_bayes.optim.variational import VariationalOptimizer
@@ -30,6 +31,7 @@ class CVI(VariationalOptimizer):
     """
 
     noisy = signed_curvature = True
+    family_type = DiagonalFamily
     hyperparameters = NewtonHyperparameters
     estimator = SecondOrder("diag_hessian")
     natural_update = staticmethod(update)

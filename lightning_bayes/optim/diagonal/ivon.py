@@ -32,6 +32,7 @@ from typing_extensions import Unpack
 
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim.diagonal.estimators import Reparameterised
+from lightning_bayes.optim.diagonal.family import DiagonalFamily
 from lightning_bayes.optim.diagonal.state import MeanFieldState, average, debiased, with_prior
 from lightning_bayes.optim.diagonal.von import corrected_curvature, moved_curvature
 from lightning_bayes.optim.effective import effective
@@ -103,6 +104,7 @@ class IVON(VariationalOptimizer):
     """
 
     noisy = signed_curvature = True
+    family_type = DiagonalFamily
     natural_update = staticmethod(update)
     curvature_update = staticmethod(corrected_curvature)  # s starts at M ĝ² or at s₀, both at least 0
     estimator = Reparameterised()

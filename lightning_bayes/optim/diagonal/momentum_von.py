@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from lightning_bayes.optim.diagonal.estimators import SecondOrder
+from lightning_bayes.optim.diagonal.family import DiagonalFamily
 from lightning_bayes.optim.diagonal.state import average
 from lightning_bayes.optim.diagonal.von import NewtonArguments, NewtonHyperparameters, Positivity, moved_curvature
 from lightning_bayes.optim.hyperparameters import VariationalArguments
@@ -65,6 +66,7 @@ class MomentumVON(VariationalOptimizer):
     """VON with natural momentum and the exact diagonal of the Hessian; arguments as in `NewtonArguments`."""
 
     noisy = signed_curvature = True
+    family_type = DiagonalFamily
     hyperparameters = NewtonHyperparameters
     estimator = SecondOrder("diag_hessian")
     state_type = MomentumVONState

@@ -22,6 +22,7 @@ from __future__ import annotations
 from typing import final
 
 from lightning_bayes.optim.diagonal.estimators import BatchSquare, SecondOrder
+from lightning_bayes.optim.diagonal.family import DiagonalFamily
 from lightning_bayes.optim.diagonal.vogn import update  # adds δ̃ μ; each pass adds δ̃ (θ - μ)
 from lightning_bayes.optim.variational import VariationalOptimizer
 
@@ -43,6 +44,7 @@ class NoisyAdam(VariationalOptimizer):
     """
 
     noisy = prior_at_sample = True
+    family_type = DiagonalFamily
     estimator = BatchSquare()
     averages_curvature = amortises = True
     natural_update = staticmethod(update)
@@ -57,6 +59,7 @@ class NoisyAdamFisher(VariationalOptimizer):
     """
 
     noisy = prior_at_sample = True
+    family_type = DiagonalFamily
     averages_curvature = amortises = True
     natural_update = staticmethod(update)
     estimator = SecondOrder("diag_ggn")

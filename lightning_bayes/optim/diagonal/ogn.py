@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import final
 
+from lightning_bayes.optim.diagonal.family import DiagonalFamily
 from lightning_bayes.optim.diagonal.vogn import update
 from lightning_bayes.optim.variational import VariationalOptimizer
 
@@ -17,6 +18,7 @@ class OGN(VariationalOptimizer):
     """OGN as a `torch.optim.Optimizer`; arguments as in `VariationalOptimizer`. Noise arguments have no effect."""
 
     noisy = False
+    family_type = DiagonalFamily
     amortises = True
     default_step = "trust_region"
     natural_update = staticmethod(update)

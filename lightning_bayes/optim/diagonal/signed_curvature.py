@@ -6,7 +6,7 @@ lower δ̃ = τδ/Ñ until a negative s no longer exceeds -δ̃.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -34,8 +34,8 @@ def keep_positive(curvature: Tensor, prior: float | Tensor) -> Tensor:
     return curvature.clamp_min((_MIN_PRECISION - 1) * prior)
 
 
-def keep_all_positive_(states: Iterable[Mapping[str, Any]], group: Mapping[str, Any]) -> None:
+def keep_all_positive_(states: Mapping[Tensor, Mapping[str, Any]], group: Mapping[str, Any]) -> None:
     """Apply `keep_positive` in place to the curvatures in the optimizer states of a parameter group."""
-    for state in states:
+    for state in (states[param] for param in group["params"]):
         if "curvature" in state:
             state["curvature"].copy_(keep_positive(state["curvature"], prior_of(group, state)))

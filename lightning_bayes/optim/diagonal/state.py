@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
-
-from lightning_bayes.posteriors import root_mean_squares
+from torch import Tensor
 
 
 class MeanFieldState(NamedTuple):
@@ -17,18 +14,6 @@ class MeanFieldState(NamedTuple):
     mean: Tensor  # μ
     curvature: Tensor  # s, of the mean negative log-likelihood, prior not included
     momentum: Tensor  # m
-
-
-def start_state(param: nn.Parameter, fields: Sequence[str], reference: Tensor, *, noisy: bool) -> dict[str, Any]:
-    """The optimizer state of a parameter before its first update."""
-    size = root_mean_squares([reference.detach()])[0]
-    state: dict[str, Any] = {
-        "step": 0,
-        "noisy": noisy,
-        "initial_rms": torch.where(size > 0, size, torch.ones_like(size)),
-    }
-    state |= {name: torch.zeros_like(param, memory_format=torch.preserve_format) for name in fields}
-    return state
 
 
 def average(old: Tensor, new: Tensor, weight_of_old: float) -> Tensor:

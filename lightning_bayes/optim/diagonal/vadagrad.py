@@ -35,6 +35,7 @@ from typing_extensions import Unpack
 
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim.diagonal.estimators import BatchSquare
+from lightning_bayes.optim.diagonal.family import DiagonalFamily
 from lightning_bayes.optim.diagonal.state import MeanFieldState, average, with_prior
 from lightning_bayes.optim.hyperparameters import Hyperparameters, VariationalArguments
 from lightning_bayes.optim.schedules import Schedule
@@ -111,6 +112,7 @@ class VadaGrad(VariationalOptimizer):
     """
 
     noisy = True
+    family_type = DiagonalFamily
     estimator = BatchSquare()
     natural_update = staticmethod(update)
     curvature_update = staticmethod(faded_curvature)

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from lightning_bayes.optim.diagonal.estimators import BatchSquare
+from lightning_bayes.optim.diagonal.family import DiagonalFamily
 from lightning_bayes.optim.diagonal.state import MeanFieldState, average, with_prior
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.measuring import updates_covered
@@ -71,6 +72,7 @@ class Vadam(VariationalOptimizer):
     """
 
     noisy = True
+    family_type = DiagonalFamily
     estimator = BatchSquare()
     averages_curvature = amortises = True
     natural_update = staticmethod(update)

@@ -18,6 +18,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from lightning_bayes.optim.diagonal.family import DiagonalFamily
 from lightning_bayes.optim.diagonal.state import MeanFieldState, average, with_prior
 from lightning_bayes.optim.variational import VariationalOptimizer
 
@@ -57,5 +58,6 @@ class VOGN(VariationalOptimizer):
     """
 
     noisy = True
+    family_type = DiagonalFamily
     averages_curvature = amortises = True
     natural_update = staticmethod(update)

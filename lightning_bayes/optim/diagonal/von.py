@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from lightning_bayes.optim.diagonal.estimators import Reparameterised, SecondOrder
+from lightning_bayes.optim.diagonal.family import DiagonalFamily
 from lightning_bayes.optim.diagonal.signed_curvature import keep_positive
 from lightning_bayes.optim.diagonal.state import MeanFieldState, average, with_prior
 from lightning_bayes.optim.hyperparameters import Hyperparameters, VariationalArguments
@@ -125,6 +126,7 @@ class VON(VariationalOptimizer):
     """
 
     noisy = signed_curvature = amortises = True
+    family_type = DiagonalFamily
     hyperparameters = NewtonHyperparameters
     estimator = SecondOrder("diag_hessian")
     natural_update = staticmethod(update)
@@ -144,6 +146,7 @@ class ReparameterisedVON(VariationalOptimizer):
     """
 
     noisy = signed_curvature = True
+    family_type = DiagonalFamily
     hyperparameters = NewtonHyperparameters
     estimator = Reparameterised()
     natural_update = staticmethod(update)

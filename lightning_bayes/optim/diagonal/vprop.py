@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from lightning_bayes.optim.diagonal.estimators import BatchSquare
+from lightning_bayes.optim.diagonal.family import DiagonalFamily
 from lightning_bayes.optim.diagonal.state import MeanFieldState, average, with_prior
 from lightning_bayes.optim.hyperparameters import Hyperparameters, VariationalArguments
 from lightning_bayes.optim.settings import choice, setting
@@ -100,6 +101,7 @@ class Vprop(VariationalOptimizer):
     """
 
     noisy = averages_curvature = amortises = True
+    family_type = DiagonalFamily
     estimator = BatchSquare()
     natural_update = staticmethod(update)
     hyperparameters = VpropHyperparameters
@@ -117,6 +119,7 @@ class Vprop0(VariationalOptimizer):
     """
 
     noisy = False
+    family_type = DiagonalFamily
     averages_curvature = amortises = True
     default_step = "trust_region"  # with the user's own step nothing of Vprop-0 would remain
     estimator = BatchSquare()

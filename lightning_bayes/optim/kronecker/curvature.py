@@ -12,12 +12,13 @@ from lightning_bayes.curvature.kronecker import KroneckerCapture
 from lightning_bayes.curvature.measurement import KroneckerQuantity
 from lightning_bayes.linalg import KroneckerProduct
 from lightning_bayes.optim.covariance.kronecker import layer_product
-from lightning_bayes.optim.diagonal.estimators import CurvatureEstimator, Scores
+from lightning_bayes.optim.diagonal.estimators import CurvatureEstimator, Scores, SquaredGradients
+from lightning_bayes.optim.finished_pass import Curvature, FinishedPass
 from lightning_bayes.optim.kronecker.distributed_inversion import WorkerGroup, invert_all
 from lightning_bayes.optim.kronecker.intervals import layers_due
 from lightning_bayes.optim.kronecker.layer import KroneckerLayer
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
-from lightning_bayes.optim.passes import Curvature, FinishedPass, Measurement
+from lightning_bayes.optim.passes import Measurement
 
 _NAMES = ("output_factor", "input_factor")  # of S and A
 
@@ -28,6 +29,7 @@ class KroneckerFactorsEstimator(CurvatureEstimator):
 
     def __init__(self, quantity: KroneckerQuantity = "kfac") -> None:
         self.quantity = quantity  # type: ignore[misc]
+        self._squares = SquaredGradients()
 
     def read(self, finished: FinishedPass, params: Sequence[nn.Parameter], scores: Scores) -> Curvature:
         """Read one pass; see `CurvatureEstimator`."""
@@ -36,7 +38,7 @@ class KroneckerFactorsEstimator(CurvatureEstimator):
         for layer, measured in finished.captured.results().items():
             assert isinstance(layer.weight, nn.Parameter)
             curvature |= {(layer.weight, name): factor for name, factor in zip(_NAMES, measured.factors, strict=True)}
-        return {**curvature, **finished.squares()}
+        return {**curvature, **self._squares.read(finished, params, scores)}
 
 
 def factor_shapes(layer: MatrixLayer) -> dict[Hashable, Tensor]:

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature import Capture
-from lightning_bayes.optim.diagonal.family import DiagonalFamily
-from lightning_bayes.optim.diagonal.update import DiagonalUpdate
+from lightning_bayes.optim.diagonal.family import DiagonalFamily, DiagonalUpdate
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.family import PosteriorFamily
 from lightning_bayes.optim.kronecker.arguments import KroneckerHyperparameters
@@ -95,10 +94,10 @@ class KroneckerFamily(PosteriorFamily):
         is_new = any(states[param]["measurements"] == 0 for _, param in self._optimizer.trained())
         return is_new or any(layer.is_of_another_shape for layer in layers)
 
-    def sample(self, noise: CounterNoise, *, measures_curvature: bool | None) -> dict[nn.Parameter, Tensor]:
+    def sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
         """Draw a sample; see `PosteriorFamily`."""
         layers = self._started_layers()
-        sample = self._diagonal.sample(noise, measures_curvature=measures_curvature)
+        sample = self._diagonal.sample(noise)
         for layer in layers:
             sample |= layer.sample(noise)
         return sample

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any, ClassVar, Literal, TypeAlias, final, get_args
 
 from torch import nn
@@ -48,11 +49,9 @@ class KFAC(VariationalOptimizer):
         self, model: nn.Module, params: Iterable[Any] | None = None, **fields: Unpack[KroneckerArguments]
     ) -> None:
         self.settings = settings_for(type(self).__name__, model, fields)
+        self.family_type = partial(KroneckerFamily, settings=self.settings)  # type: ignore[misc]
         self.estimator = KroneckerFactorsEstimator(self.settings.factors)  # type: ignore[misc]
         super().__init__(model, params, base=fields.pop("base", None), own=fields)
-
-    def _make_family(self, optimizer: VariationalOptimizer) -> KroneckerFamily:
-        return KroneckerFamily(optimizer, self.settings)
 
 
 @final
@@ -102,11 +101,9 @@ class NoisyKFAC(VariationalOptimizer):
         check_prior_at(prior_at)
         self.prior_at_sample = prior_at == "sample"  # type: ignore[misc]
         self.settings = settings_for(type(self).__name__, model, fields)
+        self.family_type = partial(KroneckerFamily, settings=self.settings)  # type: ignore[misc]
         self.estimator = KroneckerFactorsEstimator(self.settings.factors)  # type: ignore[misc]
         super().__init__(model, params, base=fields.pop("base", None), own=fields)
-
-    def _make_family(self, optimizer: VariationalOptimizer) -> KroneckerFamily:
-        return KroneckerFamily(optimizer, self.settings)
 
 
 def check_prior_at(prior_at: str) -> None:

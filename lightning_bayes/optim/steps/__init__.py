@@ -7,12 +7,21 @@ from collections.abc import Mapping
 import torch
 
 from lightning_bayes.errors import HyperparameterError
-from lightning_bayes.optim.steps.base_optimizer import BaseOptimizerStep
+from lightning_bayes.optim.steps.base_optimizer import BaseOptimizerStep, defaults_with_base
 from lightning_bayes.optim.steps.natural import NaturalStep
 from lightning_bayes.optim.steps.step import CohortUpdate, Step
 from lightning_bayes.optim.steps.trust_region import TrustRegionStep
 
-__all__ = ["BaseOptimizerStep", "CohortUpdate", "NaturalStep", "Step", "TrustRegionStep", "make_steps", "step_for"]
+__all__ = [
+    "BaseOptimizerStep",
+    "CohortUpdate",
+    "NaturalStep",
+    "Step",
+    "TrustRegionStep",
+    "defaults_with_base",
+    "make_steps",
+    "step_for",
+]
 
 
 def make_steps(base: torch.optim.Optimizer | None) -> dict[str, Step]:

@@ -44,6 +44,7 @@ from torch import Tensor, nn
 
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.optim.effective import effective
+from lightning_bayes.optim.measuring import BASE_INTERVAL
 from lightning_bayes.optim.steps.step import CohortUpdate, Step
 from lightning_bayes.optim.weight_prior import prior_means
 from lightning_bayes.posteriors import root_mean_squares, tensor_sizes
@@ -80,6 +81,14 @@ class BaseOptimizerStep(Step):
         """Whether the steps are proportional to the gradient."""
         return isinstance(self.base, GRADIENT_STEPS)
 
+    def state(self) -> dict[str, Any]:
+        """The base optimizer's state without its groups, under its key in the noisy optimizer's state."""
+        return {STATE_KEY: {n: value for n, value in self.base.state_dict().items() if n != "param_groups"}}
+
+    def load(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore the base optimizer from the noisy optimizer's state."""
+        self.base.load_state_dict({**state_dict[STATE_KEY], "param_groups": state_dict["param_groups"]})
+
     def apply(self, update: CohortUpdate) -> None:
         """Update the curvature of one cohort, and add the prior's gradient to ``param.grad``; see `Step`."""
         update.average_()
@@ -100,6 +109,17 @@ class BaseOptimizerStep(Step):
             ) from error
         if starts:
             bound_steps_(starts, states, self.base.state)
+
+
+def defaults_with_base(arguments: Mapping[str, Any], *, amortises: bool) -> dict[str, Any]:
+    """Defaults if another optimizer moves the means: the curvature is measured less often, and no prior is implied."""
+    states_prior = "prior_precision" in arguments or arguments.get("prior_mean", "zero") != "zero"
+    return {
+        "step_rule": "user",
+        "prior_precision": PRIOR_PRECISION,
+        "prior_on_mean": states_prior,
+        "curvature_interval": BASE_INTERVAL if amortises else 1,
+    }
 
 
 def copies_before_step(groups: Sequence[Mapping[str, Any]], states: Mapping[Tensor, Any]) -> dict[Tensor, Tensor]:

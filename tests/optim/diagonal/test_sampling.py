@@ -118,7 +118,7 @@ def test_the_shape_follows_a_curvature_that_changes(generator):
     for _ in range(2):
         precisions = opt.posterior().precision
         noise = CounterNoise(7)
-        sample = opt._sample(noise)
+        sample = opt.draw_sample(noise)
         names = dict(model.named_parameters())
         draws = [torch.empty_like(param) for param in names.values()]
         CounterNoise(7).fill_(draws)

@@ -517,7 +517,7 @@ def test_the_noise_of_a_pass_is_always_that_of_the_posterior(generator, change):
         if change == "prior":
             opt.param_groups[0]["posterior"]["prior_precision"] *= 100
         with torch.no_grad():
-            (drawn,) = opt._sample(CounterNoise(0)).values()
+            (drawn,) = opt.draw_sample(CounterNoise(0)).values()
         standard.append((drawn - model.weight.detach()) * opt.posterior().precision["weight"].sqrt())
     for other in standard[1:]:
         torch.testing.assert_close(other, standard[0])

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from lightning_bayes.optim.diagonal.estimators.estimator import CurvatureEstimator, Scores
 from lightning_bayes.optim.effective import effective
-from lightning_bayes.optim.passes import Curvature, FinishedPass
+from lightning_bayes.optim.finished_pass import Curvature, FinishedPass
 
 
 class _Key(NamedTuple):

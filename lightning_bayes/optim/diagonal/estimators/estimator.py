@@ -9,7 +9,8 @@ from typing import Any, ClassVar, Literal, TypeAlias
 from torch import Tensor, nn
 
 from lightning_bayes.curvature import Quantity
-from lightning_bayes.optim.passes import Curvature, FinishedPass
+from lightning_bayes.errors import UnsupportedTrainingError
+from lightning_bayes.optim.finished_pass import Curvature, FinishedPass
 
 EngineQuantity: TypeAlias = Quantity | Literal["gradient"]
 Scores: TypeAlias = Callable[[Iterable[nn.Parameter]], dict[nn.Parameter, Tensor]]
@@ -33,6 +34,14 @@ class CurvatureEstimator(ABC):
     allows_loss_scale: ClassVar[bool] = True
     is_linear: ClassVar[bool] = True
     reads_count: ClassVar[bool] = False
+
+    def require_scalable_loss(self, optimizer: str) -> None:
+        """Raise `UnsupportedTrainingError` if the loss must not be scaled."""
+        if not self.allows_loss_scale:
+            raise UnsupportedTrainingError(
+                f"{optimizer} measures {self.quantity} through BackPACK, which supports no scaled loss, such as that of a "
+                "torch.amp.GradScaler or of precision='16-mixed'. Train with precision='32-true'."
+            )
 
     @abstractmethod
     def read(self, finished: FinishedPass, params: Sequence[nn.Parameter], scores: Scores) -> Curvature:

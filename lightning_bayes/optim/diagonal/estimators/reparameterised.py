@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.optim.diagonal.estimators.estimator import CurvatureEstimator, Scores
-from lightning_bayes.optim.passes import Curvature, FinishedPass
+from lightning_bayes.optim.finished_pass import Curvature, FinishedPass
 
 
 def reparameterised(grad: Tensor, sample: Tensor, mean: Tensor, precision: Tensor) -> Tensor:

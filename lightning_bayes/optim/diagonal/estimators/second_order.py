@@ -9,7 +9,7 @@ from torch import nn
 
 from lightning_bayes.curvature.measurement import SecondOrderDiagonal
 from lightning_bayes.optim.diagonal.estimators.estimator import CurvatureEstimator, Scores
-from lightning_bayes.optim.passes import Curvature, FinishedPass
+from lightning_bayes.optim.finished_pass import Curvature, FinishedPass
 
 
 @final

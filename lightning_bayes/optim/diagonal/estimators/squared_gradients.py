@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import final
 
+import torch
 from torch import nn
 
 from lightning_bayes.optim.diagonal.estimators.estimator import CurvatureEstimator, Scores
-from lightning_bayes.optim.passes import Curvature, FinishedPass
+from lightning_bayes.optim.finished_pass import Curvature, FinishedPass
 
 
 @final
@@ -19,4 +20,7 @@ class SquaredGradients(CurvatureEstimator):
 
     def read(self, finished: FinishedPass, params: Sequence[nn.Parameter], scores: Scores) -> Curvature:
         """Read one pass; see `CurvatureEstimator`."""
-        return finished.squares()
+        squares: Curvature = finished.captured.mean_curvature()
+        if finished.loss_scale != 1 and squares and not finished.captured.has_taken_examples:
+            torch._foreach_div_(list(squares.values()), finished.loss_scale**2)
+        return squares

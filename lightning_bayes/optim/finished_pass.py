@@ -1,0 +1,52 @@
+"""A pass that has just ended, from which a curvature estimator reads ĥ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bayes.curvature import BareCapture, Capture
+
+Curvature: TypeAlias = dict[Any, Tensor]  # by parameter, or by another key of its estimator
+
+
+@dataclass(frozen=True)
+class FinishedPass:
+    """A pass that has just ended. The weights are still its sample, and ``.grad`` is its gradient alone."""
+
+    captured: Capture
+    sample: int
+    loss_scale: float
+    means: Mapping[nn.Parameter, Tensor]
+
+    @property
+    def num_examples(self) -> int:
+        """Number of examples in the loss."""
+        assert not isinstance(self.captured, BareCapture)
+        return self.captured.num_examples
+
+    def gradients(self, params: Iterable[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
+        """Copies of ĝ, unscaled, for the parameters that backward reached."""
+        factor = self.gradient_factor
+        return {param: param.grad * factor for param in params if param.grad is not None}
+
+    @property
+    def gradient_factor(self) -> float:
+        """Factor from ``.grad`` to the gradient of the mean loss."""
+        return self.captured.gradient_factor() / self.loss_scale
+
+    def add_to_gradient_(self, param: nn.Parameter, term: Tensor) -> None:
+        """Add a term to ĝ of a parameter."""
+        term.div_(self.gradient_factor)
+        if param.grad is None:
+            param.grad = torch.zeros_like(param)
+        param.grad.add_(term)
+
+    def add_prior_at_sample_(self, param: nn.Parameter, prior: float | Tensor) -> None:
+        """Add δ̃ (θ - μ) to ĝ of a sampled parameter."""
+        if param in self.means:
+            self.add_to_gradient_(param, (param.detach() - self.means[param]).mul_(prior))
