@@ -1,6 +1,7 @@
 """Lightning callbacks for variational inference, other posteriors, and evaluation under a posterior."""
 
 from lightning_bayes.callbacks.base import VariationalCallback
+from lightning_bayes.callbacks.calibration import Calibration
 from lightning_bayes.callbacks.deep_ensemble import DeepEnsembleCallback
 from lightning_bayes.callbacks.diagnostics import PosteriorDiagnostics
 from lightning_bayes.callbacks.diagonal import (
@@ -35,6 +36,7 @@ __all__ = [
     "BBBCallback",
     "BatchNormRecalibration",
     "CVICallback",
+    "Calibration",
     "DeepEnsembleCallback",
     "EvaluationFigures",
     "IVONCallback",

@@ -24,6 +24,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 from typing_extensions import Never, Unpack
 
 from lightning_bayes.callbacks import checks, ranks, summary
+from lightning_bayes.callbacks.calibration import Calibration, beside
 from lightning_bayes.callbacks.checkpoint_io import store_mean, use_atomic_files, use_plain_numbers
 from lightning_bayes.callbacks.closure import MonteCarloClosure
 from lightning_bayes.callbacks.default_policy import choose_defaults
@@ -75,6 +76,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         self._chosen = choose_defaults(self.name, passed)
         self.arguments = arguments = self._chosen.arguments
         self.linearized = arguments.linearized
+        self._calibration = Calibration() if arguments.calibrate else None
         self.eval_samples, self.val_samples = arguments.eval_samples, arguments.val_samples
         self.group_defaults, self.optimizer_kwargs = arguments.group_defaults, arguments.optimizer_kwargs
         self.mc_samples: int = self.optimizer_kwargs["mc_samples"]
@@ -135,6 +137,8 @@ class VariationalCallback(EvaluationCallback, ABC):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Patch the trainer."""
         super().setup(trainer, pl_module, stage)
+        if self._calibration is not None:
+            beside(trainer, self, self._calibration)
         use_atomic_files(trainer)
         if stage == "fit":
             checks.check_training(trainer, pl_module)

@@ -210,16 +210,18 @@ class EvaluationCallback(Callback, ABC):
             return
         require_single_evaluation(trainer)
         link = self.link_or_raw(module)
-        is_fit = trainer.state.fn == "fit"
+        is_fit, temperature = trainer.state.fn == "fit", 1.0
         if not is_fit:
             for callback in trainer.callbacks:  # type: ignore[attr-defined]
                 if isinstance(callback, FinishesSamples):
                     samples = callback.finished_samples(trainer, module, samples, link)
+                    temperature *= getattr(callback, "temperature", 1.0)
         prepared = spread(trainer, recalibrated(trainer, module, samples))
         self._forward = SampledForward(
             module,
             prepared,
             link,
+            temperature=temperature,
             opt_out_hint=self.opt_out_hint,
             lenient=is_fit,
             observation=self.observation_of(module),

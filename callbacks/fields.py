@@ -63,6 +63,8 @@ class CallbackFields(HyperparameterFields, total=False):
             ``"regression"``, ``"counts"``; ``"mean_variance"``, ``"mean_log_variance"`` or ``"mean_std"`` for networks that
             return both; or a function from outputs to a `torch.distributions` object, such as `Quantiles`. None: the
             module's attribute ``lightning_bayes_link``, else the training loss tells, else raw outputs are averaged.
+        calibrate: Whether the end of a fit chooses the width of the posterior and a temperature on the validation set, see
+            `lightning_bayes.callbacks.Calibration`; default False.
         bayesian: Regular expression for the names of the parameters that have a posterior. The other parameters take the
             same step without noise. None selects all parameters; the default step excludes normalisation layers, each of
             whose parameters scales or shifts a whole channel: noise in them hurt a small ResNet most (a heuristic).
@@ -79,6 +81,7 @@ class CallbackFields(HyperparameterFields, total=False):
     data_augmentation_factor: float | Schedule | None
     curvature_interval: int | None
     link: LinkArgument | None
+    calibrate: bool
 
 
 class KroneckerFields(CallbackFields, total=False):
@@ -120,7 +123,7 @@ def _merge_docstrings(*records: Any) -> None:
 _merge_docstrings(HyperparameterFields, CallbackFields, KroneckerFields)
 
 _UNDECIDED = ("lr", "prior_precision", "data_augmentation_factor", "link", "curvature_interval")  # None: chosen later
-_DEFAULTS = {**dict.fromkeys(_UNDECIDED), "linearized": False}
+_DEFAULTS = {**dict.fromkeys(_UNDECIDED), "linearized": False, "calibrate": False}
 
 
 class CallbackArguments(NamedTuple):
@@ -135,6 +138,7 @@ class CallbackArguments(NamedTuple):
     linearized: bool
     val_samples: int | None
     link: LinkArgument | None
+    calibrate: bool
     group_defaults: dict[str, Any]  # hyperparameters of every parameter group
     optimizer_kwargs: dict[str, Any]  # the other arguments of the optimizer
 

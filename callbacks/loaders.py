@@ -130,16 +130,22 @@ class OnDevice:
         self.trainer, self.loader, self.stage = trainer, loader, stage
 
     def __iter__(self) -> Iterator[Any]:
-        with self._in_stage():
-            batches = iter(self.loader)
-        while True:
+        for batch in self.loaded():
             with self._in_stage():  # not around the yield: the consumer's code runs in the trainer's own stage
-                batch = next(batches, _END)
-                if batch is _END:
-                    return
                 converted = self.trainer.precision_plugin.convert_input(batch)
                 moved = self.trainer.strategy.batch_to_device(converted)
             yield moved
+
+    def loaded(self) -> Iterator[Any]:
+        """The batches as the loader yields them."""
+        with self._in_stage():
+            batches = iter(self.loader)
+        while True:
+            with self._in_stage():
+                batch = next(batches, _END)
+            if batch is _END:
+                return
+            yield batch
 
     @contextmanager
     def _in_stage(self) -> Iterator[None]:

@@ -2,44 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import islice
-from typing import Any, TypeAlias, final
+from typing import Any, final
 
-import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Trainer
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
-from torch import Tensor
 
-from lightning_bayes.callbacks.evaluation import EvaluationCallback
-from lightning_bayes.callbacks.last_epoch import fit_kept, is_last_epoch
-from lightning_bayes.callbacks.loaders import ValidationSet, random_state_kept, sum_over_processes
-from lightning_bayes.callbacks.recalibration import recalibrated
-from lightning_bayes.callbacks.spread import spread
-from lightning_bayes.callbacks.step_outputs import StepOutputs
-from lightning_bayes.curvature import Gaussian
-from lightning_bayes.errors import PosteriorError, UnsupportedTrainingError
-from lightning_bayes.optim.readout import SCALE_KEY
-from lightning_bayes.posteriors import AbstractPosterior, ScaledPosterior
-from lightning_bayes.predictive import (
-    ClosedFormSamples,
-    LinearizedSamples,
-    Link,
-    PosteriorSamples,
-    Samples,
-    evaluation_mode,
-    fit_scale,
-    predictive_nll,
-)
-from lightning_bayes.predictive.scale import LARGEST, FittedScale
-
-_EXPANSIONS = (LinearizedSamples, ClosedFormSamples)
-_Scalable: TypeAlias = PosteriorSamples | LinearizedSamples | ClosedFormSamples
+from lightning_bayes.callbacks.chosen_posterior import ChosenPosterior, OutputsAt, Reduce
+from lightning_bayes.predictive import Link, fit_scale, predictive_nll
+from lightning_bayes.predictive.scale import LARGEST
 
 
 @final
-class PosteriorScale(Callback):
+class PosteriorScale(ChosenPosterior):
     """Chooses the width c ≥ 0 of the posterior, Σ → c² Σ, that minimises the NLL of the validation set.
 
     Use it together with a callback that has a posterior, such as `VOGNCallback`. The width is chosen at the end of a fit,
@@ -62,171 +39,27 @@ class PosteriorScale(Callback):
             of samples.
     """
 
-    def __init__(self, linearized: bool | None = None, refit: bool = False) -> None:
-        self.linearized, self.refit = linearized, refit
-        self.scale: float | None = None  # for the current posterior
-        self._has_tried = False  # the first validation batch of the current fit
-        self._is_linearized = False  # whether the scale was chosen for linearised predictions
-        self._validation = ValidationSet(type(self).__name__, "width", "lightning_bayes.predictive.fit_scale")
+    function = "lightning_bayes.predictive.fit_scale"
 
-    @property
-    def state_key(self) -> str:
-        """The same key for any arguments, so that an evaluation can use other arguments."""
-        return SCALE_KEY
+    def batches(self, trainer: Trainer, loader: Any, limit: int | None, count: int) -> Callable[[], Iterable[Any]]:
+        """All validation batches, loaded again for each width."""
+        return partial(islice, loader, limit)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The width of the posterior in the checkpoint, and whether it was chosen for linearised predictions."""
-        return {"scale": self.scale, "linearized": self._is_linearized}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a checkpoint's width."""
-        self.scale, self._is_linearized = state_dict["scale"], state_dict["linearized"]
-
-    def scaled(self, posterior: AbstractPosterior) -> ScaledPosterior:
-        """A posterior at the chosen width, for example for `save_posterior`.
-
-        Args:
-            posterior: The posterior of the last fit or of the checkpoint.
-
-        Returns:
-            The posterior; `mc_predict` uses it with the predictive that the width was chosen for.
-
-        Raises:
-            PosteriorError: If no width was chosen.
-        """
-        if self.scale is None:
-            raise PosteriorError("PosteriorScale has not chosen a width. Fit or test first.")
-        return ScaledPosterior(posterior, self.scale, self._is_linearized)
-
-    # -- during a fit -------------------------------------------------------------------------------------------------
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Require a validation set and a posterior."""
-        self._validation.require(trainer)
-        _evaluation_of(trainer)
-        self._has_tried = False
-
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Discard the width, which this update invalidates."""
-        self.scale = None
-
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Try the first validation batch after the first update of a fit, when the link is known."""
-        if self._has_tried:
-            return
-        self._has_tried = True
-        callback = _evaluation_of(trainer)
-        link = callback.link_of(pl_module)
-        with evaluation_mode(pl_module), random_state_kept(pl_module), torch.no_grad():
-            samples = callback.find_samples(trainer, pl_module)
-            if samples is not None:
-                self._scalable(samples)  # raises if they are not of a posterior
-
-            def forward(inputs: Any) -> Tensor:
-                return torch.as_tensor(pl_module(inputs))[None]
-
-            first = self._validation.outputs(trainer, pl_module, forward, islice(self._validation.loader(trainer), 1))
-            if link is not None:
-                predictive_nll(first.outputs, first.targets, link, None, lambda total: total)
-
-    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the loaders."""
-        self._validation.keep(trainer)
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Choose the width after the last epoch, before the checkpoint is written."""
-        if not is_last_epoch(trainer):
-            return
-        with fit_kept(type(self).__name__, "a width"):
-            self._choose_in_fit(trainer, pl_module)
-
-    def _choose_in_fit(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        callback = _evaluation_of(trainer)
-        with evaluation_mode(pl_module), random_state_kept(pl_module), torch.no_grad():
-            samples = callback.find_samples(trainer, pl_module)
-            if samples is None:
-                return
-            link = callback.link_or_raw(pl_module)
-            self._choose(trainer, pl_module, self._scalable(samples), link)
-        pl_module.log("val/posterior_scale", float(self.scale or 0.0), sync_dist=True)
-
-    # -- afterwards ---------------------------------------------------------------------------------------------------
-
-    def finished_samples(self, trainer: Trainer, module: LightningModule, samples: Samples, link: Link) -> Samples:
-        """Samples of an evaluation outside of a fit, at the chosen width, which is chosen first if necessary."""
-        scalable = self._scalable(samples)
-        predictive_changed = self._is_linearized != isinstance(scalable, _EXPANSIONS)
-        if self.scale is None or self.refit or predictive_changed:
-            with random_state_kept(module):
-                self._choose(trainer, module, scalable, link)
-        return scalable.scaled(float(self.scale or 0.0))
-
-    def _scalable(self, samples: Samples) -> _Scalable:
-        if isinstance(samples, ClosedFormSamples) and self.linearized is None:
-            return samples
-        weight_samples = samples.samples if isinstance(samples, _EXPANSIONS) else samples
-        if not isinstance(weight_samples, PosteriorSamples):
-            raise UnsupportedTrainingError(
-                f"PosteriorScale changes the width of a posterior over weights, but {type(samples).__name__} have none. Use "
-                "it with a callback such as VOGNCallback."
-            )
-        linearized = isinstance(samples, _EXPANSIONS) if self.linearized is None else self.linearized
-        return LinearizedSamples(weight_samples) if linearized else weight_samples
-
-    def _choose(self, trainer: Trainer, module: LightningModule, samples: _Scalable, link: Link) -> None:
-        loader = self._validation.loader(trainer)
-        limit = int(min(trainer.num_val_batches[0], 2**62)) if trainer.state.fn == "fit" else None
-
-        def evaluate(scaled: Samples) -> StepOutputs:
-            prepared = spread(trainer, recalibrated(trainer, module, scaled))
-
-            def forward(inputs: Any) -> Tensor:
-                return prepared.outputs(module, partial(module, inputs))
-
-            return self._validation.outputs(trainer, module, forward, islice(loader, limit))
-
-        linear_outputs = _linear_in_scale(samples, evaluate) if isinstance(samples, LinearizedSamples) else None
-        likelihood = getattr(module, "lightning_bayes_likelihood", None)
-        noise_std = likelihood.std if isinstance(likelihood, Gaussian) else None
-        reduce = sum_over_processes(trainer, module)
+    def find(self, outputs_at: OutputsAt, link: Link, noise_std: float | None, reduce: Reduce) -> tuple[float, float]:
+        """The width with the lowest NLL; the temperature stays 1."""
 
         def nll(scale: float) -> float:
-            result = evaluate(samples.scaled(scale)) if linear_outputs is None else linear_outputs(scale)
-            return predictive_nll(result.outputs, result.targets, link, noise_std, reduce)
+            found = outputs_at(scale)
+            return predictive_nll(found.outputs, found.targets, link, noise_std, reduce)
 
         fitted = fit_scale(nll)
-        self.scale, self._is_linearized = fitted.scale, isinstance(samples, _EXPANSIONS)
-        _report(fitted)
-
-
-def _linear_in_scale(
-    samples: LinearizedSamples, evaluate: Callable[[Samples], StepOutputs]
-) -> Callable[[float], StepOutputs]:
-    """Outputs as a function of the width: they are linear in it, f + c J (θ - μ), so two evaluations suffice."""
-    mean, drawn = evaluate(samples.scaled(0.0)), evaluate(samples)
-    return lambda scale: StepOutputs(
-        torch.lerp(mean.outputs.expand_as(drawn.outputs), drawn.outputs, scale), mean.targets
-    )
-
-
-def _evaluation_of(trainer: Trainer) -> EvaluationCallback:
-    callbacks = [c for c in trainer.callbacks if isinstance(c, EvaluationCallback)]  # type: ignore[attr-defined]
-    if not callbacks:
-        raise UnsupportedTrainingError(
-            "PosteriorScale changes the width of a posterior, but no callback of this trainer has one. Add VOGNCallback()."
+        rank_zero_info(
+            f"PosteriorScale: the width {fitted.scale:.3g} of the posterior minimises the validation NLL, "
+            f"{fitted.nll:.4f} nats (posterior mean: {fitted.nll_of_mean:.4f})."
         )
-    return callbacks[0]
-
-
-def _report(fitted: FittedScale) -> None:
-    rank_zero_info(
-        f"PosteriorScale: the width {fitted.scale:.3g} of the posterior minimises the validation NLL, "
-        f"{fitted.nll:.4f} nats (posterior mean: {fitted.nll_of_mean:.4f})."
-    )
-    if fitted.scale > LARGEST / 1.01:
-        rank_zero_warn(
-            f"The width {fitted.scale:.3g} is the end of the search range: the posterior is far too narrow, or the "
-            "validation set does not determine its width."
-        )
+        if fitted.scale > LARGEST / 1.01:
+            rank_zero_warn(
+                f"The width {fitted.scale:.3g} is the end of the search range: the posterior is far too narrow, or the "
+                "validation set does not determine its width."
+            )
+        return fitted.scale, 1.0

@@ -50,6 +50,7 @@ class SampledForward:
         samples: Samples,
         link: Link,
         *,
+        temperature: float = 1.0,
         opt_out_hint: str,
         lenient: bool = False,
         observation: Observation | None = None,
@@ -58,7 +59,7 @@ class SampledForward:
         self.module, self.samples, self.opt_out_hint = module, samples, opt_out_hint
         self.link = find_link(link)  # it may be the module's own attribute
         self.observation, self.interval, self._packing = observation, interval, PackedOutputs()
-        self.lenient, self._gave_up = lenient, False
+        self.temperature, self.lenient, self._gave_up = temperature, lenient, False
         self.calls = 0
         self._dtype = torch.float32  # of the module's outputs
         self.last: Tensor | None = None  # outputs of the last call, [S, …]
@@ -98,7 +99,7 @@ class SampledForward:
         with self._original_forward():
             outputs = self.samples.outputs(self.module, lambda: self._single_output(*args, **kwargs))
         self._dtype = outputs.dtype  # averages and entropies of half precision would be rounded
-        self.last = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+        self.last = outputs.to(torch.promote_types(outputs.dtype, torch.float32)) / self.temperature
         return self.last
 
     def at_mean(self, *args: Any, **kwargs: Any) -> Tensor:

@@ -23,8 +23,8 @@ class TemperatureScaling(Callback):
     Each validation ends with a new temperature, logged as ``val/temperature``, from the logits that the validation step
     returned. The checkpoint keeps the temperature of its weights. In a test, the module logs metrics of the scaled
     prediction under ``test/post/``, in addition to the metrics of the unscaled prediction. Predictions are scaled too. If
-    the checkpoint has no temperature, or the trainer has a `PosteriorScale` or a `MultiModeCallback`, the validation set is
-    evaluated first. Its logits are held in memory, ``[samples, examples, classes]``.
+    the checkpoint has no temperature, or the trainer has a `PosteriorScale`, `Calibration` or `MultiModeCallback`, the
+    validation set is evaluated first. Its logits are held in memory, ``[samples, examples, classes]``.
 
     The module's ``validation_step`` must return ``{"outputs": logits, "targets": classes}``, and the module must use its
     attribute ``temperature``; `lightning_bayes.zoo.BayesClassifier` does both.

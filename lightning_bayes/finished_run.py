@@ -62,7 +62,7 @@ def saved_run(folder: str | Path) -> Any:
         class_names=tuple(content.get("class_names", ())),
         metrics=_metrics(Path(folder)),
         config=settings,
-        temperature=next((state["temperature"] or 1.0 for state in states), 1.0),
+        temperature=posterior.temperature * next((state["temperature"] or 1.0 for state in states), 1.0),
         link=run.model.lightning_bayes_link,
     )
 

@@ -3,6 +3,7 @@
 from lightning_bayes.callbacks import (
     BatchNormRecalibration,
     BBBCallback,
+    Calibration,
     CVICallback,
     DeepEnsembleCallback,
     EvaluationFigures,
@@ -62,7 +63,7 @@ from lightning_bayes.optim import (
 from lightning_bayes.optim.readout import load_posterior
 from lightning_bayes.posteriors import EigenGaussian, FullGaussian, LowRankGaussian, MatrixGaussian, MeanField
 from lightning_bayes.posthoc import SWAG, Laplace, laplace
-from lightning_bayes.predictive import Prediction, export, mc_predict
+from lightning_bayes.predictive import Prediction, calibrate, export, mc_predict
 from lightning_bayes.predictor import Predictor
 from lightning_bayes.strategies import BayesDDPStrategy
 
@@ -82,6 +83,7 @@ __all__ = [
     "BayesError",
     "BlockTridiagonalKFAC",
     "CVICallback",
+    "Calibration",
     "CosineSchedule",
     "DeepEnsembleCallback",
     "EigenGaussian",
@@ -132,6 +134,7 @@ __all__ = [
     "Vprop0Callback",
     "VpropCallback",
     "WarmStart",
+    "calibrate",
     "export",
     "laplace",
     "load_posterior",

@@ -77,7 +77,7 @@ def save_posterior(
     class_names: Sequence[str] | None = None,
     metrics: Mapping[str, Any] | None = None,
     config: Mapping[str, Any] | None = None,
-    temperature: float = 1.0,
+    temperature: float | None = None,
     link: Link = "softmax",
     factory: str | None = None,
     arguments: Mapping[str, Any] | None = None,
@@ -99,7 +99,7 @@ def save_posterior(
         class_names: Class names in order; by default the class names of the data that the model was fitted on.
         metrics: Metric values by name, such as ``trainer.callback_metrics``.
         config: The training configuration, such as the YAML of the run; plain values only.
-        temperature: Temperature that divides the logits, for example from `lightning_bayes.predictive.fit_temperature`.
+        temperature: Divides the logits, for example from `lightning_bayes.predictive.fit_temperature`; None: posterior's.
         link: How outputs become predictions, see `lightning_bayes.mc_predict`; ``"identity"`` for regression.
         factory: ``"package.module:function"``, a function or class that builds the model.
         arguments: Keyword arguments of the factory, plain values. Without them, `load` needs the model.
@@ -126,6 +126,7 @@ def save_posterior(
     check_fits(model, posterior)
     link = find_link(link)
     origin = origin_of(model, factory, arguments)
+    temperature = posterior.temperature if temperature is None else float(temperature)
     transform = transform or input_transform(model)
     class_names = known_class_names(model) if class_names is None else class_names
     _check_values(origin, class_names, temperature)
@@ -136,7 +137,7 @@ def save_posterior(
         "class_names": [str(name) for name in class_names],
         "metrics": {str(name): float(value) for name, value in (metrics or {}).items()},
         "config": dict(config or {}),
-        "temperature": float(temperature),
+        "temperature": temperature,
         "link": link,
     }
     not_plain = _not_plain(content, "")
@@ -144,8 +145,7 @@ def save_posterior(
         raise HyperparameterError(
             f"A posterior file can store plain values only, but got {', '.join(not_plain)}. Convert them to text or numbers."
         )
-    family = type(posterior).__name__
-    data = to_bytes({**content, "family": family, "posterior": posterior.state_dict()})
+    data = to_bytes({**content, "family": type(posterior).__name__, "posterior": posterior.state_dict()})
     atomic_write(path, data, "posterior file", "Free space, or choose another directory.")
     card.write_text(model_card(Path(path).name, content, posterior), "utf-8")
     return card

@@ -25,6 +25,7 @@ TASKS = {  # page: title, summary and subpackages, in the order of the navigatio
 MOVED = {  # top-level names that serve another task than the rest of their subpackage
     "evaluate": (
         "BatchNormRecalibration",
+        "Calibration",
         "EvaluationFigures",
         "PosteriorDiagnostics",
         "PosteriorScale",

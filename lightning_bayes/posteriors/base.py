@@ -39,6 +39,7 @@ class AbstractPosterior(ABC):
         constants: Deterministic parameters and buffers, such as BatchNorm statistics, by name.
         prior_mean: μ₀ by parameter name, for parameters whose prior is not centred at zero.
         linearized: Whether predictions are linearised by default; see `ScaledPosterior`.
+        temperature: What divides logits in predictions by default; see `ScaledPosterior`.
     """
 
     mean: TensorDict
@@ -47,6 +48,7 @@ class AbstractPosterior(ABC):
     constants: TensorDict
     prior_mean: Mapping[str, Tensor] = MappingProxyType({})
     linearized: bool = False
+    temperature: float = 1.0
 
     @abstractmethod
     def transform(self, noise: TensorDict) -> TensorDict:

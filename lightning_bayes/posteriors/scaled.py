@@ -36,9 +36,10 @@ class ScaledPosterior(AbstractPosterior):
         posterior: The posterior, of any family.
         scale: c, at least 0.
         linearized: Whether c was chosen for the linearised predictive. `mc_predict` then uses that predictive.
+        temperature: T, which divides the logits of every sample in predictions; 1 keeps them. The density ignores it.
 
     Raises:
-        PosteriorError: If c is negative or not finite.
+        PosteriorError: If c is negative, T is not positive, or one of them is not finite.
 
     Example:
         >>> import torch
@@ -48,10 +49,15 @@ class ScaledPosterior(AbstractPosterior):
         (tensor([1.5000, 1.5000]), tensor([0., 0.]))
     """
 
-    def __init__(self, posterior: AbstractPosterior, scale: float, linearized: bool = False) -> None:
+    def __init__(
+        self, posterior: AbstractPosterior, scale: float, linearized: bool = False, temperature: float = 1.0
+    ) -> None:
         if not 0 <= scale < math.inf:
             raise PosteriorError(f"scale={scale} must be at least 0 and finite: it multiplies the standard deviations.")
+        if not 0 < temperature < math.inf:
+            raise PosteriorError(f"temperature={temperature} must be positive and finite: it divides the logits.")
         self.posterior, self.scale, self.linearized = posterior, float(scale), linearized
+        self.temperature = float(temperature)
         self.mean, self.constants = posterior.mean, posterior.constants
         self.prior_precision, self.prior_mean = posterior.prior_precision, posterior.prior_mean
         self.num_data = posterior.num_data
@@ -92,7 +98,7 @@ class ScaledPosterior(AbstractPosterior):
 
     def select(self, prefix: str) -> ScaledPosterior:
         """The marginal posterior of a submodule; see `AbstractPosterior.select`."""
-        return ScaledPosterior(self.posterior.select(prefix), self.scale, self.linearized)
+        return ScaledPosterior(self.posterior.select(prefix), self.scale, self.linearized, self.temperature)
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors, numbers and names only, safe for ``torch.load(..., weights_only=True)``."""
@@ -101,13 +107,14 @@ class ScaledPosterior(AbstractPosterior):
             "posterior": self.posterior.state_dict(),
             "width": self.scale,
             "linearized": self.linearized,
+            "temperature": self.temperature,
         }
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> ScaledPosterior:
         """Inverse of `state_dict`."""
         inner = FAMILIES[state["family"]].from_state_dict(state["posterior"])
-        return cls(inner, state["width"], state["linearized"])
+        return cls(inner, state["width"], state["linearized"], state.get("temperature", 1.0))
 
 
 FAMILIES[ScaledPosterior.__name__] = ScaledPosterior

@@ -10,6 +10,7 @@ from lightning_bayes.predictive.acquisition import (
     top_rows,
     variance_score,
 )
+from lightning_bayes.predictive.calibration import Calibrated, Calibration, calibrate, choose_calibration
 from lightning_bayes.predictive.closed_form import (
     ClosedFormSamples,
     Linearized,
@@ -75,6 +76,8 @@ from lightning_bayes.predictive.temperature import fit_temperature, minimise_ove
 __all__ = [
     "OOD_SCORES",
     "TEMPERATURE",
+    "Calibrated",
+    "Calibration",
     "ClosedFormSamples",
     "ConformalIntervals",
     "ConformalSets",
@@ -108,8 +111,10 @@ __all__ = [
     "at_posterior_mean",
     "bald",
     "batch_bald",
+    "calibrate",
     "check_fits",
     "check_threshold",
+    "choose_calibration",
     "combine",
     "conformal_quantile",
     "dropout_layers",

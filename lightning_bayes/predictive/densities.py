@@ -64,7 +64,7 @@ def predictive_nll(
     if link == "softmax_last":
         outputs, link = outputs.movedim(-1, 2), "softmax"
     if link != "softmax":
-        targets = _shaped_like_sample(targets, outputs)
+        targets = shaped_like_sample(targets, outputs)
     has_class_probs = link == "softmax" and targets.is_floating_point()
     num_targets = len(targets) if has_class_probs else targets.numel()
     count = float(reduce(torch.tensor(float(num_targets))))
@@ -141,7 +141,7 @@ def gaussian_log_density(outputs: Tensor, targets: Tensor, std: float) -> Tensor
     return -0.5 * scaled.square() - math.log(std) - 0.5 * math.log(2 * math.pi)
 
 
-def _shaped_like_sample(targets: Tensor, outputs: Tensor) -> Tensor:
+def shaped_like_sample(targets: Tensor, outputs: Tensor) -> Tensor:
     """Reshape targets to the shape of one sample's outputs; ``[B]`` becomes ``[B, 1]``, for example."""
     if targets.numel() != outputs[0].numel():
         raise ShapeError(

@@ -43,7 +43,7 @@ class MonteCarloNetwork(nn.Module):
         samples: S, at least 1.
         link: As in `mc_predict`.
         seed: Seed of the weight samples, as in `mc_predict`.
-        temperature: Divides the logits.
+        temperature: Divides the logits; None uses the posterior's.
 
     Raises:
         HyperparameterError: If `samples` is below 1, or the posterior's scale was fitted for the linearised predictive.
@@ -56,7 +56,7 @@ class MonteCarloNetwork(nn.Module):
         samples: int,
         link: Link = "softmax",
         seed: int = 0,
-        temperature: float = 1.0,
+        temperature: float | None = None,
     ) -> None:
         super().__init__()
         if posterior.linearized:
@@ -64,7 +64,7 @@ class MonteCarloNetwork(nn.Module):
                 "This posterior's scale was fitted for the linearised predictive, which is not an average over networks and "
                 "cannot be exported. Fit the scale with PosteriorScale(linearized=False)."
             )
-        self.link, self.temperature = find_link(link), temperature
+        self.link, self.temperature = find_link(link), posterior.temperature if temperature is None else temperature
         draws = PosteriorSamples(posterior.to(next(model.parameters()).device), samples, seed)
         with at_posterior_mean(model, posterior):
             shared = _deterministic_copies(model, posterior)
@@ -88,7 +88,7 @@ def export(
     *,
     link: Link = "softmax",
     seed: int = 0,
-    temperature: float = 1.0,
+    temperature: float | None = None,
 ) -> Exported:
     """Write the Monte-Carlo predictive to one file, in the format of `torch.export` or ONNX.
 
@@ -103,7 +103,7 @@ def export(
         samples: S, the number of weight samples, all stored in the file.
         link: As in `mc_predict`.
         seed: Seed of the weight samples.
-        temperature: Divides the logits.
+        temperature: Divides the logits; None uses the posterior's.
 
     Returns:
         The file and the names of its outputs.

@@ -35,7 +35,8 @@ def predict_loader(
         samples: S, at least 1.
         link: ``"softmax"`` for logits, ``"sigmoid"`` for Bernoulli logits, ``"identity"`` for values.
         seed: Seed of the weight samples.
-        linearized: False, True or ``"closed_form"``; see `mc_predict`. The setting stored in a `ScaledPosterior` is ignored.
+        linearized: False, True or ``"closed_form"``; see `mc_predict`. The setting stored in a `ScaledPosterior` is ignored;
+            its temperature divides the logits.
 
     Returns:
         Probabilities or values, ``[S, N, …]``, on the CPU.
@@ -57,7 +58,8 @@ def predict_loader(
     with at_posterior_mean(model, posterior):
         for batch in loader:
             inputs = (batch[0] if isinstance(batch, (tuple, list)) else batch).to(device)
-            parts.append(predicted(draws.outputs(model, lambda inputs=inputs: model(inputs)), link).cpu())  # type: ignore[misc]
+            outputs = draws.outputs(model, lambda inputs=inputs: model(inputs))  # type: ignore[misc]
+            parts.append(predicted(outputs / posterior.temperature, link).cpu())
     if not parts:
         raise DataError("The loader yields no batch, so there is nothing to predict. Pass one with examples.")
     return torch.cat(parts, 1)

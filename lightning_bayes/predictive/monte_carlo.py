@@ -35,7 +35,7 @@ def mc_predict(
     *,
     link: Link = "softmax",
     seed: int = 0,
-    temperature: float = 1.0,
+    temperature: float | None = None,
     recalibrate_on: Sequence[Any] = (),
     linearized: Linearized | None = None,
 ) -> Any:
@@ -53,7 +53,8 @@ def mc_predict(
         samples: S, at least 1. The average of several samples is exactly the posterior mean; see `PosteriorSamples`.
         link: ``"softmax"`` for logits ``[B, C]``, ``"sigmoid"`` for Bernoulli logits, ``"identity"`` for regression.
         seed: Seed of the weight samples. The same seed gives the same samples for every batch.
-        temperature: Divides the logits of every sample; see `fit_temperature`.
+        temperature: Divides the logits of every sample; see `fit_temperature`. None uses the posterior's, which is 1 unless
+            `calibrate` has chosen one.
         recalibrate_on: Batches of training inputs. BatchNorm's running statistics are estimated on them for each sample;
             see `recalibrate`. An empty sequence keeps the posterior's statistics. Linearised samples all use the
             statistics of the mean.
@@ -86,6 +87,8 @@ def mc_predict(
     link = find_link(link)
     if not isinstance(posterior, AbstractPosterior):
         posterior = posterior.posterior
+    if temperature is None:
+        temperature = posterior.temperature
     if not temperature > 0 or (link == "identity" and temperature != 1):
         raise HyperparameterError(f"temperature={temperature} must be positive, and 1 for outputs that are not logits.")
     weight = next(model.parameters())

@@ -34,6 +34,7 @@ _NOT_METHODS: Final = (
     "PosteriorDiagnostics",
     "TemperatureScaling",
     "PosteriorScale",
+    "Calibration",
     "RejectorCallback",
     "BatchNormRecalibration",
     "WarmStart",

@@ -223,7 +223,7 @@ def test_recalibrated_statistics_belong_to_the_prediction_whose_width_is_chosen(
     module, trainer = fitted(
         vogn(), scaling, BatchNormRecalibration(2, of=of), module=Plain(adam_of, net), max_epochs=2
     )
-    monkeypatch.setattr("lightning_bayes.callbacks.posterior_scale.recalibrated", recorded)
+    monkeypatch.setattr("lightning_bayes.callbacks.chosen_posterior.recalibrated", recorded)
     trainer.test(module, datamodule=Data(), verbose=False)
     assert all(seen)
     assert len(seen) >= evaluations
