@@ -38,7 +38,7 @@ from lightning_bayes.curvature.model_call import Uncopied
 from lightning_bayes.curvature.parameters import user_hooks_off
 from lightning_bayes.curvature.single_examples import can_repeat_backward
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError, UnsupportedTrainingError
-from lightning_bayes.private_torch import is_in_backward, is_in_functorch, will_execute
+from lightning_bayes.private_torch import is_in_backward, is_in_functorch, will_execute, without_torch_functions
 
 _HALF = {torch.float16, torch.bfloat16}
 
@@ -96,9 +96,11 @@ class HookedCapture(Capture, ABC):
         if unit.rule is None:
             assert start is not None
             call = GenericCall(unit, args, kwargs, start, self.workspace, self.engine.checked)
+            result = call.watch(output, self._on_gradients)
         else:
-            call = RuleCall(unit, args, kwargs, start, self.workspace)
-        result = call.watch(output, self._on_gradients)
+            with without_torch_functions():
+                call = RuleCall(unit, args, kwargs, start, self.workspace)
+                result = call.watch(output, self._on_gradients)
         self.note_call(unit.label, call.rows)
         if call.output.edges and not is_in_backward():
             self.outputs.append(call.output)

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lightning_bayes.curvature.rules import LayerRule, rule_for
 from lightning_bayes.curvature.rules.example_inputs import refuse_packed
@@ -55,7 +55,8 @@ class MeasuredModule:
         rule = self.rule
         inputs = args if rule is None else rule.prepare(self.module, rule.bind(self.module, args, kwargs))
         x = inputs[0]
-        refuse_packed(self.module, [x])
+        if not isinstance(x, Tensor):
+            refuse_packed(self.module, [x])
         if rule is None:
             return BoundCall(inputs, len(x), 0)
         if x.dim() < rule.least_dims(self.module):
