@@ -33,7 +33,7 @@ from lightning_bayes.callbacks.fields import CallbackFields, complete_arguments,
 from lightning_bayes.callbacks.num_data import example_count_check, set_num_data
 from lightning_bayes.callbacks.presets import Preset, find_preset, presets_of
 from lightning_bayes.callbacks.private_lightning import wrap_closures
-from lightning_bayes.callbacks.resume import resumable_state, warn_of_changes
+from lightning_bayes.callbacks.resume import refuse_other_posterior, resumable_state, warn_of_changes
 from lightning_bayes.callbacks.swap import swap_optimizer
 from lightning_bayes.callbacks.validation_samples import sample_count
 from lightning_bayes.optim import VariationalOptimizer
@@ -259,6 +259,7 @@ class VariationalCallback(EvaluationCallback, ABC):
             self.load_loss_state(self._resumed)
             self._has_seen_loss = checkpoint["global_step"] > 0
             return
+        refuse_other_posterior(checkpoint, self.name)
         self.load_loss_state(callback_state(checkpoint))
         self._posterior.load(checkpoint)
 

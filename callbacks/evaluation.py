@@ -18,10 +18,20 @@ from lightning_bayes.callbacks.recalibration import recalibrated
 from lightning_bayes.callbacks.sampled_forward import SampledForward
 from lightning_bayes.callbacks.spread import spread
 from lightning_bayes.errors import UnsupportedTrainingError
-from lightning_bayes.predictive import Link, LinkArgument, Observation, Samples, find_link, find_observation
+from lightning_bayes.predictive import (
+    Link,
+    LinkArgument,
+    Observation,
+    SampledModule,
+    Samples,
+    find_link,
+    find_observation,
+)
 from lightning_bayes.predictive.recorded_noise import RecordedNoise
 
 LINK_ATTRIBUTE: Final = "lightning_bayes_link"  # of modules that state their link; no other attribute is read
+
+OBSERVATION_ATTRIBUTE: Final = "lightning_bayes_observation"  # a method from outputs to the targets' distribution
 
 
 @runtime_checkable
@@ -67,10 +77,10 @@ class EvaluationCallback(Callback, ABC):
         return None if link is None else find_link(link, LINK_ATTRIBUTE)
 
     def observation_of(self, module: LightningModule) -> Observation | None:
-        """The distribution of real-valued targets given the module's output: the argument's, else the loss's."""
-        noise = self.loss_noise
-        if self.observation is not None or noise is None or self.link_of(module) not in {"identity", "exp"}:
-            return self.observation
+        """The distribution of real-valued targets given outputs: the argument's, the module's, or the loss's."""
+        noise, stated = self.loss_noise, self.observation or getattr(module, OBSERVATION_ATTRIBUTE, None)
+        if stated is not None or noise is None or self.link_of(module) not in {"identity", "exp"}:
+            return stated
         weights = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         return lambda output: noise.distribution(tensors_of(output), weights)
 
@@ -144,7 +154,8 @@ class EvaluationCallback(Callback, ABC):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, *args: Any
     ) -> None:
         """Score real-valued targets whose distribution is known."""
-        if self._forward is not None and self._forward.observation is not None:
+        scores_itself = isinstance(pl_module, SampledModule)
+        if self._forward is not None and self._forward.observation is not None and not scores_itself:
             self._metrics = self._metrics or ObservedMetrics(self.loss_noise)
             self._metrics.add(self._forward, batch)
 

@@ -12,7 +12,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 from lightning_bayes.callbacks.last_epoch import fit_kept, is_last_epoch
 from lightning_bayes.callbacks.loaders import OnDevice, ValidationSet, random_state_kept, training_loader
 from lightning_bayes.callbacks.posthoc import PosthocCallback
-from lightning_bayes.curvature import Likelihood
+from lightning_bayes.curvature import Gaussian, Likelihood
 from lightning_bayes.curvature.output_roots import CurvatureName
 from lightning_bayes.curvature.parameters import require_full_precision
 from lightning_bayes.errors import BayesError, HyperparameterError, UnsupportedTrainingError
@@ -23,11 +23,13 @@ from lightning_bayes.posthoc.full import require_full_size
 from lightning_bayes.posthoc.laplace import chosen_names
 from lightning_bayes.posthoc.settings import check_settings, find_likelihood, link_of
 from lightning_bayes.predictive import Linearized, Link, evaluation_mode
+from lightning_bayes.predictive.recorded_noise import RecordedNoise
 
 _NAMES: Final[dict[Link, LikelihoodName]] = {
     "softmax": "classification",
     "sigmoid": "binary",
     "identity": "regression",
+    "exp": "counts",
 }
 _REASONS: Final = {"marglik": " by marginal likelihood", "validation": " by the NLL of the validation set"}
 
@@ -102,6 +104,7 @@ class LaplaceCallback(PosthocCallback):
         self._validation = ValidationSet(type(self).__name__, "prior precision", "lightning_bayes.laplace")
         self._fitted_on: Any = None
         self._has_tried = False  # the first batch of the current fit
+        self._chose_noise = False  # with the prior
 
     # -- the fit ------------------------------------------------------------------------------------------------------
 
@@ -109,7 +112,7 @@ class LaplaceCallback(PosthocCallback):
         """Keep the training loader, and check what the end of the fit needs."""
         _require_one_process(trainer)
         require_full_precision(pl_module.parameters())
-        self._fitted_on, self._has_tried = trainer.train_dataloader, False
+        self._fitted_on, self._has_tried, self._chose_noise = trainer.train_dataloader, False, False
         if self.prior_precision == "validation":
             self._validation.require(trainer)
         if self.online_every is not None:
@@ -183,13 +186,21 @@ class LaplaceCallback(PosthocCallback):
     def _likelihood_of(self, module: LightningModule) -> Likelihood | LikelihoodName:
         likelihood = self.likelihood or getattr(module, "lightning_bayes_likelihood", None)
         if likelihood is None:
-            likelihood = _NAMES.get(self.link_of(module) or "exp")
+            link = self.link_of(module)
+            likelihood = None if link is None else _NAMES.get(link)
         if likelihood is None:
             raise HyperparameterError(
                 f"{type(self).__name__} does not know the likelihood of the targets: the training loss of "
-                f"{type(module).__name__} does not tell. Pass likelihood='classification', 'binary' or 'regression'."
+                f"{type(module).__name__} does not tell. Pass likelihood='classification', "
+                "'binary', 'multilabel', 'regression' or 'counts'."
             )
         return likelihood
+
+    def _state_noise(self, likelihood: Likelihood) -> None:
+        """Predict with the noise of the likelihood, where the training loss states none."""
+        if isinstance(likelihood, Gaussian) and (self.loss_noise is None or self._chose_noise):
+            arguments, targets = {"loc": ("output", 0), "scale": likelihood.std}, ("batch", -1)
+            self.loss_noise, self._chose_noise = RecordedNoise("Normal", arguments, targets), True
 
     def _approximate(self, trainer: Trainer, module: LightningModule) -> Laplace:
         loader = training_loader(trainer, module, self._fitted_on, type(self).__name__)
@@ -213,6 +224,7 @@ class LaplaceCallback(PosthocCallback):
                 seed=self.seed,
                 require_trained=trainer.state.fn != "fit",  # do not lose a finished fit to an error
             )
+        self._state_noise(self.result.likelihood)
         deltas = ", ".join(f"{delta:.3g}" for delta in _by_layer(self.result).values())
         rank_zero_info(
             f"LaplaceCallback: the log marginal likelihood is {self.result.log_marginal_likelihood:.1f} nats, the prior "

@@ -21,6 +21,8 @@ def fit_kept(callback: str, result: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # whatever the user's data or module raise
+        if isinstance(error, Warning):  # the user asked for an error
+            raise
         rank_zero_warn(
             f"{callback} did not find {result} at the end of the fit: {type(error).__name__}: {error} The fit and its "
             "checkpoints are kept without it; a test or prediction from a checkpoint tries again."

@@ -44,8 +44,10 @@ class LinkRecorder:
             record.clear()
 
     def noise(self) -> RecordedNoise | None:
-        """The noise that the loss gives the targets; None if its calls do not tell."""
-        return self._noise.noise()
+        """The noise that the loss gives the targets; None if its calls do not tell, as for a mixture written by hand."""
+        found = self._noise.noise()
+        is_part = bool(self._recorder.log_softmax) and found is not None and found.family != "MixtureSameFamily"
+        return None if is_part else found
 
     def link_of(self, loss: Tensor) -> Link | None:
         """The link of a loss on the module's outputs; None if the loss does not tell, or acts on other values."""

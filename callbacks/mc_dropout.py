@@ -10,6 +10,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
 from lightning_bayes.callbacks.evaluation import EvaluationCallback, require_single_evaluation
+from lightning_bayes.callbacks.resume import refuse_noisy_state
 from lightning_bayes.callbacks.validation_samples import sample_count
 from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError, name_some
 from lightning_bayes.predictive import DropoutSamples, LinkArgument, dropout_layers
@@ -127,6 +128,11 @@ class MCDropoutCallback(EvaluationCallback):
     def state_dict(self) -> dict[str, Any]:
         """What the training loss told."""
         return self.loss_state()
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Check that a fit can resume; raises `PosteriorError` if a noisy optimizer wrote its state."""
+        if trainer.state.fn == "fit":
+            refuse_noisy_state(checkpoint, type(self).__name__)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what the training loss told."""

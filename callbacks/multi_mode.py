@@ -16,10 +16,20 @@ from lightning_bayes.callbacks.base import VariationalCallback
 from lightning_bayes.callbacks.checks import check_strategy
 from lightning_bayes.callbacks.cycles import CyclicRates, cycle_ends, rate_at
 from lightning_bayes.callbacks.evaluation import EvaluationCallback, require_single_evaluation
+from lightning_bayes.callbacks.last_epoch import fit_kept, is_last_epoch
+from lightning_bayes.callbacks.mode_choice import ModeChoice
 from lightning_bayes.errors import HyperparameterError, PosteriorError, UnsupportedTrainingError
 from lightning_bayes.optim.readout import constants_of
 from lightning_bayes.posteriors import FAMILIES, AbstractPosterior
-from lightning_bayes.predictive import Link, MemberPosteriors, MemberSamples, PosteriorSamples, Samples, misfits
+from lightning_bayes.predictive import (
+    Link,
+    LinkArgument,
+    MemberPosteriors,
+    MemberSamples,
+    PosteriorSamples,
+    Samples,
+    misfits,
+)
 
 
 @final
@@ -30,7 +40,8 @@ class MultiModeCallback(EvaluationCallback):
     of each: it warms up to `peak` times the largest rate of your schedule and falls to zero in a half-cosine, then restarts,
     once per mode. Where OneCycleLR cycles the momentum, it follows these cycles. At the end of each cycle the callback
     copies the weights and buffers, BatchNorm statistics included. Test and prediction average over these copies, and so does
-    validation after the last cycle; earlier validation uses the current weights. Checkpoints hold all copies.
+    validation after the last cycle; earlier validation uses the current weights. Checkpoints hold all copies. With a
+    validation set, evaluation averages over as many of the last copies as minimise its NLL, which may be one.
 
     Beside a `VariationalCallback`, each copy is a Gaussian posterior, and its `eval_samples` are divided among the modes::
 
@@ -49,7 +60,9 @@ class MultiModeCallback(EvaluationCallback):
 
     opt_out_hint = "remove MultiModeCallback"
 
-    def __init__(self, num_modes: int = 3, peak: float = 2.0, first: float = 0.5, link: Link | None = None) -> None:
+    def __init__(
+        self, num_modes: int = 3, peak: float = 2.0, first: float = 0.5, link: LinkArgument | None = None
+    ) -> None:
         super().__init__(link)
         if num_modes < 2 or num_modes != int(num_modes) or not 0 < peak < math.inf or not 0 < first < 1:
             raise HyperparameterError(
@@ -59,6 +72,8 @@ class MultiModeCallback(EvaluationCallback):
         self.num_modes, self.peak, self.first = int(num_modes), peak, first
         self.modes: list[dict[str, Tensor]] = []  # parameters and buffers by name
         self.posteriors: list[AbstractPosterior] = []  # around the modes, beside a `VariationalCallback`
+        self.count: int | None = None  # of the last modes that are averaged; None for all
+        self._choice = ModeChoice()
         self._rates = CyclicRates(peak)
         self._ends: tuple[int, ...] = ()  # updates after which the cycles end
         self._reached = 0  # update of the last copy
@@ -73,7 +88,7 @@ class MultiModeCallback(EvaluationCallback):
             _check_fit(trainer, pl_module)
             _check_samples(trainer)
             self.modes, self.posteriors, self._rates = [], [], CyclicRates(self.peak)
-            self._ends, self._reached = (), 0
+            self._ends, self._reached, self.count = (), 0, None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Divide the updates of the fit into cycles.
@@ -127,11 +142,24 @@ class MultiModeCallback(EvaluationCallback):
             self.modes.append(_copied(pl_module, self.modes[-1] if self.modes else {}))
             self.posteriors += [_at_mode(callback, self.modes[-1]) for callback in _variational(trainer)]
 
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep the loaders."""
+        self._choice.keep(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Choose the number of modes after the last epoch, before the checkpoint is written."""
+        if is_last_epoch(trainer) and len(self.modes) > 1:
+            callback = next(iter(_variational(trainer)), self)
+            with fit_kept(type(self).__name__, "the number of modes"):
+                samples = self._members(pl_module, None)
+                self.count = self._choice.choose(trainer, pl_module, samples, callback.link_or_raw(pl_module))
+
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Say how many modes were found, and how far apart they are."""
         found = f"MultiModeCallback: found {len(self.modes)} of {self.num_modes} modes"
         if len(self.modes) > 1:
-            names = [name for name, param in pl_module.named_parameters() if param.requires_grad]
+            trained = {name for name, param in pl_module.named_parameters() if param.requires_grad}
+            names = [name for name in self.modes[-1] if name in trained]
             found += f"; their weights differ by {_distance(self.modes, names):.0%} of their norm"
         if trainer.global_step < self._ends[-1] and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             rank_zero_warn(
@@ -155,7 +183,7 @@ class MultiModeCallback(EvaluationCallback):
                 "MultiModeCallback samples networks around each mode, but the predictive is linearised around one. Pass "
                 "linearized=False to the variational callback, and leave PosteriorScale out."
             )
-        posteriors = [posterior.to(module.device) for posterior in self.posteriors]
+        posteriors = [posterior.to(module.device) for posterior in self.posteriors[-(self.count or 0) :]]
         return MemberPosteriors(posteriors, -(-samples.count // len(posteriors)), samples.seed)
 
     def find_samples(self, trainer: Trainer, pl_module: LightningModule) -> Samples | None:
@@ -176,16 +204,22 @@ class MultiModeCallback(EvaluationCallback):
                 f"The modes are not networks of this {type(pl_module).__name__} ({mismatch}). Build the module with the "
                 "arguments that it was trained with."
             )
-        return MemberSamples([{name: v.to(pl_module.device) for name, v in mode.items()} for mode in self.modes])
+        return self._members(pl_module, self.count)
+
+    def _members(self, module: LightningModule, count: int | None) -> MemberSamples:
+        """The last `count` modes on the device of the module."""
+        modes = self.modes[-(count or 0) :]
+        return MemberSamples([{name: value.to(module.device) for name, value in mode.items()} for mode in modes])
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """The modes, and what a resumed fit needs to go on with the same rates."""
         return {
-            "link": self.loss_link,
+            **self.loss_state(),
             "modes": self.modes,
-            "posteriors": [(type(q).__name__, replace(q, constants={}).state_dict()) for q in self.posteriors],
+            "posteriors": [(type(q).__name__, _with_constants(q, {}).state_dict()) for q in self.posteriors],
+            "count": self.count,
             "peaks": self._rates.peaks,
             "ends": self._ends,
             "reached": self._reached,
@@ -193,9 +227,10 @@ class MultiModeCallback(EvaluationCallback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state of a checkpoint."""
-        self.loss_link, self.modes = state_dict["link"], list(state_dict["modes"])
+        self.load_loss_state(state_dict)
+        self.modes, self.count = list(state_dict["modes"]), state_dict["count"]
         self.posteriors = [
-            replace(FAMILIES[family].from_state_dict(state), constants=constants_of(mode, state["mean"]))
+            _with_constants(FAMILIES[family].from_state_dict(state), constants_of(mode, state["mean"]))
             for (family, state), mode in zip(state_dict["posteriors"], self.modes, strict=False)
         ]
         self._rates.peaks = list(state_dict["peaks"])
@@ -222,8 +257,8 @@ def _check_samples(trainer: Trainer) -> None:
     for callback in _variational(trainer):
         if not callback.eval_samples:
             raise HyperparameterError(
-                f"{type(callback).__name__}(eval_samples=0) evaluates the last mode alone. Pass at least one sample per mode, "
-                "or leave the callback out."
+                f"{type(callback).__name__}(eval_samples=0) evaluates the last mode alone. Pass at least one sample per "
+                "mode, or leave the callback out."
             )
 
 
@@ -231,7 +266,13 @@ def _at_mode(callback: VariationalCallback, mode: dict[str, Tensor]) -> Abstract
     """The posterior around a mode, with the constants of its copy."""
     assert callback.optimizer is not None  # it made the updates of this fit
     posterior = callback.optimizer.posterior().to("cpu")
-    return replace(posterior, constants=constants_of(mode, posterior.mean))
+    return _with_constants(posterior, constants_of(mode, posterior.mean))
+
+
+def _with_constants(posterior: Any, constants: dict[str, Tensor]) -> AbstractPosterior:
+    """A copy of a posterior, which is a dataclass, with these constants."""
+    changed: AbstractPosterior = replace(posterior, constants=constants)
+    return changed
 
 
 def _copied(module: LightningModule, previous: dict[str, Tensor]) -> dict[str, Tensor]:

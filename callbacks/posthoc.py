@@ -11,6 +11,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 
 from lightning_bayes.callbacks.evaluated_posterior import is_mean_of
 from lightning_bayes.callbacks.evaluation import EvaluationCallback, require_single_evaluation
+from lightning_bayes.callbacks.resume import refuse_noisy_state, refuse_other_posterior
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim.readout import POSTERIOR_KEY, stored_posterior
 from lightning_bayes.posteriors import AbstractPosterior
@@ -79,7 +80,7 @@ class PosthocCallback(EvaluationCallback, ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """The link, and the posterior without its constants, which are among the checkpoint's weights."""
-        state: dict[str, Any] = {"format": 1, **self.loss_state()}
+        state: dict[str, Any] = {"format": 1, "callback": type(self).__name__, **self.loss_state()}
         if self._posterior is not None:
             assert is_dataclass(self._posterior)
             without_constants = replace(self._posterior, constants={})
@@ -87,6 +88,8 @@ class PosthocCallback(EvaluationCallback, ABC):
         return state
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Load the link and the posterior of a checkpoint."""
+        """Load the link and the posterior of a checkpoint, unless a noisy optimizer or another callback wrote it."""
+        refuse = refuse_noisy_state if trainer.state.fn == "fit" else refuse_other_posterior
+        refuse(checkpoint, type(self).__name__)
         self.load_loss_state(checkpoint.get("callbacks", {}).get(POSTERIOR_KEY, {}))
         self._posterior = stored_posterior(checkpoint)

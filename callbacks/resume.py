@@ -13,7 +13,8 @@ from lightning_bayes.callbacks.num_data import with_augmentation_factor
 from lightning_bayes.errors import PosteriorError
 from lightning_bayes.optim import VariationalOptimizer, value_at
 from lightning_bayes.optim.groups import KEY, flat
-from lightning_bayes.optim.readout import callback_state
+from lightning_bayes.optim.readout import POSTERIOR_KEY, callback_state
+from lightning_bayes.optim.resuming import RECORD
 from lightning_bayes.optim.settings import plain
 from lightning_bayes.optim.weight_prior import holds_priors
 
@@ -30,6 +31,27 @@ def resumable_state(checkpoint: Mapping[str, Any], callback: str) -> dict[str, A
             "weights, load them into the module and fit without ckpt_path."
         )
     return state
+
+
+def refuse_noisy_state(checkpoint: Mapping[str, Any], callback: str) -> None:
+    """Raise `PosteriorError` if a noisy optimizer wrote the state that the user's own optimizer would load."""
+    for state in checkpoint.get("optimizer_states", []):
+        if RECORD in state:
+            raise PosteriorError(
+                f"The run cannot resume, because the algorithm has changed (saved: {state[RECORD]['algorithm']}; now: the "
+                f"user's optimizer, with {callback}). Restore the old callback; or, to start anew from the weights alone, "
+                "load them into the module and fit without ckpt_path."
+            )
+
+
+def refuse_other_posterior(checkpoint: Mapping[str, Any], callback: str) -> None:
+    """Raise `PosteriorError` if another post-hoc callback wrote the posterior of a checkpoint that is evaluated."""
+    saved = checkpoint.get("callbacks", {}).get(POSTERIOR_KEY, {}).get("callback", callback)
+    if saved != callback:
+        raise PosteriorError(
+            f"The checkpoint holds a posterior of {saved}, which {callback} cannot evaluate. Use {saved}, or load the "
+            "weights into the module and evaluate without ckpt_path."
+        )
 
 
 def warn_of_changes(

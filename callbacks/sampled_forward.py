@@ -36,6 +36,10 @@ from lightning_bayes.predictive import (
 from lightning_bayes.predictive.observations import Observation, observed
 
 
+class _NoAverageError(UnsupportedTrainingError):
+    """The outputs of samples cannot be averaged."""
+
+
 @final
 class SampledForward:
     """Replaces a module's ``forward`` (and default ``predict_step``) while it is active."""
@@ -56,6 +60,7 @@ class SampledForward:
         self.observation, self.interval, self._packing = observation, interval, PackedOutputs()
         self.lenient, self._gave_up = lenient, False
         self.calls = 0
+        self._dtype = torch.float32  # of the module's outputs
         self._last: Tensor | None = None  # outputs of the last call, [S, …]
         self._has_warned = False
         self._forward: Callable[..., Tensor] = module.forward
@@ -89,7 +94,9 @@ class SampledForward:
         """The module's outputs under every sample, ``[S, …]``."""
         self.calls += 1
         with self._original_forward():
-            self._last = self.samples.outputs(self.module, lambda: self._single_output(*args, **kwargs))
+            outputs = self.samples.outputs(self.module, lambda: self._single_output(*args, **kwargs))
+        self._dtype = outputs.dtype  # averages and entropies of half precision would be rounded
+        self._last = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
         return self._last
 
     def at_mean(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -110,7 +117,7 @@ class SampledForward:
         output = self._forward(*args, **kwargs)
         packed = output if isinstance(output, Tensor) or self.observation is None else self._packing.pack(output)
         if not isinstance(packed, Tensor):
-            raise UnsupportedTrainingError(
+            raise _NoAverageError(
                 f"{type(self.module).__name__}.forward returned a {type(output).__name__}, which cannot be averaged. Return "
                 f"one tensor (logits or means), or {self.opt_out_hint}."
             )
@@ -120,19 +127,28 @@ class SampledForward:
         if self._gave_up:
             return self._forward(*args, **kwargs)
         try:
-            return self._packing.unpack(combine(self.outputs(*args, **kwargs), self.link))
+            return self._packing.unpack(combine(self.outputs(*args, **kwargs), self.link).to(self._dtype))
         except UnsupportedTrainingError as error:
-            if not self.lenient:
+            if not self.lenient and not isinstance(error, _NoAverageError):
                 raise
-            rank_zero_warn(f"{error} Validation during the fit continues without averaging.")
-            self._gave_up = True
+            self._give_up(error)
             return self._forward(*args, **kwargs)
 
-    def _predict_step(self, module: LightningModule, batch: Any, *args: Any) -> dict[str, Tensor]:
+    def _give_up(self, error: Exception) -> None:
+        """Go on with the module's current weights, as plain Lightning, because one batch cannot be averaged."""
+        rank_zero_warn(f"{error} The evaluation continues without averaging.")
+        self._gave_up = True
+
+    def _predict_step(self, module: LightningModule, batch: Any, *args: Any) -> Any:
         with torch.no_grad():
             if not self._arguments.is_known:
                 self._arguments.call(self._forward, batch)  # a call that fails must not use up samples
-            return self._summary(self._arguments.call(self.outputs, batch))
+            if not self._gave_up:
+                try:
+                    return self._summary(self._arguments.call(self.outputs, batch))
+                except _NoAverageError as error:
+                    self._give_up(error)
+            return self._arguments.call(self._forward, batch)
 
     def _with_uncertainty(self, predict_step: Callable[..., Any]) -> Callable[..., Any]:
         """Add the uncertainty of the step's single call of ``self(...)`` to the dictionary that it returns."""

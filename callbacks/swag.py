@@ -9,8 +9,10 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import RunningStage
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
+from torch import nn
 from torch.optim.swa_utils import update_bn
 
+from lightning_bayes.callbacks.forward_arguments import ForwardArguments
 from lightning_bayes.callbacks.last_epoch import fit_kept, is_last_epoch
 from lightning_bayes.callbacks.loaders import OnDevice, random_state_kept
 from lightning_bayes.callbacks.num_data import infer_num_data
@@ -19,6 +21,17 @@ from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.posthoc import SWAG
 from lightning_bayes.predictive import Linearized, LinkArgument
 from lightning_bayes.predictive.recalibration import running_statistics
+
+
+class _OfBatches(nn.Module):
+    """A module as a function of whole batches, of which `update_bn` would pass the first entry alone."""
+
+    def __init__(self, module: LightningModule) -> None:
+        super().__init__()
+        self.module, self._arguments = module, ForwardArguments(module, module.forward)
+
+    def forward(self, batch: Any) -> Any:
+        return self._arguments.call(self.module, batch)
 
 
 @final
@@ -122,7 +135,8 @@ class SWAGCallback(PosthocCallback):
             params[name].copy_(mean)
         if running_statistics(module):
             with random_state_kept(module):
-                update_bn(OnDevice(trainer, trainer.train_dataloader, RunningStage.TRAINING), module)
+                batches = OnDevice(trainer, trainer.train_dataloader, RunningStage.TRAINING)
+                update_bn(([batch] for batch in batches), _OfBatches(module))
         constants = {n: v.detach().clone() for n, v in module.state_dict().items() if n not in means}
         self.keep(self.moments.posterior(num_data, dict.fromkeys(means, math.nan), constants))
         rank_zero_info(f"SWAGCallback: set the module's weights to their mean over {self.moments.count} epochs.")

@@ -7,9 +7,9 @@ from typing import Any, final
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
+from lightning_bayes.callbacks.evaluation import FinishesSamples
 from lightning_bayes.callbacks.loaders import ValidationSet, sum_over_processes
 from lightning_bayes.callbacks.patches import Patches
-from lightning_bayes.callbacks.posterior_scale import PosteriorScale
 from lightning_bayes.callbacks.step_outputs import StepOutputs, concatenated, require_classes, step_outputs
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.predictive import TEMPERATURE, ScaledModule, fit_temperature
@@ -23,8 +23,8 @@ class TemperatureScaling(Callback):
     Each validation ends with a new temperature, logged as ``val/temperature``, from the logits that the validation step
     returned. The checkpoint keeps the temperature of its weights. In a test, the module logs metrics of the scaled
     prediction under ``test/post/``, in addition to the metrics of the unscaled prediction. Predictions are scaled too. If
-    the checkpoint has no temperature, or the trainer has a `PosteriorScale`, the validation set is evaluated first. Its
-    logits are held in memory, ``[samples, examples, classes]``.
+    the checkpoint has no temperature, or the trainer has a `PosteriorScale` or a `MultiModeCallback`, the validation set is
+    evaluated first. Its logits are held in memory, ``[samples, examples, classes]``.
 
     The module's ``validation_step`` must return ``{"outputs": logits, "targets": classes}``, and the module must use its
     attribute ``temperature``; `lightning_bayes.zoo.BayesClassifier` does both.
@@ -99,8 +99,8 @@ class TemperatureScaling(Callback):
                 f"{type(pl_module).__name__} lacks them (see lightning_bayes.predictive.ScaledModule). Use "
                 "lightning_bayes.zoo.BayesClassifier, or call lightning_bayes.predictive.fit_temperature yourself."
             )
-        # Validation during the fit did not use the width that a PosteriorScale has chosen.
-        has_width = any(isinstance(callback, PosteriorScale) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+        # Validation during the fit did not use the width or the number of modes that another callback has chosen.
+        has_width = any(isinstance(callback, FinishesSamples) for callback in trainer.callbacks)  # type: ignore[attr-defined]
         if self.temperature is None or self.refit or has_width:
             loader = self._validation.loader(trainer)
             self._fit(

@@ -16,9 +16,8 @@ Only this package imports BackPACK.
 from lightning_bayes.curvature.capture import Capture
 from lightning_bayes.curvature.engine import AbstractEngine, EngineName
 from lightning_bayes.curvature.gradients import BareCapture, GradientCapture, GradientEngine
-from lightning_bayes.curvature.likelihood import Bernoulli, Gaussian, Likelihood, Softmax
+from lightning_bayes.curvature.likelihood import Bernoulli, Gaussian, Likelihood, Poisson, Softmax
 from lightning_bayes.curvature.loss import LossReduction
-from lightning_bayes.curvature.loss_scale import loss_functions
 from lightning_bayes.curvature.measure import check_names, make_engine, measure
 from lightning_bayes.curvature.measurement import KroneckerFactors, Measurement, Quantity
 from lightning_bayes.curvature.parameters import rows_without_gradient
@@ -39,11 +38,11 @@ __all__ = [
     "Likelihood",
     "LossReduction",
     "Measurement",
+    "Poisson",
     "Quantity",
     "Softmax",
     "Workspace",
     "check_names",
-    "loss_functions",
     "make_engine",
     "measure",
     "rows_without_gradient",

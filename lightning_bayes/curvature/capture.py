@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.example_probe import ExampleProbe
+from lightning_bayes.curvature.example_rows import example_rows
 from lightning_bayes.curvature.layout_search import LayoutSearch, PassLayouts
 from lightning_bayes.curvature.layouts import ROWS, LayerOutput, retained_grads_kept
 from lightning_bayes.curvature.loss import LossRecord, LossReduction, require_scalar, settled
-from lightning_bayes.curvature.loss_graph import is_layer, mark_division
 from lightning_bayes.curvature.loss_recorder import LossRecorder
-from lightning_bayes.curvature.loss_scale import read_loss
 from lightning_bayes.curvature.model_call import ModelCall, model_call
-from lightning_bayes.curvature.per_example_loss import KEY, attached_losses, compared
+from lightning_bayes.curvature.parameter_uses import is_layer
+from lightning_bayes.curvature.per_example_loss import KEY, attached_losses, compared, mark_division
 from lightning_bayes.curvature.single_examples import SingleExamples, can_repeat_backward
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedTrainingError, name_some
 from lightning_bayes.private_torch import is_alive
@@ -90,8 +90,9 @@ class Capture(ABC):
             return
         reached = self._find_examples(loss)
         previous = self.scale
-        record = self.recorder.read(loss, self.known_batch_size, divided_by_host)
-        self.scale = settled(record, self.loss_reduction, self.known_batch_size)
+        n, order = self.known_batch_size, self.layouts.order if self.layouts.num_examples else None
+        record = self.recorder.read(loss, n, order, divided_by_host)
+        self.scale = settled(record, self.loss_reduction, n)
         if self.loss is not None and self.scale.reduction != previous.reduction:
             raise UnsupportedTrainingError(
                 "One backward of this pass has a loss reduced by 'sum' and another one has a loss reduced by 'mean'. Use "
@@ -104,7 +105,7 @@ class Capture(ABC):
 
     def _observe_with_losses(self, loss: Tensor, losses: Tensor, divided_by_host: bool) -> None:
         """Read the scale of a loss with explicit per-example losses, and measure the per-example losses."""
-        record = self.recorder.read(loss, len(losses), divided_by_host)
+        record = self.recorder.read(loss, len(losses), divided_by_host=divided_by_host)
         self.scale = settled(compared(record, loss, losses), self.loss_reduction, len(losses))
         self.layouts, self.loss = PassLayouts(len(losses), ()), loss.detach().clone()
         self.measure_losses(losses)
@@ -119,7 +120,7 @@ class Capture(ABC):
         if self.finder is None or loss.grad_fn is None or not outputs or self.is_empty:
             return []
         with self.following():
-            search = LayoutSearch(loss, outputs, self.model_call, self.loss_reduction, num_losses)
+            search = LayoutSearch(loss, outputs, self.model_call, self.recorder, num_losses)
             result = self.finder.find(search)
         if result is None:
             return []
@@ -132,11 +133,10 @@ class Capture(ABC):
     def single_examples(self, loss: Tensor, leaves: Sequence[nn.Parameter]) -> SingleExamples | None:
         """Backward passes from the losses of single examples to `leaves`; None if they are impossible."""
         n = self.known_batch_size
-        reader = read_loss(loss, n or 1, self.loss_reduction, self.layouts.examples_second)
-        if n != 1 and (reader is None or not can_repeat_backward(loss)):
-            return None
-        examples = SingleExamples(loss, reader, (), leaves)
-        return examples if examples.is_possible else None
+        if n == 1:
+            return SingleExamples(loss, None, (), leaves)
+        rows = None if n is None else example_rows(self.recorder, loss, n, self.layouts.order)
+        return SingleExamples(loss, rows, (), leaves) if rows is not None and can_repeat_backward(loss) else None
 
     def note_model_call(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """Forward hook: record the first call whose first input and first output have equally many rows."""
@@ -215,7 +215,7 @@ class Capture(ABC):
             )
         if sizes and self.known_batch_size is None:
             raise ExampleDimensionError(self._different_sizes())
-        return self.scale.num_examples(n, self.layouts.examples_second) if (n := self.known_batch_size) else 1
+        return self.scale.num_examples(n, self.layouts.order) if (n := self.known_batch_size) else 1
 
     def _different_sizes(self) -> str:
         usual = Counter(size for sizes in self.sizes.values() for size in sizes).most_common(1)[0][0]

@@ -17,7 +17,6 @@ from lightning_bayes.curvature.hooks import HookedCapture
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.measured_modules import refuse_scripted
 from lightning_bayes.curvature.parameters import changes_refused
-from lightning_bayes.curvature.per_example_loss import reduced_losses
 from lightning_bayes.curvature.workspace import DEFAULT_MIB
 
 
@@ -65,7 +64,7 @@ class FusedCapture(HookedCapture):
 
     def measure_losses(self, losses: Tensor) -> None:
         """Measure per-example losses; see `Capture.measure_losses`."""
-        loss = reduced_losses(losses, self.scale.reduction)
+        loss = self.recorder.reduced(losses, self.scale.reduction)
         self.handle_layouts(loss, self._find_examples(loss, num_losses=len(losses)))
         with self.left_alone():
             self.measuring_backward(loss, self.engine.trained().values())

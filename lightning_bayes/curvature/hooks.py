@@ -33,12 +33,17 @@ from lightning_bayes.curvature.forward_state import (
 from lightning_bayes.curvature.gradient_check import RunningCheck, failing_parameters
 from lightning_bayes.curvature.layer_calls import GenericCall, LayerCall, RuleCall, Start
 from lightning_bayes.curvature.layouts import LOOPED, ROWS, SHARED, LayerOutput
-from lightning_bayes.curvature.measured_modules import MeasuredModule
+from lightning_bayes.curvature.measured_modules import MeasuredModule, returns_scalars
 from lightning_bayes.curvature.model_call import Uncopied
 from lightning_bayes.curvature.parameters import user_hooks_off
 from lightning_bayes.curvature.single_examples import can_repeat_backward
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError, UnsupportedTrainingError
-from lightning_bayes.private_torch import is_in_backward, is_in_functorch, will_execute, without_torch_functions
+from lightning_bayes.private_torch import (
+    is_in_backward,
+    is_in_functorch,
+    will_execute,
+    without_torch_functions,
+)
 
 _HALF = {torch.float16, torch.bfloat16}
 
@@ -75,7 +80,7 @@ class HookedCapture(Capture, ABC):
 
     def _on_forward(self, unit: MeasuredModule, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         """Forward hook: record a call. Returns the output, some of it as copies; None leaves it as it is."""
-        if self._is_replaying:
+        if self._is_replaying or returns_scalars(unit, output):
             return None
         has_gradients = torch.is_grad_enabled()
         if not has_gradients and not in_reentrant_checkpoint():

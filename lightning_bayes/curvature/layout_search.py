@@ -17,17 +17,14 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_bayes.curvature import loss_graph as graph
+from lightning_bayes.curvature.example_dims import ORDERS, Order
+from lightning_bayes.curvature.example_rows import ExampleRows, example_rows
 from lightning_bayes.curvature.layouts import REGROUPED, ROWS, SHARED, LayerOutput, Layout, entries
-from lightning_bayes.curvature.loss import LossReduction
-from lightning_bayes.curvature.loss_reading import LossReader
-from lightning_bayes.curvature.loss_scale import read_loss
-from lightning_bayes.curvature.loss_values import Reduced
+from lightning_bayes.curvature.loss_recorder import LossRecorder
 from lightning_bayes.curvature.model_call import ModelCall
 from lightning_bayes.curvature.parameter_uses import enters_measured_layer
 from lightning_bayes.curvature.routing import one_at_a_time, routed_calls
 from lightning_bayes.curvature.single_examples import SingleExamples, can_repeat_backward
-from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.private_torch import is_alive
 
 _MAX_MORE = 8  # examples followed after the first two, if some call gets no gradient from these
@@ -39,9 +36,9 @@ class PassLayouts:
 
     num_examples: int  # n
     layouts: tuple[Layout | None, ...]  # of each call; None for a call that the loss does not reach
-    examples_second: bool = False  # see `LossReader`
+    order: Order = "rows"  # how the values that the loss reduces hold the examples
     is_settled: bool = True  # whether later passes of this kind may reuse the layouts
-    is_clear: bool = True  # whether the loss shows its reduction, and no term uses one piece of the rows alone
+    is_recorded: bool = True  # see `ExampleRows`
     error: str = ""  # why the examples cannot be separated; empty if they can
     kind: Any = None  # of the pass, see `ExampleProbe`
 
@@ -63,7 +60,7 @@ class LayoutSearch:
     loss: Tensor  # before backward
     outputs: Sequence[LayerOutput]  # of the calls, in order
     model_call: ModelCall | None  # the call of the whole model, if there is one
-    loss_reduction: LossReduction
+    recorder: LossRecorder
     num_losses: int = 0  # number of explicit per-example losses, each of which may depend on all rows
 
     @cached_property
@@ -86,7 +83,7 @@ class LayoutSearch:
             return None
         attempts = [result for n in sorted(candidates - {1}, reverse=True) for result in self._attempts(n)]
         feasible = [result for result in attempts if not result.error]
-        if not self.num_losses and not any(result.is_clear for result in feasible):
+        if not self.num_losses and not any(result.is_recorded for result in feasible):
             feasible = self._with_fewer(rows) or feasible
         of_model = [result for result in feasible if result.num_examples == self._model_rows]
         if feasible:
@@ -99,34 +96,22 @@ class LayoutSearch:
 
     def _attempts(self, n: int) -> Iterator[PassLayouts]:
         """Yield layouts for n examples, or the error that these mix; yield nothing if the loss does not fit."""
-        for examples_second in (False, True):
-            try:
-                reader = read_loss(self.loss, n, self.loss_reduction, examples_second)
-            except UnsupportedTrainingError:
+        tried: list[dict[Any, int]] = []
+        for order in ORDERS:
+            rows = example_rows(self.recorder, self.loss, n, order)
+            if rows is None or rows.outer in tried:
                 continue
-            result = None if reader is None else self._followed(reader)
-            if result is None:
-                continue
+            tried.append(rows.outer)
+            result = self._followed(rows)
             yield result
             if not result.error and not any(result.score):
                 return
 
-    def _is_clear(self, reader: LossReader) -> bool:
-        if reader.has_lone_pieces:
-            return False
-        if reader.loss is None:
-            return True
-        return isinstance(reader.loss, Reduced) and reader.loss.divisor == 1
-
-    def _followed(self, reader: LossReader) -> PassLayouts | None:
-        """The layouts that fit all followed examples, or the error that these mix; None if they cannot be followed."""
-        n, model = reader.batch_size, self.model_call
-        if reader.mixing:
-            return self._mixed(n, reader.mixing)
+    def _followed(self, rows: ExampleRows) -> PassLayouts:
+        """The layouts that fit all followed examples, or the error that these mix."""
+        n, model = rows.num_examples, self.model_call
         model_output = [model.edge] if model is not None and model.rows == n and is_alive(model.edge.node) else []
-        examples = SingleExamples(self.loss, reader, self.outputs, model_output)
-        if not examples.is_possible:
-            return None
+        examples = SingleExamples(self.loss, rows, self.outputs, model_output)
         calls = [_Call(*pair) for pair in zip(self.outputs, examples.batch_gradients().calls, strict=True)]
         more = [0, n // 4, *(example for call in calls for example in call.first_example(n))]
         with examples.separated() as gradients:
@@ -144,16 +129,16 @@ class LayoutSearch:
         for index in routed_calls(self.loss, self.outputs):
             calls[index].fitting = []
         layouts = tuple(call.layout(n) for call in calls)
-        return PassLayouts(n, layouts, reader.examples_second, is_settled, self._is_clear(reader))
+        return PassLayouts(n, layouts, rows.order, is_settled, rows.is_recorded)
 
     def _with_fewer(self, rows: set[int]) -> list[PassLayouts]:
         """Layouts for fewer examples than any layer has rows, if several rows of every layer make up one example."""
-        for n in _sizes_of_loss(self.loss):
-            if any(size <= n or size % n for size in rows):
+        for n in sorted(set(self.recorder.sizes(self.loss)), reverse=True):
+            if n < 2 or any(size <= n or size % n for size in rows):
                 continue
             for result in self._attempts(n):
                 kinds = {layout.kind for layout in result.layouts if layout is not None}
-                if result.is_clear and not result.error and kinds.issubset(REGROUPED):
+                if result.is_recorded and not result.error and kinds.issubset(REGROUPED):
                     return [result]
         return []
 
@@ -167,20 +152,15 @@ class LayoutSearch:
         grads = SingleExamples(self.loss, None, self.outputs).batch_gradients().calls
         return PassLayouts(self.num_losses, tuple(SHARED if _is_reached(each) else None for each in grads))
 
-    def _mixed(self, num_examples: int, operation: str = "") -> PassLayouts:
-        """The error for examples that an operation of the loss mixes, or otherwise a layer."""
+    def _mixed(self, num_examples: int) -> PassLayouts:
+        """The error for examples that a layer mixes."""
         first = self.outputs[0]
         error = (
             f"{first.unit.label} does not keep the examples apart: the loss of one example depends on other rows of its "
             f"output of shape {list(first.shapes[0])}. Keep the {first.rows} examples of the batch in dimension 0 of every "
-            "layer's input, without operations that mix them, or freeze the layer."
+            "layer's input, without operations that mix them, freeze the layer, or return the per-example losses as well: "
+            '{"loss": loss, "per_example_loss": losses}.'
         )
-        if operation:
-            error = (
-                f"The loss mixes the examples of the batch by {operation}, so no part of it belongs to one example alone, "
-                "for any loss_reduction. Use a mean of per-example losses, or a method without per-example curvature, such "
-                "as IVON."
-            )
         return PassLayouts(num_examples, (None,) * len(self.outputs), error=error)
 
 
@@ -242,10 +222,3 @@ def _is_first(output: LayerOutput) -> bool:
 def _is_reached(grads: Sequence[Tensor | None]) -> bool:
     """Whether the loss depends on a call, given the gradients of its outputs."""
     return any(grad is not None for grad in grads)
-
-
-def _sizes_of_loss(loss: Tensor) -> list[int]:
-    """Numbers of rows of the values between layers and loss, the largest first."""
-    nodes = (node for node in graph.nodes_of(loss) if not graph.is_leaf(node))
-    sizes = {size for node in nodes for size in graph.shape_of((node, 0))[:1] if size > 1}
-    return sorted(sizes, reverse=True)

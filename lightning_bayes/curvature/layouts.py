@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
-from lightning_bayes.curvature.loss_graph import Shape
+from lightning_bayes.curvature.example_dims import Shape
 from lightning_bayes.curvature.measured_modules import MeasuredModule
 from lightning_bayes.curvature.parameter_uses import mark_measured
 from lightning_bayes.errors import UnsupportedTrainingError

@@ -151,6 +151,28 @@ class Bernoulli(Likelihood):
 
 
 @final
+class Poisson(Likelihood):
+    """Independent counts with the rate exp f; outputs are log-rates, targets have the same shape."""
+
+    def sample(self, outputs: Tensor, generator: Generator) -> Tensor:
+        """Draw a count for each log-rate, in the shape and dtype of `outputs`."""
+        return torch.poisson(_finite(outputs).exp(), generator=generator)
+
+    def root(self, outputs: Tensor, index: int) -> Tensor:
+        """√(exp f) of one output; see `Likelihood.root`."""
+        return _one_output((outputs / 2).exp(), index)
+
+    def _nll_of_each(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        if outputs.shape != targets.shape:
+            raise ShapeError(
+                f"Poisson got log-rates {list(outputs.shape)} and counts {list(targets.shape)}. Reshape one of them to "
+                "the shape of the other."
+            )
+        counts = targets.to(outputs.dtype)
+        return outputs.exp() - counts * outputs + torch.lgamma(counts + 1)
+
+
+@final
 class Gaussian(Likelihood):
     """Independent y ~ N(f, std²) with known noise; outputs are means, targets have the same shape.
 

@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from lightning_bayes.curvature.example_dims import Order, example_dim
 from lightning_bayes.curvature.loss_functions import LossCall, LossLink
-from lightning_bayes.curvature.loss_terms import Reading, Term, example_dim
+from lightning_bayes.curvature.loss_terms import Reading, Term
 from lightning_bayes.errors import ShapeError, UnsupportedTrainingError
 
 _MIXED: Final = "adds a term reduced by 'sum' to one reduced by 'mean' or rescaled"
@@ -62,11 +63,11 @@ class LossRecord:
     linked: Sequence[Any] = ()
     _num_examples: dict[int, int] = field(default_factory=dict, repr=False)  # n by batch size
 
-    def num_examples(self, batch_size: int, positions_first: bool = False) -> int:
+    def num_examples(self, batch_size: int, order: Order = "rows") -> int:
         """Number of examples that count, n ≥ 1, in a batch of `batch_size` examples."""
         if batch_size not in self._num_examples:
             masks = [term.counted for term in self.terms]
-            rows = [_rows(mask, batch_size, positions_first) for mask in masks if _holds(mask, batch_size)]
+            rows = [_rows(mask, batch_size, order) for mask in masks if _holds(mask, batch_size)]
             counts_all = not rows or len(rows) < len(masks)
             self._num_examples[batch_size] = batch_size if counts_all else max(1, int(torch.stack(rows).any(0).sum()))
         return self._num_examples[batch_size]
@@ -76,12 +77,12 @@ def _holds(mask: Tensor | None, batch_size: int) -> TypeGuard[Tensor]:
     return mask is not None and mask.numel() > 0 and mask.numel() % batch_size == 0
 
 
-def _rows(mask: Tensor, batch_size: int, positions_first: bool) -> Tensor:
+def _rows(mask: Tensor, batch_size: int, order: Order) -> Tensor:
     """The examples with a target that counts, ``[B]``."""
-    dim = example_dim(tuple(mask.shape), batch_size)
+    dim = example_dim(tuple(mask.shape), batch_size, order)
     if dim is not None and mask.shape[dim] == batch_size:
         mask = mask.movedim(dim, 0)
-    elif positions_first:
+    elif order != "rows":
         mask = mask.reshape(-1, batch_size).T
     return mask.reshape(batch_size, -1).any(1).cpu()
 

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
-from lightning_bayes.curvature.loss_terms import Shape, example_dim
+from lightning_bayes.curvature.example_dims import Order, Shape, example_dim
+
+# "piece": a slice of several rows of each example, such as half of ``torch.cat([x1, x2])``, if B rows of it are the examples
+Choice: TypeAlias = Literal["all", "permuted", "piece", "some"]
 
 
-def leaves_out(shape: Shape, index: Any, batch_size: int | None) -> bool:
-    """Whether an index of values of this shape leaves out, repeats or reorders some examples."""
-    dim = example_dim(shape, batch_size)
-    chosen = slice(None) if dim is None else _index_at(dim, index, len(shape))
+def chosen(shape: Shape, index: Any, batch_size: int | None, order: Order = "rows") -> Choice:
+    """Which rows an index selects from values of this shape."""
+    dim = example_dim(shape, batch_size, order)
+    rows = slice(None) if dim is None else _index_at(dim, index, len(shape))
     size = 0 if dim is None else shape[dim]
-    if isinstance(chosen, slice):
-        return len(range(*chosen.indices(size))) < size
-    if isinstance(chosen, int):
-        return True
-    chosen = torch.as_tensor(chosen)
-    if chosen.dtype == torch.bool:
-        return not bool(chosen.all())
-    flat = chosen.flatten().cpu()
-    return not torch.equal(flat, torch.arange(size, dtype=flat.dtype))
+    if isinstance(rows, slice):
+        count = len(range(*rows.indices(size)))
+        is_piece = batch_size is not None and size > batch_size and 0 < count < size and count % batch_size == 0
+        return "all" if count == size else "piece" if is_piece else "some"
+    if isinstance(rows, int):
+        return "some"
+    rows = torch.as_tensor(rows)
+    if rows.dtype == torch.bool:
+        return "all" if bool(rows.all()) else "some"
+    flat, everything = rows.flatten().cpu(), torch.arange(size, dtype=rows.dtype)
+    if torch.equal(flat, everything):
+        return "all"
+    return "permuted" if torch.equal(flat.sort().values, everything) else "some"
 
 
 def _index_at(dim: int, index: Any, rank: int) -> Any:

@@ -19,6 +19,8 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 import torch.nn.functional as F
 from torch import Tensor
 
+from lightning_bayes.curvature.example_dims import Order, example_dim
+
 LossLink: TypeAlias = Literal["softmax", "sigmoid", "identity", "exp"]
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
 
@@ -30,6 +32,7 @@ class LossFunction(NamedTuple):
     outputs: str = "input"  # names of its arguments
     targets: str = "target"
     example_dim: int = 0  # of the outputs
+    is_composite: bool = False  # whether its reduction is a node of its own, after the values
 
 
 LOSS_FUNCTIONS: Final[dict[Callable[..., Tensor], LossFunction]] = {
@@ -42,7 +45,7 @@ LOSS_FUNCTIONS: Final[dict[Callable[..., Tensor], LossFunction]] = {
     F.l1_loss: LossFunction("identity"),
     F.smooth_l1_loss: LossFunction("identity"),
     F.huber_loss: LossFunction("identity"),
-    F.gaussian_nll_loss: LossFunction("identity"),
+    F.gaussian_nll_loss: LossFunction("identity", is_composite=True),  # whose variance may be a parameter
     F.poisson_nll_loss: LossFunction("exp"),
     F.kl_div: LossFunction(),
     F.ctc_loss: LossFunction(None, "log_probs", "targets", 1),
@@ -90,11 +93,27 @@ class LossCall:
         return counted
 
     @property
+    def tensors(self) -> list[Tensor]:
+        """The arguments with gradients."""
+        values = (self.outputs, self.targets, *self.options.values())
+        return [value for value in values if isinstance(value, Tensor) and value.requires_grad]
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether dimension 1 of the outputs holds the classes."""
+        functions = (F.cross_entropy, F.nll_loss, F.multi_margin_loss, F.multilabel_margin_loss)
+        return self.function in functions and self.outputs.dim() > 1
+
+    def example_dim(self, value: Tensor, batch_size: int | None, order: Order) -> int | None:
+        """The dimension of an argument that holds the examples."""
+        classes = 1 if self.has_classes else None
+        return example_dim(tuple(value.shape), batch_size, order, preferred=self.known.example_dim, classes=classes)
+
+    @property
     def num_values(self) -> int:
         """Number of values that the function reduces."""
-        has_classes = self.function in (F.cross_entropy, F.nll_loss, F.multi_margin_loss, F.multilabel_margin_loss)
         size = self.outputs.numel()
-        return size // self.outputs.shape[1] if has_classes and self.outputs.dim() > 1 else size
+        return size // self.outputs.shape[1] if self.has_classes else size
 
 
 @cache

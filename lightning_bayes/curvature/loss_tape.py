@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from lightning_bayes.curvature import loss_choices as choices
+from lightning_bayes.curvature.example_dims import Order, Shape
 from lightning_bayes.curvature.loss import LossRecord
 from lightning_bayes.curvature.loss_functions import LOSS_FUNCTIONS, read_call
-from lightning_bayes.curvature.loss_terms import Shape, Step, Term
+from lightning_bayes.curvature.loss_terms import Edge, Step, Term
 from lightning_bayes.private_torch import DDP_SINK, output_shapes
 
 
@@ -29,6 +30,10 @@ def _each(names: str, handler: Any, *first: Any) -> dict[Any, tuple[Any, tuple[A
 
 def _losses(handler: Any) -> dict[Any, tuple[Any, tuple[Any, ...]]]:
     return {function: (handler, (function,)) for function in LOSS_FUNCTIONS}
+
+
+def _edge(value: Tensor) -> Edge | None:
+    return None if value.grad_fn is None else (value.grad_fn, value.output_nr)
 
 
 class _Former(NamedTuple):
@@ -84,7 +89,9 @@ class LossTape(TorchFunctionMode, ABC):
         return iter(result) if func is Tensor.__iter__ else result
 
     @abstractmethod
-    def read(self, loss: Tensor, batch_size: int | None = None, divided_by_host: bool = False) -> LossRecord:
+    def read(
+        self, loss: Tensor, batch_size: int | None = None, order: Order | None = None, divided_by_host: bool = False
+    ) -> LossRecord:
         """Read a loss; see `LossRecorder.read`."""
 
     def clear(self) -> None:
@@ -124,7 +131,9 @@ class LossTape(TorchFunctionMode, ABC):
             dims = (dims,)
         # Layers such as normalisations keep the dimension; their large inputs are not worth keeping.
         start = (Term(value),) if keepdim and input.dim() > 1 else self._all_terms(input)
-        self._put(value, self._known(input) or start, Step(kind, dims or None, tuple(input.shape), keepdim))
+        self._put(
+            value, self._known(input) or start, Step(kind, dims or None, tuple(input.shape), keepdim, _edge(input))
+        )
 
     def _put_product(self, kind: str, value: Tensor, one: Any, other: Any, **kwargs: Any) -> None:
         if self._known(one) is None and kind == "mul":

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 from torch import Tensor
 
+from lightning_bayes.curvature.example_dims import Order, Shape, example_dim, outer_size
 from lightning_bayes.curvature.loss_functions import LossCall
 
-Shape: TypeAlias = tuple[int, ...]
+Edge: TypeAlias = tuple[Any, int]  # a node of autograd and the index of one of its outputs
 
 
 class Step(NamedTuple):
@@ -30,6 +31,7 @@ class Step(NamedTuple):
     value: Any = None  # the number, tensor or name; the reduced dimensions, None for all
     shape: Shape = ()  # of the argument of a reduction
     keepdim: bool = False
+    edge: Edge | None = None  # of the argument of a reduction
 
 
 class Reading(NamedTuple):
@@ -38,6 +40,7 @@ class Reading(NamedTuple):
     reduction: str  # "mean", "sum", "none" or "unknown"
     why: str = ""  # predicate of a sentence about the loss, if it is unknown
     factor: float = 1.0
+    rows: tuple[Edge, int] | None = None  # the values whose reduction removed the examples, [outer, B, …], and `outer`
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,9 +65,15 @@ class Term:
         """The tensors with gradients that scale this term."""
         return [step.value for step in self.steps if step.kind == "scale"]
 
-    def read(self, batch_size: int | None, inner: Iterable[float] = (), is_weighted: bool = False) -> Reading:
+    def read(
+        self,
+        batch_size: int | None,
+        order: Order = "rows",
+        inner: Iterable[float] = (),
+        is_weighted: bool = False,
+    ) -> Reading:
         """How the term reduces B examples; `inner` numbers, and weights or a mask, multiplied the values before."""
-        reader = _Reader(self, batch_size, inner, is_weighted)
+        reader = _Reader(self, batch_size, order, inner, is_weighted)
         for step in self.steps:
             reader.apply(step)
         return reader.result()
@@ -73,8 +82,12 @@ class Term:
 class _Reader:
     """Follows the steps of a term for one batch size."""
 
-    def __init__(self, term: Term, batch_size: int | None, inner: Iterable[float], is_weighted: bool) -> None:
+    def __init__(
+        self, term: Term, batch_size: int | None, order: Order, inner: Iterable[float], is_weighted: bool
+    ) -> None:
         self.inner, self.is_weighted, self.is_rescaled = list(inner), is_weighted, False
+        self.order = order
+        self.rows: tuple[Edge, int] | None = None
         self.batch_size, self.kind, self.why = batch_size, "none", ""
         self.factor = self.divisor = 1.0
         self.num_values, self.num_stacked = 1, 0  # reduced values, and scalars in a stack
@@ -82,10 +95,10 @@ class _Reader:
         self.counts = set() if call is None or call.counted is None else {int(call.counted.sum())}
         if call is not None and call.reduction != "none":
             self.kind, self.num_values = call.reduction, call.num_values
-            self.dim = example_dim(tuple(call.outputs.shape), batch_size, call.known.example_dim)
+            self.dim = call.example_dim(call.outputs, batch_size, order)
         else:
-            first = next(iter(term.steps), None)
-            self.dim = example_dim(first.shape if first and first.shape else tuple(term.values.shape), batch_size)
+            shape = next((step.shape for step in term.steps if step.shape), tuple(term.values.shape))
+            self.dim = example_dim(shape, batch_size, order)
         if self.dim is None:
             self.why = f"has a term that is computed from values of shape {list(term.outputs.shape)}"
 
@@ -115,6 +128,8 @@ class _Reader:
             return
         if self.dim in dims:
             self.kind = step.kind
+            if step.edge is not None and self.batch_size:
+                self.rows = (step.edge, outer_size(step.shape, self.dim, self.batch_size, self.order))
         elif not step.keepdim:
             self.dim -= sum(dim < self.dim for dim in dims)
 
@@ -150,25 +165,20 @@ class _Reader:
 
     def result(self) -> Reading:
         """The reading after all steps."""
+        kind, why = self._reduction()
+        return Reading(kind, why, self.factor, self.rows)
+
+    def _reduction(self) -> tuple[str, str]:
+        """The reduction, and why it is unknown."""
         if self.why:
-            return Reading("unknown", self.why, self.factor)
+            return "unknown", self.why
         if self.kind == "sum" and self.is_rescaled:
-            return Reading("unknown", f"is a sum rescaled by 1/{self.divisor:g}", self.factor)
+            return "unknown", f"is a sum rescaled by 1/{self.divisor:g}"
         if self.kind == "sum" and self.is_weighted:
-            return Reading("unknown", "is a sum of weighted or masked values", self.factor)
+            return "unknown", "is a sum of weighted or masked values"
         sizes = [abs(factor) for factor in self.inner if factor and math.isfinite(factor)]
         if self.kind == "sum" and any(self._is_count(1 / size, is_division=True) for size in sizes):
-            return Reading("unknown", "is a sum of rescaled values", self.factor)
+            return "unknown", "is a sum of rescaled values"
         if self.kind == "mean" and any(map(self._is_count, sizes)):
-            return Reading("unknown", "is a mean of rescaled values", self.factor)
-        return Reading(self.kind, "", self.factor)
-
-
-def example_dim(shape: Shape, batch_size: int | None, preferred: int = 0) -> int | None:
-    """The dimension that holds the examples: B rows, or a multiple of B in the first; None if there is none."""
-    if batch_size is None:
-        return preferred if preferred < len(shape) else None
-    fitting: Iterable[int] = (dim for dim in (preferred, *range(len(shape))) if shape[dim : dim + 1] == (batch_size,))
-    dim = next(iter(fitting), None)
-    is_flat = dim is None and bool(shape) and shape[0] > 0 and shape[0] % batch_size == 0
-    return 0 if is_flat else dim
+            return "unknown", "is a mean of rescaled values"
+        return self.kind, ""

@@ -150,7 +150,7 @@ def measure(
             All but the first require a closure that returns the result of ``F.cross_entropy``, ``F.mse_loss`` or
             ``F.binary_cross_entropy_with_logits`` (or of their modules).
         engine: ``"fused"`` or ``"backpack"``.
-        loss_reduction: ``"auto"``; or ``"mean"`` or ``"sum"`` for a loss whose reduction cannot be read from its graph.
+        loss_reduction: ``"auto"``; or ``"mean"`` or ``"sum"`` for a loss whose reduction is not recorded.
         mc_samples: Labels per example for ``"kfac"`` and ``"diag_ggn_mc"``.
         seed: Seed of these labels; None draws a seed from torch's global generator, which is not used otherwise.
         workspace_mib: Memory limit in MiB for per-example values.

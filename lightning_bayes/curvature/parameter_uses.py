@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
+from lightning_bayes.private_torch import output_shapes
+
 _KEY = "measured_module"  # in a node's metadata
+_VIEWS = (
+    "View",
+    "UnsafeView",
+    "ReshapeAlias",
+    "Squeeze",
+    "Unsqueeze",
+    "Alias",
+    "Clone",
+    "ToCopy",
+    "BackwardHookFunction",
+)
 
 
 def mark_measured(node: Any, unit: Any) -> None:
@@ -28,6 +42,12 @@ def is_measured(node: Any) -> bool:
     return _KEY in node.metadata
 
 
+def is_layer(node: Any) -> bool:
+    """Whether `node` is the output of a measured layer. A module that returns the loss has hooks, too, but is no layer."""
+    is_number = is_measured(node) and math.prod(output_shapes(node)[0]) == 1
+    return is_measured(node) and not (is_number and node.name().rpartition("Backward")[0] in _VIEWS)
+
+
 def nodes_behind(roots: list[Any]) -> Iterator[Any]:
     """Yield every node that `roots` depend on, including the roots, each once."""
     stack, seen = list(roots), set(roots)
@@ -35,6 +55,19 @@ def nodes_behind(roots: list[Any]) -> Iterator[Any]:
         node = stack.pop()
         yield node
         for child, _ in node.next_functions:
+            if child is not None and child not in seen:
+                seen.add(child)
+                stack.append(child)
+
+
+def nodes_to_layers(root: Any) -> Iterator[Any]:
+    """Yield every node from `root` to the nearest outputs of layers, including both, each once."""
+    stack, seen = [root], {root}
+    while stack:
+        node = stack.pop()
+        yield node
+        children = () if is_layer(node) else (child for child, _ in node.next_functions)
+        for child in children:
             if child is not None and child not in seen:
                 seen.add(child)
                 stack.append(child)

@@ -14,11 +14,12 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from lightning_bayes.curvature import loss_graph as graph
 from lightning_bayes.curvature.loss import LossRecord
 from lightning_bayes.errors import ShapeError, UnsupportedTrainingError
+from lightning_bayes.private_torch import saved_by
 
 KEY: Final = "per_example_loss"  # key in the dictionary that training_step returns
+_LOSSES, _DIVISION = "with_per_example_loss", "is_division_by_host"  # in a node's metadata
 
 
 def with_per_example_loss(loss: Tensor, per_example_loss: Tensor) -> Tensor:
@@ -55,24 +56,24 @@ def with_per_example_loss(loss: Tensor, per_example_loss: Tensor) -> Tensor:
     if torch.is_grad_enabled() and not per_example_loss.requires_grad:
         raise UnsupportedTrainingError(f"{KEY} has no graph, so it has no gradients. Remove .detach() and no_grad().")
     result = loss.view_as(loss)
-    if result.requires_grad:
-        graph.metadata_of(result.grad_fn)[graph.WITH_EXAMPLES] = per_example_loss
+    if result.grad_fn is not None:
+        result.grad_fn.metadata[_LOSSES] = per_example_loss
     return result
+
+
+def mark_division(loss: Tensor) -> None:
+    """Mark the last operation of a loss as the training loop's division, which is no part of the loss."""
+    node = _last_operation(loss)
+    if node is not None:
+        node.metadata[_DIVISION] = True
 
 
 def attached_losses(loss: Tensor) -> Tensor | None:
     """The per-example losses ``[n]`` attached to a loss, which the training loop may have divided; None if absent."""
     node: Any = loss.grad_fn
-    if node is not None and graph.DIVISION in graph.metadata_of(node):
+    if node is not None and _DIVISION in node.metadata:
         node = node.next_functions[0][0]
-    return None if node is None else graph.metadata_of(node).get(graph.WITH_EXAMPLES)
-
-
-def reduced_losses(losses: Tensor, reduction: str) -> Tensor:
-    """The mean or the sum of per-example losses, as a loss that `LossReader` can read."""
-    declared = losses.view_as(losses)
-    graph.metadata_of(declared.grad_fn)[graph.DECLARED] = True
-    return declared.mean() if reduction == "mean" else declared.sum()
+    return None if node is None else node.metadata.get(_LOSSES)
 
 
 def compared(record: LossRecord, loss: Tensor, losses: Tensor) -> LossRecord:
@@ -87,7 +88,14 @@ def compared(record: LossRecord, loss: Tensor, losses: Tensor) -> LossRecord:
 
 
 def _host_divisor(loss: Tensor) -> float:
-    node = graph.last_operation(loss)
-    is_division = node is not None and graph.DIVISION in graph.metadata_of(node)
-    numbers = graph.saved_numbers(node) if is_division else []
-    return float(numbers[0]) if numbers else 1.0
+    """The number by which the training loop divided the loss."""
+    node = _last_operation(loss)
+    is_division = node is not None and _DIVISION in node.metadata
+    number = saved_by(node, "other") if is_division else None
+    return 1.0 if number is None else float(number)
+
+
+def _last_operation(loss: Tensor) -> Any:
+    """The node of a loss, before the identity that stores per-example losses; None if it has no graph."""
+    node: Any = loss.grad_fn
+    return node.next_functions[0][0] if node is not None and _LOSSES in node.metadata else node

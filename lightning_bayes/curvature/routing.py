@@ -5,16 +5,17 @@ The selected rows of an example differ from batch to batch. If they match a layo
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from lightning_bayes.curvature import loss_graph as graph
 from lightning_bayes.curvature.layouts import LayerOutput
-from lightning_bayes.curvature.parameter_uses import is_measured, nodes_behind
-from lightning_bayes.private_torch import saved_by
+from lightning_bayes.curvature.parameter_uses import is_measured, nodes_behind, nodes_to_layers
+from lightning_bayes.private_torch import output_shapes, saved_by
 
 _SCATTERS = ("IndexPut", "IndexAdd", "IndexCopy", "Scatter", "MaskedScatter")
 
@@ -24,31 +25,36 @@ def routed_calls(loss: Tensor, outputs: Sequence[LayerOutput]) -> set[int]:
     index_of = {node: index for index, out in enumerate(outputs) for node, _ in out.edges}
     routed = {index for index, out in enumerate(outputs) if _has_selected_rows(out)}
     for node in nodes_behind([loss.grad_fn]):
-        if not graph.name_of(node).startswith(_SCATTERS):
+        if not node.name().startswith(_SCATTERS):
             continue
-        for edge in graph.edges_of(node):
-            if edge is not None:
-                reached = [index_of[layer] for layer in graph.in_order(edge[0], True) if layer in index_of]
-                routed.update(index for index in reached if (outputs[index].rows,) == graph.shape_of(edge)[:1])
+        for child, index in node.next_functions:
+            if child is not None:
+                rows = output_shapes(child)[index][:1]
+                reached = [index_of[layer] for layer in nodes_to_layers(child) if layer in index_of]
+                routed.update(call for call in reached if (outputs[call].rows,) == rows)
     return routed
 
 
 def _has_selected_rows(output: LayerOutput) -> bool:
-    ancestors = [node for source in output.sources for node in graph.in_order(source, True)]
+    ancestors = [node for source in output.sources for node in nodes_to_layers(source)]
     # Packing sorts the examples, and unpacking restores their order, unless the layer uses the packed rows directly.
-    packed = [node for node in ancestors if graph.name_of(node).startswith("PackPaddedSequence")]
+    packed = [node for node in ancestors if node.name().startswith("PackPaddedSequence")]
     selecting = packed or [node for node in ancestors if _selects(node)]
-    return any(graph.shape_of((node, 0))[:1] == (output.rows,) for node in selecting)
+    return any(output_shapes(node)[0][:1] == (output.rows,) for node in selecting)
 
 
 def _selects(node: Any) -> bool:
-    name = graph.name_of(node)
-    if name == "IndexSelect":
+    name = node.name()
+    if name.startswith("IndexSelect"):
         return bool(saved_by(node, "dim") == 0)
-    if name != "Index":
-        return name == "MaskedSelect"
+    if not name.startswith("IndexBackward"):
+        return bool(name.startswith("MaskedSelect"))
     index = saved_by(node, "indices")[0]
-    return index is not None and not graph.is_in_order(index)
+    return index is not None and not _is_in_order(index)
+
+
+def _is_in_order(index: Tensor) -> bool:
+    return index.dtype != torch.bool and torch.equal(index.flatten(), torch.arange(index.numel(), device=index.device))
 
 
 def one_at_a_time(loss: Tensor, outputs: Sequence[LayerOutput]) -> str:
@@ -56,13 +62,13 @@ def one_at_a_time(loss: Tensor, outputs: Sequence[LayerOutput]) -> str:
     label, calls = Counter(out.unit.label for out in outputs).most_common(1)[0]
     if calls == 1:
         return ""
-    for node in graph.in_order(graph.root_of(loss), True):
-        if graph.is_leaf(node) or graph.name_of(node) not in {"Stack", "Cat"}:
+    for node in nodes_to_layers(loss.grad_fn):
+        if not node.name().startswith(("StackBackward", "CatBackward")):
             continue
-        edges = [edge for edge in graph.edges_of(node) if edge is not None]
-        if len(edges) != calls or graph.shape_of((node, 0))[0] != calls:
+        edges = [edge for edge in node.next_functions if edge[0] is not None]
+        if len(edges) != calls or output_shapes(node)[0][0] != calls:
             continue
-        stacks_numbers = all(graph.is_number(edge) for edge in edges)
+        stacks_numbers = all(math.prod(output_shapes(child)[index]) == 1 for child, index in edges)
         if calls > 1 + stacks_numbers and _are_apart([edge[0] for edge in edges]):
             return (
                 f"{label} is called {calls} times with one row, and the results are stacked, so each call may be an "

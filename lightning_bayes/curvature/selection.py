@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lightning_bayes.curvature.capture import Capture
 from lightning_bayes.curvature.engine import AbstractEngine
 from lightning_bayes.curvature.measured_modules import find_measured_modules
-from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError, name_some
+from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError, UnsupportedTrainingError, name_some
 
 
 @contextmanager
@@ -34,6 +34,11 @@ def require_measured(
     engine: AbstractEngine, captured: Capture, outputs: Tensor, params: dict[str, nn.Parameter]
 ) -> None:
     """After a forward, require that the outputs depend on every parameter, and only through calls of its layer."""
+    if not isinstance(outputs, Tensor):
+        raise UnsupportedTrainingError(
+            f"{type(engine.model).__name__}.forward returned a {type(outputs).__name__}. Return one tensor: the logits or "
+            "means."
+        )
     captured.observe(outputs.sum())
     others = set().union(*captured.sizes.values()) - {len(outputs)}
     if others:

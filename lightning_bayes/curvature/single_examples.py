@@ -1,7 +1,7 @@
 """Backward passes for the loss of one example, in the graph of the batch loss.
 
-`loss_reading` reads a loss as a function of per-example values. A mask on the gradient of these values keeps only the
-gradient of one example:
+`example_rows` tells which tensors between layers and loss hold the examples. A mask on the gradient of these values keeps
+only the gradient of one example:
 
     c_i = ∂L/∂v_i · ∂v_i/∂θ        v_i: the values of example i just before the reduction
 
@@ -18,11 +18,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from lightning_bayes.curvature import loss_graph as graph
+from lightning_bayes.curvature.example_rows import ExampleRows
 from lightning_bayes.curvature.layouts import LayerOutput
-from lightning_bayes.curvature.loss_places import example_dim
-from lightning_bayes.curvature.loss_reading import LossReader
-from lightning_bayes.curvature.loss_values import Content, Examples
 from lightning_bayes.curvature.parameter_uses import nodes_behind
 
 _BATCH_NORMS = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm")
@@ -42,21 +39,18 @@ class SingleExamples:
     def __init__(
         self,
         loss: Tensor,
-        reader: LossReader | None,
+        rows: ExampleRows | None,
         outputs: Sequence[LayerOutput],
         others: Sequence[GradientEdge | Tensor] = (),
     ) -> None:
         self.loss, self.outputs = loss, outputs
-        self.num_examples = 1 if reader is None else reader.batch_size
-        self._cuts = {} if reader is None else _cuts(reader, reader.batch_size)
+        self.num_examples = 1 if rows is None else rows.num_examples
+        self._cuts: dict[Any, dict[int, int]] = {}  # `ExampleRows.outer` by node and index
+        for (node, index), outer in ({} if rows is None else rows.outer).items():
+            self._cuts.setdefault(node, {})[index] = outer
         # torch accepts a mix of edges and leaves, but its annotation does not
         self._edges: list[Any] = [*(GradientEdge(*edge) for out in outputs for edge in out.edges), *others]
         self._example: int | None = None
-
-    @property
-    def is_possible(self) -> bool:
-        """Whether the per-example values of the loss can be separated."""
-        return self.num_examples == 1 or bool(self._cuts)
 
     @contextmanager
     def separated(self) -> Iterator[Callable[[int | None], Gradients]]:
@@ -65,7 +59,7 @@ class SingleExamples:
             for node, cuts in self._cuts.items():
                 hooks.enter_context(node.register_prehook(self._masked(cuts)))
             for node in nodes_behind([self.loss.grad_fn]):
-                if self.num_examples > 1 and graph.name_of(node).startswith(_BATCH_NORMS):
+                if self.num_examples > 1 and node.name().startswith(_BATCH_NORMS):
                     hooks.enter_context(node.register_hook(_rows_with_gradient))
             yield self._gradients
 
@@ -106,33 +100,7 @@ def can_repeat_backward(loss: Tensor) -> bool:
     """Whether this process alone can run backward through the graph of a loss several times."""
     if loss.grad_fn is None:  # torch's own error follows in backward
         return False
-    return not any(graph.name_of(node).startswith(_UNREPEATABLE) for node in nodes_behind([loss.grad_fn]))
-
-
-def _cuts(reader: LossReader, n: int) -> dict[Any, dict[int, int]]:
-    """The layouts of the per-example values, by node and output index; empty if they cannot be separated."""
-    cuts: dict[Any, dict[int, int]] = {}
-    stack: list[tuple[Any, int]] = [(reader.root, 0)]
-    seen = set(stack)
-    while stack:
-        edge = stack.pop()
-        content = reader.content_of(edge)
-        layout = _layout(content, graph.shape_of(edge), n)
-        if layout is not None:
-            cuts.setdefault(edge[0], {})[edge[1]] = layout
-        elif graph.is_layer(edge[0]):
-            return {}
-        elif content is not None:
-            children = [child for child in graph.edges_of(edge[0]) if child is not None and child not in seen]
-            seen.update(children)
-            stack += children
-    return cuts
-
-
-def _layout(content: Content | None, shape: graph.Shape, n: int) -> int | None:
-    if not isinstance(content, Examples) or content.layout is None:
-        return None
-    return None if example_dim(shape, content.layout, n) is None else content.layout
+    return not any(node.name().startswith(_UNREPEATABLE) for node in nodes_behind([loss.grad_fn]))
 
 
 def _rows_with_gradient(grad_inputs: tuple[Tensor | None, ...], grad_outputs: tuple[Tensor | None, ...]) -> Any:

@@ -200,6 +200,11 @@ class AbstractPosterior(ABC):
         }
 
 
+def as_rows(values: Tensor) -> Tensor:
+    """Values ``[B, *shape]`` as rows ``[B, n]``; a scalar parameter has one column."""
+    return values.reshape(len(values), -1)
+
+
 def strip_prefix(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """Keep the entries whose name starts with `prefix`, and remove it from keys and from values that are names."""
     selected: dict[str, Any] = {}

@@ -18,7 +18,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from lightning_bayes.posteriors.base import AbstractPosterior, TensorDict
+from lightning_bayes.posteriors.base import AbstractPosterior, TensorDict, as_rows
 
 
 @final
@@ -96,7 +96,7 @@ class EigenGaussian(AbstractPosterior):
     def variance_along(self, directions: TensorDict) -> Tensor:
         """Σ (U_Sᵀ d U_A)²/D; see `AbstractPosterior.variance_along`."""
         terms = [self._to_basis(name, d).square() / self._spectra[name] for name, d in directions.items()]
-        return torch.stack([term.flatten(1).sum(1) for term in terms]).sum(0)
+        return torch.stack([as_rows(term).sum(1) for term in terms]).sum(0)
 
     def variance_along_outer(self, name: str, left: Tensor, right: Tensor) -> Tensor:
         """Σ_jk (U_Sᵀ left)_j² (U_Aᵀ right)_k²/D_jk; see `AbstractPosterior.variance_along_outer`."""

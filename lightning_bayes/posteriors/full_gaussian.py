@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lightning_bayes.errors import PosteriorError
 from lightning_bayes.linalg import cholesky, inverse_root
-from lightning_bayes.posteriors.base import AbstractPosterior, TensorDict
+from lightning_bayes.posteriors.base import AbstractPosterior, TensorDict, as_rows
 from lightning_bayes.posteriors.memory import DEFAULT_LIMIT_MIB, require_memory
 
 
@@ -79,7 +79,7 @@ class FullGaussian(AbstractPosterior):
 
     def variance_along(self, directions: TensorDict) -> Tensor:
         """‖L⁻¹ d‖²; see `AbstractPosterior.variance_along`."""
-        joint = torch.cat([directions[name].flatten(1) for name in self.mean], 1)
+        joint = torch.cat([as_rows(directions[name]) for name in self.mean], 1)
         return (joint @ self._root).square().sum(1)
 
     def select(self, prefix: str) -> FullGaussian:

@@ -18,7 +18,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from lightning_bayes.posteriors.base import AbstractPosterior, TensorDict
+from lightning_bayes.posteriors.base import AbstractPosterior, TensorDict, as_rows
 
 
 @final
@@ -90,8 +90,8 @@ class LowRankGaussian(AbstractPosterior):
 
     def variance_along(self, directions: TensorDict) -> Tensor:
         """Σ_j v_j d_j² + Σ_r (A_rᵀ d)²; see `AbstractPosterior.variance_along`."""
-        diagonal = [(d.square() * self.diagonal[name]).flatten(1).sum(1) for name, d in directions.items()]
-        projected = [d.flatten(1) @ self.deviations[name].flatten(1).mT for name, d in directions.items()]
+        diagonal = [as_rows(d.square() * self.diagonal[name]).sum(1) for name, d in directions.items()]
+        projected = [as_rows(d) @ as_rows(self.deviations[name]).mT for name, d in directions.items()]
         return torch.stack(diagonal).sum(0) + torch.stack(projected).sum(0).square().sum(1)
 
     @cached_property
@@ -102,13 +102,13 @@ class LowRankGaussian(AbstractPosterior):
     @cached_property
     def _spectrum(self) -> tuple[Tensor, Tensor]:
         """s² and W, in float64."""
-        flat = [columns.flatten(1).double() for columns in self._columns.values()]
+        flat = [as_rows(columns).double() for columns in self._columns.values()]
         squares, vectors = torch.linalg.eigh(torch.stack([part @ part.mT for part in flat]).sum(0))
         return squares.clamp_min(0), vectors
 
     def _projected(self, values: TensorDict) -> Tensor:
         """Bᵀ x, ``[R]``."""
-        return torch.stack([columns.flatten(1) @ values[n].reshape(-1) for n, columns in self._columns.items()]).sum(0)
+        return torch.stack([as_rows(columns) @ values[n].reshape(-1) for n, columns in self._columns.items()]).sum(0)
 
     def _filtered(self, vectors: Tensor, weights: Tensor, x: Tensor) -> Tensor:
         """W diag(weights) Wᵀ x."""
@@ -117,4 +117,4 @@ class LowRankGaussian(AbstractPosterior):
 
 def _combined(coefficients: Tensor, columns: Tensor) -> Tensor:
     """Σ_r c_r B_r."""
-    return (coefficients @ columns.flatten(1)).view(columns.shape[1:])
+    return (coefficients @ as_rows(columns)).view(columns.shape[1:])

@@ -9,7 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from lightning_bayes.posteriors.base import AbstractPosterior, TensorDict
+from lightning_bayes.posteriors.base import AbstractPosterior, TensorDict, as_rows
 
 
 @final
@@ -73,7 +73,7 @@ class MeanField(AbstractPosterior):
 
     def variance_along(self, directions: TensorDict) -> Tensor:
         """Σ_j d_j²/P_j; see `AbstractPosterior.variance_along`."""
-        terms = [(d.square() / self.precision[name]).flatten(1).sum(1) for name, d in directions.items()]
+        terms = [as_rows(d.square() / self.precision[name]).sum(1) for name, d in directions.items()]
         return torch.stack(terms).sum(0)
 
     def variance_along_outer(self, name: str, left: Tensor, right: Tensor) -> Tensor:

@@ -2,8 +2,9 @@
 
 from lightning_bayes.posthoc.evidence import Evidence, log_evidence
 from lightning_bayes.posthoc.laplace import Laplace, laplace
-from lightning_bayes.posthoc.settings import LikelihoodName, PriorPrecision, PriorStructure, StructureName
+from lightning_bayes.posthoc.settings import PriorPrecision, PriorStructure, StructureName
 from lightning_bayes.posthoc.swag import SWAG
+from lightning_bayes.predictive import LikelihoodName
 
 __all__ = [
     "SWAG",

@@ -15,6 +15,7 @@ from lightning_bayes.curvature.output_roots import Columns
 from lightning_bayes.curvature.selection import require_measured
 from lightning_bayes.linalg import symmetric_eigen
 from lightning_bayes.posteriors import FullGaussian, require_memory
+from lightning_bayes.posteriors.base import as_rows
 from lightning_bayes.posthoc.structure import AbstractStructure, Prior
 
 LIMIT_MIB = 1024.0  # largest D × D matrix: D = 16 384 in single precision
@@ -58,7 +59,7 @@ class Full(AbstractStructure):
 
     def _add(self, rows: dict[nn.Parameter, Tensor], examples: int) -> None:
         blocks = [
-            rows[p].flatten(1) if p in rows else p.new_zeros(examples, p.numel()).detach() for p in self.params.values()
+            as_rows(rows[p]) if p in rows else p.new_zeros(examples, p.numel()).detach() for p in self.params.values()
         ]
         jacobian = torch.cat(blocks, 1)
         self.matrix.addmm_(jacobian.mT, jacobian)

@@ -30,7 +30,6 @@ from lightning_bayes.posthoc.evidence import RANGE, Evidence, log_evidence, maxi
 from lightning_bayes.posthoc.full import Full
 from lightning_bayes.posthoc.kronecker import Kronecker
 from lightning_bayes.posthoc.settings import (
-    LikelihoodName,
     PriorPrecision,
     PriorStructure,
     StructureName,
@@ -41,6 +40,7 @@ from lightning_bayes.posthoc.structure import AbstractStructure
 from lightning_bayes.posthoc.trained import TrainingFit
 from lightning_bayes.posthoc.validation import RANGE as VALIDATION_RANGE
 from lightning_bayes.posthoc.validation import choose_by_validation
+from lightning_bayes.predictive import LikelihoodName
 
 _EDGE: Final = 0.1  # of the logarithm: twice the tolerance of the search
 _STRUCTURES: Final[dict[str, Callable[[nn.Module, dict[str, nn.Parameter]], AbstractStructure]]] = {

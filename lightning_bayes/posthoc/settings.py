@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from typing import Literal, TypeAlias, get_args
 
-from lightning_bayes.curvature.likelihood import Bernoulli, Gaussian, Likelihood, Softmax
+from lightning_bayes.curvature.likelihood import Bernoulli, Gaussian, Likelihood, Poisson, Softmax
 from lightning_bayes.errors import HyperparameterError
-from lightning_bayes.predictive import Link
+from lightning_bayes.predictive import LikelihoodName, Link, find_link
 
 StructureName: TypeAlias = Literal["diagonal", "kronecker", "full"]
-ClassificationName: TypeAlias = Literal["classification", "softmax", "categorical"]
-BinaryName: TypeAlias = Literal["binary", "multilabel", "sigmoid", "bernoulli"]
-RegressionName: TypeAlias = Literal["regression", "identity", "gaussian"]
-LikelihoodName: TypeAlias = ClassificationName | BinaryName | RegressionName
 PriorPrecision: TypeAlias = float | Literal["marglik", "validation"]
 PriorStructure: TypeAlias = Literal["scalar", "layerwise"]
 
-_LIKELIHOODS: dict[str, Likelihood] = {
-    **dict.fromkeys(get_args(ClassificationName), Softmax()),
-    **dict.fromkeys(get_args(BinaryName), Bernoulli()),
-    **dict.fromkeys(get_args(RegressionName), Gaussian(1.0)),
+_LIKELIHOODS: dict[Link, Likelihood] = {
+    "softmax": Softmax(),
+    "sigmoid": Bernoulli(),
+    "identity": Gaussian(1.0),
+    "exp": Poisson(),
 }
-_LINKS: dict[type[Likelihood], Link] = {Softmax: "softmax", Bernoulli: "sigmoid", Gaussian: "identity"}
+_LINKS: dict[type[Likelihood], Link] = {type(likelihood): link for link, likelihood in _LIKELIHOODS.items()}
 
 
 def check_settings(structure: str, prior_precision: float | str, prior_structure: str) -> None:
@@ -51,14 +47,10 @@ def find_likelihood(likelihood: Likelihood | LikelihoodName) -> tuple[Likelihood
     """Return the likelihood and whether to choose its noise, which then starts at σ = 1."""
     if isinstance(likelihood, Likelihood):
         return likelihood, False
-    if likelihood not in _LIKELIHOODS:
-        close = difflib.get_close_matches(str(likelihood), _LIKELIHOODS, 1)
-        question = f" Did you mean {close[0]!r}?" if close else ""
-        raise HyperparameterError(
-            f"likelihood={likelihood!r} is unknown.{question} Use 'classification', 'binary', 'regression', or a Softmax(), "
-            "Bernoulli() or Gaussian(std) of lightning_bayes.curvature."
-        )
-    return _LIKELIHOODS[likelihood], likelihood in get_args(RegressionName)
+    link = find_link(likelihood, "likelihood")
+    if link not in _LIKELIHOODS:
+        raise HyperparameterError(f"likelihood={likelihood!r} is not supported: classes must be the second dimension.")
+    return _LIKELIHOODS[link], link == "identity"
 
 
 def link_of(likelihood: Likelihood) -> Link:

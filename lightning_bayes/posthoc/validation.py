@@ -9,16 +9,18 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributions import Normal
 
-from lightning_bayes.curvature.likelihood import Gaussian, Likelihood
+from lightning_bayes.curvature.likelihood import Gaussian, Likelihood, Poisson
 from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.posthoc.batches import labelled
 from lightning_bayes.posthoc.evidence import Evidence
-from lightning_bayes.predictive.closed_form import output_moments, probit
+from lightning_bayes.predictive.closed_form import output_moments, probit, spread_points
+from lightning_bayes.predictive.densities import nll_sum_of, poisson_log_density
 from lightning_bayes.predictive.line_search import minimise_over_logarithm
 
 RANGE = (1e-4, 1e4)  # bounds of δ
 _GRID = 17  # grid points, a factor of 3 apart
 _TOLERANCE = 0.05  # of the logarithm
+_POINTS = 32  # that represent a Gaussian log-rate
 _NOISE_RANGE = 10.0  # largest factor between the chosen and the initial σ
 
 
@@ -51,5 +53,8 @@ def _nll(
     if isinstance(likelihood, Gaussian):
         predictive = Normal(outputs.double(), (variance.double() + std**2).sqrt(), validate_args=False)
         return -float(predictive.log_prob(targets.reshape(outputs.shape)).sum())  # type: ignore[no-untyped-call]
+    if isinstance(likelihood, Poisson):
+        draws = outputs + spread_points(_POINTS).to(outputs).view(-1, *[1] * outputs.dim()) * variance.sqrt()
+        return float(nll_sum_of(poisson_log_density, draws, targets.reshape(outputs.shape)))
     wide_targets = targets.double() if targets.is_floating_point() else targets
     return float(likelihood.nll(probit(outputs, variance).double(), wide_targets).sum())

@@ -2,8 +2,8 @@
 
     f_lin(x, θ) = f(x, μ) + J (θ - μ)  ~  N(f, J Σ Jᵀ)        v_c = (J Σ Jᵀ)_cc
 
-    softmax, sigmoid    p ≈ softmax(κ ∘ f), sigmoid(κ ∘ f)    κ_c = (1 + π v_c / 8)^(-1/2)    MacKay 1992
-    identity            N(f, v), represented by S values with this mean and variance
+    softmax                   p ≈ softmax(κ ∘ f)    κ_c = (1 + π v_c / 8)^(-1/2)    MacKay 1992
+    sigmoid, identity, exp    N(f, v) of each output, represented by S values with this mean and variance
 
 Computing v takes one backward pass per output. Each layer's part of J is stored for one output at a time, until its
 block of Σ is complete. If every parameter is a separate block, the full J is never in memory.
@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import combinations
-from typing import Literal, TypeAlias, final
+from typing import Final, Literal, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ from lightning_bayes.predictive.linearized import LinearizedSamples
 from lightning_bayes.predictive.links import Link
 from lightning_bayes.predictive.samples import PosteriorSamples, Samples, require_tensor, temporary_weights
 
+_PROBIT: Final = ("softmax", "softmax_last")  # links of several outputs; the others average over values of N(f, v)
 Linearized: TypeAlias = bool | Literal["closed_form"]
 _VarianceOf: TypeAlias = Callable[[Tensor], Tensor]
 
@@ -184,8 +185,8 @@ def spread_points(count: int) -> Tensor:
 class ClosedFormSamples(Samples):
     """The linearised predictive in closed form, behind the interface of `Samples`.
 
-    For logits there is one sample, whose softmax or sigmoid is the prediction, so the mutual information is 0. For the
-    identity link there are S samples with the mean and variance of the prediction.
+    For classes there is one sample, whose softmax is the prediction, so the mutual information is 0. Otherwise there are S
+    samples with the mean and variance of each output.
 
     Args:
         samples: The posterior and, for the identity link, S.
@@ -194,12 +195,12 @@ class ClosedFormSamples(Samples):
 
     def __init__(self, samples: PosteriorSamples, link: Link) -> None:
         self.samples, self.link = samples, link
-        self.count = samples.count if link == "identity" else 1
+        self.count = 1 if link in _PROBIT else samples.count
 
     def subset_outputs(self, model: nn.Module, forward: Callable[[], Tensor], indices: Iterable[int]) -> Tensor:
         """Compute outputs from one mean and variance; see `Samples.subset_outputs`."""
         outputs, variance = output_moments(model, self.samples.posterior, forward)
-        if self.link != "identity":
+        if self.link in _PROBIT:
             return probit(outputs, variance)[None]
         points = spread_points(self.count)[list(indices)].to(outputs)
         return outputs + points.view(-1, *[1] * outputs.dim()) * variance.sqrt()

@@ -3,7 +3,7 @@
     NLL = -Σ_i log (1/S) Σ_s p(y_i | f_s(x_i))
 
 The link determines p: p ∝ exp f for the classes of the softmax, p(1) = sigmoid f for independent binary labels, and
-y ~ N(f, σ²) for the identity link. Sums run in float64, in blocks of bounded size.
+y ~ N(f, σ²) for the identity link, y ~ Poisson(exp f) for "exp". Sums run in float64, in blocks of bounded size.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 import torch
 import torch.nn.functional as F
@@ -40,7 +41,7 @@ def predictive_nll(
     Args:
         outputs: Outputs under each sample, ``[S, B, C, …]`` logits or ``[S, B, …]`` values.
         targets: Class indices or class probabilities for the softmax; otherwise one value per output of a sample.
-        link: ``"softmax"``, ``"softmax_last"``, ``"sigmoid"`` or ``"identity"``.
+        link: ``"softmax"``, ``"softmax_last"``, ``"sigmoid"``, ``"exp"`` or ``"identity"``.
         noise_std: σ of the identity link. None fits it to these targets; see `fit_noise_std`.
         reduce: Sums a tensor over processes that each hold some of the examples.
 
@@ -78,7 +79,7 @@ def predictive_nll(
         std = fit_noise_std(outputs, targets, reduce) if noise_std is None else noise_std
         density: LogDensity = partial(gaussian_log_density, std=std)
     else:
-        density = class_log_density if link == "softmax" else bernoulli_log_density
+        density = _DENSITIES[link]
     return float(reduce(nll_sum_of(density, outputs, targets))) / count
 
 
@@ -119,6 +120,19 @@ def class_log_density(outputs: Tensor, targets: Tensor) -> Tensor:
 def bernoulli_log_density(outputs: Tensor, targets: Tensor) -> Tensor:
     """Log-probabilities of independent binary labels; logits ``[S, B, …]``, targets ``[B, …]``."""
     return -F.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype).expand_as(outputs), reduction="none")
+
+
+def poisson_log_density(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Log-probabilities of counts; log-rates ``[S, B, …]``, targets ``[B, …]``."""
+    counts = targets.to(outputs.dtype)
+    return counts * outputs - outputs.exp() - torch.lgamma(counts + 1)
+
+
+_DENSITIES: Final[dict[Link, LogDensity]] = {
+    "softmax": class_log_density,
+    "sigmoid": bernoulli_log_density,
+    "exp": poisson_log_density,
+}
 
 
 def gaussian_log_density(outputs: Tensor, targets: Tensor, std: float) -> Tensor:

@@ -14,7 +14,7 @@ from lightning_bayes.predictive.decomposition import entropy, mutual_information
 
 Link: TypeAlias = Literal["softmax", "softmax_last", "sigmoid", "identity", "exp"]
 CLASS_DIMS: Final[dict[str, int]] = {"softmax": 2, "softmax_last": -1}  # of outputs [S, B, …]
-ClassificationName: TypeAlias = Literal["classification", "softmax", "categorical", "multiclass"]
+ClassificationName: TypeAlias = Literal["classification", "softmax", "categorical", "multiclass", "softmax_last"]
 BinaryName: TypeAlias = Literal["binary", "multilabel", "sigmoid", "bernoulli"]
 RegressionName: TypeAlias = Literal["regression", "identity", "gaussian", "normal"]
 CountsName: TypeAlias = Literal["counts", "exp", "poisson"]

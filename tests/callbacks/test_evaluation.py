@@ -428,7 +428,7 @@ def test_a_forward_that_calls_itself_is_sampled_once():
     torch.testing.assert_close(torch.cat(net.seen).softmax(-1), probs)
 
 
-def test_a_forward_that_returns_a_dictionary_has_no_average():
+def test_a_forward_that_returns_a_dictionary_is_evaluated_as_in_plain_lightning():
     class Dictionary(Net):
         def forward(self, x):
             return {"logits": self.model(x)}
@@ -437,9 +437,12 @@ def test_a_forward_that_returns_a_dictionary_has_no_average():
             return F.cross_entropy(output["logits"], y)
 
     net, _, host = fitted(net=Dictionary())
-    message = r"Dictionary\.forward returned a dict, which cannot be averaged.*or set eval_samples=0"
-    with pytest.raises(UnsupportedTrainingError, match=message):
+    message = r"Dictionary\.forward returned a dict, which cannot be averaged.*or set eval_samples=0.*continues without"
+    with pytest.warns(UserWarning, match=message):
         host.test(net, loader(), verbose=False)
+    with pytest.warns(UserWarning, match=message):
+        predicted = torch.cat([batch["logits"] for batch in host.predict(net, loader())])
+    torch.testing.assert_close(predicted, net.model.eval()(data()[0]))
 
 
 def evaluated_at_the_mean(net, host, match, **options):
@@ -498,7 +501,7 @@ def test_the_file_gives_the_same_samples_as_the_callback(tmp_path):
 
 
 def test_a_dictionary_does_not_end_a_fit_at_its_first_validation():
-    """During a fit such a module is validated at the mean, with a warning; test and predict stay strict."""
+    """Such a module is validated at the mean, with a warning."""
 
     class Named(Net):
         def forward(self, x):
@@ -511,8 +514,6 @@ def test_a_dictionary_does_not_end_a_fit_at_its_first_validation():
             self.log("val", F.cross_entropy(self(batch[0])["logits"], batch[1]))
 
     host = trainer(vogn())
-    with pytest.warns(
-        UserWarning, match=r"forward returned a dict.*Validation during the fit continues without averaging"
-    ):
+    with pytest.warns(UserWarning, match=r"forward returned a dict.*The evaluation continues without averaging"):
         host.fit(Named(), loader(), loader())
     assert host.callback_metrics["val"].isfinite()

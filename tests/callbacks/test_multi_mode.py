@@ -23,6 +23,7 @@ from tiny_training import (
     weights,
 )
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
+from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bayes import MultiModeCallback, SWAGCallback, VOGNCallback
 from lightning_bayes.callbacks.cycles import cycle_ends, rate_at
@@ -210,6 +211,26 @@ def test_validation_is_at_the_current_weights_until_the_last_mode_is_found():
     assert len(losses.found) == 8
 
 
+@pytest.mark.parametrize("noisy", [False, True], ids=["last mode", "several modes"])
+def test_validation_data_choose_how_many_of_the_last_modes_are_averaged(tmp_path, noisy, caplog, generator):
+    x, y = blobs().tensors
+    y = torch.randint(3, y.shape, generator=generator) if noisy else y
+    callback, module = four_modes(peak=0.05), normed()
+    with caplog.at_level(logging.INFO):
+        trainer = quiet_trainer(callback, max_epochs=8)
+        trainer.fit(module, loader(), DataLoader(TensorDataset(x, y), 8))
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    log_probs = [averaged(normed(), callback.modes[-count:]).log() for count in (1, 2, 3, 4)]
+    nlls = [float(torch.nn.functional.nll_loss(each, y)) for each in log_probs]
+    assert callback.count == 1 + nlls.index(min(nlls))
+    assert f"averages over the last {callback.count} of 4 modes" in caplog.text
+    assert ("The earlier ones underfit: train longer" in caplog.text) is not noisy
+    expected = log_probs[callback.count - 1].exp()
+    torch.testing.assert_close(scored(module, callback), expected)
+    torch.testing.assert_close(scored(normed(), four_modes(), ckpt_path=tmp_path / "last.ckpt"), expected)
+    assert (callback.count == 1) is not noisy
+
+
 def test_unchanged_tensors_are_stored_once():
     module = normed()
     module.net[0].requires_grad_(False)
@@ -339,3 +360,19 @@ def test_beside_a_variational_callback_each_mode_is_a_posterior(tmp_path):
     torch.testing.assert_close(scored(module, vogn, modes), expected)
     fresh = [VOGNCallback(eval_samples=6), four_modes()]
     torch.testing.assert_close(scored(normed(seed=3), *fresh, ckpt_path=tmp_path / "last.ckpt"), expected)
+
+
+def test_posteriors_around_modes_resume_bit_for_bit(tmp_path):
+    class Save(Callback):
+        def on_train_epoch_end(self, trainer, module):
+            if trainer.current_epoch == 5:  # update 36, after the second mode
+                trainer.save_checkpoint(tmp_path / "middle.ckpt")
+
+    whole, again = four_modes(), four_modes()
+    fit(normed(), VOGNCallback(relative_noise=0.3), whole, Save(), max_epochs=8)
+    trainer = quiet_trainer(VOGNCallback(relative_noise=0.3), again, max_epochs=8)
+    trainer.fit(normed(seed=1), loader(), ckpt_path=tmp_path / "middle.ckpt")
+    assert len(again.posteriors) == 4
+    for one, other in zip(again.posteriors, whole.posteriors, strict=True):
+        assert_same_bits(one.mean, other.mean)
+        assert_same_bits(one.variance(), other.variance())

@@ -12,7 +12,7 @@ from tiny_training import fit, quiet_trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from lightning_bayes import BatchNormRecalibration, VOGNCallback
+from lightning_bayes import BatchNormRecalibration, SWAGCallback, VOGNCallback
 from lightning_bayes.errors import UnsupportedTrainingError
 
 X, MASK = torch.randn(12, 4, generator=torch.Generator().manual_seed(0)), torch.ones(12, 4)
@@ -112,6 +112,15 @@ def test_predictions_are_those_of_the_network(module_class, row, recalibrates):
     if not recalibrates:
         torch.testing.assert_close(found, module.net(X).softmax(1), rtol=1e-3, atol=1e-4)
     assert found.shape == (12, 2)
+
+
+@pytest.mark.parametrize(("module_class", "row"), CASES)
+def test_swag_estimates_statistics_on_what_forward_takes(module_class, row):
+    module, callback = module_class(), SWAGCallback(start=0.0)
+    fit(module, callback, data=DataLoader(Rows(row), batch_size=6), max_epochs=2)
+    assert callback.posterior is not None
+    inputs = X if module_class is First else X * MASK
+    torch.testing.assert_close(module.net[1].running_mean, module.net[0](inputs).mean(0), rtol=1e-4, atol=1e-5)
 
 
 def test_a_batch_that_forward_does_not_take_is_refused_with_the_next_step():

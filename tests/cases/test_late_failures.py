@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bayes import LaplaceCallback, PosteriorScale, SWAGCallback, TemperatureScaling, VOGNCallback
+from lightning_bayes.callbacks.last_epoch import fit_kept
 from lightning_bayes.errors import BayesError, UnsupportedTrainingError
 
 X = torch.randn(32, 4, generator=torch.Generator().manual_seed(0))
@@ -152,6 +153,11 @@ def test_an_error_at_the_end_keeps_the_checkpoint_and_says_so(late, tmp_path):
     ):
         trainer.fit(module, *loaders)
     assert (tmp_path / "last.ckpt").exists()
+
+
+def test_warnings_that_the_user_turns_into_errors_stay_errors():
+    with pytest.raises(RuntimeWarning, match="at an edge"), fit_kept("LaplaceCallback", "a posterior"):
+        raise RuntimeWarning("The search ended at an edge")
 
 
 class StopsEarly(Callback):

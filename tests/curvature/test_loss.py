@@ -111,6 +111,8 @@ RECORDED = {
     "all rows in order": lambda f, t, y, p: F.mse_loss(f[torch.arange(len(f))], t[:]),
     "a distribution": lambda f, t, y, p: -torch.distributions.Normal(f, 1.0).log_prob(t).sum(1).mean(),
     "another precision": lambda f, t, y, p: F.mse_loss(f, t).double().clone().reshape(()),
+    "permuted rows": lambda f, t, y, p: F.mse_loss(f[(i := torch.arange(len(f)).flip(0))], t[i]),
+    "reordered rows": lambda f, t, y, p: F.l1_loss(f[(i := torch.arange(len(f)).roll(1))], t[i], reduction="sum"),
     "one column": lambda f, t, y, p: F.mse_loss(f[:, 0], t[:, 0]),
     "batchmean": lambda f, t, y, p: F.kl_div(f.log_softmax(1), p, reduction="batchmean"),
 }
@@ -240,7 +242,7 @@ def test_an_example_counts_if_one_of_its_tokens_does(layout, generator):
             "flat": lambda: F.cross_entropy(out.flatten(0, 1), y.flatten()),
             "positions first": lambda: F.cross_entropy(out.transpose(0, 1).flatten(0, 1), y.T.flatten()),
         }[layout]()
-    assert recorder.read(loss, 5).num_examples(5, positions_first=layout == "positions first") == 4
+    assert recorder.read(loss, 5).num_examples(5, order="strided" if layout == "positions first" else "rows") == 4
 
 
 LINKS = {
@@ -276,6 +278,53 @@ def test_the_link_of_composed_losses(name, link, generator):
     with LossRecorder() as recorder:
         loss = RECORDED[name](*problem.rows())
     assert recorder.read(loss, 4).link == (link or ("softmax" if name == "batchmean" else None))
+
+
+def test_chosen_rows_are_not_hidden_by_a_dimension_of_the_size_of_the_batch(generator):
+    layer, x = nn.Linear(3, 5), torch.randn(10, 3, generator=generator)  # two rows for each of five examples
+    with LossRecorder() as recorder:
+        loss = layer(x)[:5].square().mean()
+    assert recorder.read(loss, 5).reduction == "unknown"
+
+
+@pytest.mark.parametrize("positions", [3, 4, 8])
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_a_mean_of_the_losses_of_positions_equals_the_loop(batch_first, positions, generator):
+    model = nn.ModuleDict({"rnn": nn.GRU(3, 5, batch_first=batch_first), "head": nn.Linear(5, 4)}).double()
+    x = torch.randn(4, positions, 3, generator=generator, dtype=torch.float64)
+    y = torch.randint(0, 4, (4, positions), generator=generator)
+
+    def loss(model, rows=slice(None)):
+        out = model["head"](model["rnn"](x[rows] if batch_first else x[rows].transpose(0, 1))[0])
+        columns = out.unbind(1) if batch_first else out.unbind(0)
+        losses = [F.cross_entropy(column, y[rows][:, k]) for k, column in enumerate(columns)]
+        return sum(losses) / len(losses)
+
+    measured = measure(model, lambda: loss(model))
+    _, square = one_example_at_a_time(model, list(range(4)), lambda m, i: loss(m, [i]))
+    assert measured.num_examples == 4
+    assert relative_error(measured.curvature, square) < 1e-9
+
+
+class Noise(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.log_variance = nn.Linear(4, 3), nn.Parameter(torch.zeros(3))
+
+    def training_step(self, x, t, reduction):
+        mean = self.body(x)
+        return F.gaussian_nll_loss(mean, t, self.log_variance.exp().expand_as(mean), reduction=reduction)
+
+
+@pytest.mark.filterwarnings("ignore:.*all examples share these:UserWarning")
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_learned_variance_is_part_of_every_loss(reduction, generator):
+    model = Noise().double()
+    x, t = (torch.randn(5, size, generator=generator, dtype=torch.float64) for size in (4, 3))
+    measured = measure(model, lambda: model.training_step(x, t, reduction))
+    one = lambda m, i: m.training_step(x[i : i + 1], t[i : i + 1], reduction)  # noqa: E731
+    _, square = one_example_at_a_time(model, list(range(5)), one)
+    assert relative_error(measured.curvature, square) < 1e-9
 
 
 def test_a_loss_of_an_own_function_is_asked_for(generator):

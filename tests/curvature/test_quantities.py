@@ -11,7 +11,7 @@ import torchvision
 from oracles import relative_error
 from torch import nn
 
-from lightning_bayes.curvature import Bernoulli, Gaussian, KroneckerFactors, Softmax, measure
+from lightning_bayes.curvature import Bernoulli, Gaussian, KroneckerFactors, Poisson, Softmax, measure
 from lightning_bayes.curvature.measurement import SecondOrderDiagonal
 from lightning_bayes.errors import (
     ExampleDimensionError,
@@ -293,6 +293,7 @@ def z_scores(draws, truth):
 LIKELIHOODS = {
     "softmax": (Softmax(), F.cross_entropy, lambda y: y),
     "bernoulli": (Bernoulli(), lambda f, t: F.binary_cross_entropy_with_logits(f, t, reduction="sum"), None),
+    "poisson": (Poisson(), lambda f, t: F.poisson_nll_loss(f, t, reduction="sum"), None),
     "gaussian": (Gaussian(0.5), lambda f, t: 0.5 * F.mse_loss(f / 0.5, t / 0.5, reduction="sum"), None),
 }
 
@@ -389,6 +390,8 @@ def test_bad_likelihoods_are_named():
         ShapeError, match=r"Softmax needs logits \[batch, classes, …\].*but got \[4, 1\].*use Bernoulli"
     ):
         Softmax().nll(torch.zeros(4, 1), torch.zeros(4))
+    with pytest.raises(ShapeError, match=r"Poisson got log-rates \[4, 1\] and counts \[4\]"):
+        Poisson().nll(torch.zeros(4, 1), torch.zeros(4))
     with pytest.raises(ShapeError, match=r"Gaussian got means \[4, 1\] and targets \[4\]"):
         Gaussian(1.0).nll(torch.zeros(4, 1), torch.zeros(4))
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributions import MultivariateNormal
 
-from lightning_bayes.curvature import Bernoulli, Gaussian, Likelihood, Softmax
+from lightning_bayes.curvature import Bernoulli, Gaussian, Likelihood, Poisson, Softmax
 from lightning_bayes.errors import (
     DataError,
     HyperparameterError,
@@ -219,6 +219,7 @@ def test_parameters_outside_the_subset_are_constants(net, x, y, subset, expected
         (("classification", "softmax", "categorical"), Softmax),
         (("binary", "multilabel", "sigmoid", "bernoulli"), Bernoulli),
         (("regression", "identity", "gaussian"), Gaussian),
+        (("counts", "exp", "poisson"), Poisson),
     ],
 )
 def test_synonyms_name_the_same_likelihood(names, expected, x):

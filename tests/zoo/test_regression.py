@@ -49,7 +49,9 @@ def test_metrics_equal_the_definitions_over_uneven_batches(toy, quiet_trainer):
     nll = -Normal(mean, 0.5).log_prob(targets).mean().item()
     rmse = (mean - targets).square().mean().sqrt().item()
     (test,) = quiet_trainer().test(task, loader(inputs, targets), verbose=False)
-    assert test == pytest.approx({"test/reg/NLL": nll, "test/reg/RMSE": rmse}, rel=1e-5)
+    inside = ((mean - targets).abs() <= 0.5 * 1.6448536).float().mean().item()
+    interval = {"test/reg/coverage": inside, "test/reg/width": 2 * 0.5 * 1.6448536}
+    assert test == pytest.approx({"test/reg/NLL": nll, "test/reg/RMSE": rmse, **interval}, rel=1e-5)
     (val,) = quiet_trainer().validate(task, loader(inputs, targets), verbose=False)
     assert val == pytest.approx({"val/loss": nll, "val/reg/NLL": nll, "val/reg/RMSE": rmse}, rel=1e-5)
 

@@ -22,6 +22,7 @@ from typing import Final, Literal, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Distribution, Normal, StudentT
 
 from lightning_bayes.errors import HyperparameterError
 
@@ -41,6 +42,10 @@ class Noise(nn.Module, ABC):
 
     def count(self, num_data: int) -> None:
         """Set the number of training examples N."""
+
+    def distribution(self, mean: Tensor) -> Distribution:
+        """∫ p(y | f, τ) q(τ) dτ around means of any shape."""
+        return Normal(mean, self.moments()[0].to(mean).rsqrt(), validate_args=False)
 
     def expected_nll(self, mean: Tensor, targets: Tensor) -> Tensor:
         """The loss: the mean over examples of -E log p(y | f, τ), in nats, for f and y of shape ``[batch]``."""
@@ -119,6 +124,11 @@ class GammaNoise(RunningNoise):
         """α/β and ψ(α) - log β."""
         shape, rate = self.posterior()
         return shape / rate, torch.digamma(shape) - rate.log()
+
+    def distribution(self, mean: Tensor) -> Distribution:
+        """Student-t around means of any shape."""
+        shape, rate = (value.to(mean) for value in self.posterior())
+        return StudentT(2 * shape, mean, (rate / shape).sqrt(), validate_args=False)
 
     def log_density(self, mean: Tensor, targets: Tensor) -> Tensor:
         """Student-t log-density."""

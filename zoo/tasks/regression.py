@@ -14,10 +14,12 @@ from typing import Any, ClassVar, final
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
+from torch.distributions import Distribution
 
 from lightning_bayes.curvature import Gaussian
 from lightning_bayes.errors import ShapeError, UnknownNumDataError
-from lightning_bayes.metrics import sampled_regression_metrics
+from lightning_bayes.metrics import observed_metrics, sampled_regression_metrics
+from lightning_bayes.predictive.observations import observed
 from lightning_bayes.zoo.tasks.base import SupervisedTask, split_batch
 from lightning_bayes.zoo.tasks.noise import PUBLISHED_PRIOR, NoiseName, make_noise
 
@@ -27,9 +29,10 @@ class BayesRegressor(SupervisedTask):
     """An ordinary scalar regressor. Any callback of this package makes it Bayesian.
 
     Batches are inputs and targets ``[batch]`` or ``[batch, 1]``. The task logs ``train/loss`` and ``val/loss`` in the units
-    of the network, and ``{val,test}/reg/{RMSE,NLL}`` in the units of the data: if the data module has ``target_mean`` and
-    ``target_std``, targets are assumed to be standardised with them. The NLL of an example uses the predictive density
-    averaged over posterior samples (log-mean-exp, not a Gaussian with matched moments). A point estimate has one sample.
+    of the network, ``{val,test}/reg/{RMSE,NLL}`` and ``test/reg/{coverage,width}`` of 90 % intervals in those of the
+    data: if the data module has ``target_mean`` and ``target_std``, targets are assumed to be standardised with them. The
+    NLL of an example uses the predictive density averaged over posterior samples (log-mean-exp, not a Gaussian with matched
+    moments). A point estimate has one sample.
 
     Args:
         model: Network from inputs to means, ``[batch, 1]`` or ``[batch]``.
@@ -66,7 +69,7 @@ class BayesRegressor(SupervisedTask):
     ) -> None:
         noise_model = make_noise(noise, noise_std, noise_prior)
         val_metrics = sampled_regression_metrics(prefix="val/")
-        test_metrics = sampled_regression_metrics(prefix="test/")
+        test_metrics = observed_metrics(prefix="test/")
         super().__init__(model, optimizer, lr_scheduler, val_metrics, test_metrics)
         self.noise = noise_model
         self.register_buffer("target_mean", torch.tensor(0.0))
@@ -76,6 +79,10 @@ class BayesRegressor(SupervisedTask):
     def lightning_bayes_likelihood(self) -> Gaussian:
         """The distribution of sampled labels, at the current expected precision."""
         return Gaussian(float(self.noise.moments()[0]) ** -0.5)
+
+    def lightning_bayes_observation(self, output: Tensor) -> Distribution:
+        """The distribution of the targets given an output, in the units of the network."""
+        return self.noise.distribution(output)
 
     def setup(self, stage: str) -> None:
         """Read the mean and standard deviation of the targets from the data module."""
@@ -114,7 +121,13 @@ class BayesRegressor(SupervisedTask):
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
         """Update the test metrics."""
-        self.test_metrics.update(**self._scores(*self._samples(batch)))
+        samples, targets = self._samples(batch)
+        found, scale = (
+            observed(self.noise.distribution(samples.flatten()), len(samples)),
+            self.target_std.to(samples.dtype),
+        )
+        interval = {"lower": found.lower * scale, "upper": found.upper * scale}
+        self.test_metrics.update(**self._scores(samples, targets), **interval)
 
     def _samples(self, batch: Any) -> tuple[Tensor, Tensor]:
         """Means under each posterior sample, ``[samples, batch]``, and targets, ``[batch]``."""

@@ -1,0 +1,113 @@
+"""Several binary labels per example, and counts: per-label predictions with epistemic uncertainty, from any callback."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import LightningModule, Trainer
+from torch import nn
+from torch.distributions import Bernoulli as BernoulliLaw
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_bayes import IVONCallback, LaplaceCallback, MCDropoutCallback, VOGNCallback, laplace, mc_predict
+from lightning_bayes.curvature import Bernoulli, Poisson
+from lightning_bayes.predictive import output_moments, predictive_nll
+
+X = torch.randn(48, 3, generator=torch.Generator().manual_seed(0))
+LABELS = (X @ torch.randn(3, 4, generator=torch.Generator().manual_seed(1)) > 0).float()
+COUNTS = torch.poisson((X[:, :1] / 2).exp(), generator=torch.Generator().manual_seed(2))
+
+
+class Net(LightningModule):
+    """A small network with any loss."""
+
+    def __init__(self, loss, width):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, width))
+        self.loss = loss
+
+    def forward(self, x):
+        return self.net(x)
+
+    def training_step(self, batch, index):
+        return self.loss(self(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), 0.02)
+
+
+def predicted(callback, loss, targets, epochs=3):
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = Trainer(accelerator="cpu", max_epochs=epochs, enable_model_summary=False, callbacks=[callback], **quiet)
+    module, loader = Net(loss, targets.shape[1]), DataLoader(TensorDataset(X, targets), 16)
+    trainer.fit(module, loader)
+    batches = trainer.predict(module, loader)
+    return module, {key: torch.cat([batch[key] for batch in batches]) for key in batches[0]}
+
+
+LOSSES = {
+    "logits": F.binary_cross_entropy_with_logits,
+    "a module": nn.BCEWithLogitsLoss(),
+    "a sum": lambda f, y: F.binary_cross_entropy_with_logits(f, y, reduction="sum"),
+    "soft margin": F.multilabel_soft_margin_loss,
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("callback", [VOGNCallback, IVONCallback, MCDropoutCallback, LaplaceCallback])
+def test_every_label_has_its_own_entropy_and_information(callback, name):
+    _, found = predicted(callback(), LOSSES[name], LABELS)
+    assert found["probs"].shape == found["entropy"].shape == found["mutual_information"].shape == LABELS.shape
+    torch.testing.assert_close(found["entropy"], BernoulliLaw(found["probs"]).entropy(), rtol=1e-4, atol=1e-6)
+    assert (found["mutual_information"] > 0).all()
+    assert (found["mutual_information"] < found["entropy"]).all()
+
+
+def test_laplace_averages_each_label_over_its_gaussian_logit():
+    callback = LaplaceCallback(likelihood="multilabel", eval_samples=64)
+    module, found = predicted(callback, LOSSES["logits"], LABELS)
+    module.eval()
+    mean, variance = output_moments(module, callback.posterior, lambda: module(X))
+    grid = torch.linspace(-8, 8, 4001, dtype=torch.float64)
+    weights = (-grid.square() / 2).exp()
+    logits = mean.detach()[..., None] + variance.detach().sqrt()[..., None] * grid
+    exact = (logits.sigmoid() * weights).sum(-1) / weights.sum()
+    torch.testing.assert_close(found["probs"].double(), exact, rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize("likelihood", [None, "counts", "poisson"])
+def test_laplace_takes_counts(likelihood):
+    callback = LaplaceCallback(likelihood=likelihood)
+    _, found = predicted(callback, F.poisson_nll_loss, COUNTS, epochs=10)
+    assert isinstance(callback.result.likelihood, Poisson)
+    torch.testing.assert_close(found["aleatoric"], found["mean"])  # the variance of a Poisson is its rate
+    assert (found["epistemic"] > 0).all()
+    assert (found["lower"] == found["lower"].round()).all()
+
+
+def test_the_likelihoods_of_mc_predict_and_laplace_share_their_names():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4)).eval()
+    result = laplace(model, [(X, LABELS)], "multilabel", "diagonal", prior_precision=1.0, require_trained=False)
+    assert isinstance(result.likelihood, Bernoulli)
+    by_name, by_link = (mc_predict(model, result, X, link=name) for name in ("multilabel", "sigmoid"))
+    torch.testing.assert_close(by_name.probs, by_link.probs)
+
+
+def test_the_nll_of_sampled_rates_is_that_of_poisson_laws(generator):
+    log_rates = torch.randn(5, 48, 1, generator=generator)
+    each = torch.distributions.Poisson(log_rates.double().exp()).log_prob(COUNTS.double())
+    expected = -(each.logsumexp(0) - torch.tensor(5.0).log()).mean()
+    assert predictive_nll(log_rates, COUNTS, "exp") == pytest.approx(expected.item(), rel=1e-6)
+
+
+def test_laplace_states_the_noise_that_it_chose():
+    callback, targets = LaplaceCallback(subset="all"), X[:, :1].sin()
+    _, found = predicted(callback, F.mse_loss, targets, epochs=30)
+    std = callback.result.likelihood.std
+    torch.testing.assert_close(found["aleatoric"], torch.full_like(targets, std**2))
+    half = 1.6448536 * (found["aleatoric"] + found["epistemic"]).sqrt()
+    torch.testing.assert_close(
+        found["upper"] - found["mean"], half, rtol=0.05, atol=0
+    )  # 32 values stand for a Gaussian
