@@ -206,7 +206,7 @@ class VariationalCallback(EvaluationCallback, ABC):
             return
         self.optimizer.require_finite()  # the last update has no later pass that checks it
         if self.optimizer.noisy and self.optimizer.num_updates:
-            rank_zero_info(summary.at_the_end(self.optimizer, self.name))
+            rank_zero_info(summary.at_the_end(self.optimizer, self.name, self.validated))
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the posterior for later evaluation in this process."""

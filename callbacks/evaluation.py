@@ -11,12 +11,14 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_info
 
 from lightning_bayes.callbacks.checks import refuse_other_package
+from lightning_bayes.callbacks.last_epoch import is_last_epoch
 from lightning_bayes.callbacks.loss_link import LinkRecorder, tensors_of
+from lightning_bayes.callbacks.mean_comparison import Comparison, MeanComparison
 from lightning_bayes.callbacks.observed_metrics import ObservedMetrics
 from lightning_bayes.callbacks.patches import Patches
 from lightning_bayes.callbacks.recalibration import recalibrated
 from lightning_bayes.callbacks.sampled_forward import SampledForward
-from lightning_bayes.callbacks.spread import spread
+from lightning_bayes.callbacks.spread import distinct_sum, spread
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.predictive import (
     Link,
@@ -61,6 +63,8 @@ class EvaluationCallback(Callback, ABC):
         self._has_told_link = False
         self._forward: SampledForward | None = None
         self._metrics: ObservedMetrics | None = None
+        self._comparison: MeanComparison | None = None  # of a test, and of the last validation in a fit
+        self.validated: Comparison | None = None  # with the mean, in the last epoch of a fit
         self._patches = Patches()  # of a run; `undo` reverts them
 
     @abstractmethod
@@ -150,21 +154,6 @@ class EvaluationCallback(Callback, ABC):
         """Start averaging."""
         self._start(trainer, pl_module)
 
-    def on_test_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, *args: Any
-    ) -> None:
-        """Score real-valued targets whose distribution is known."""
-        scores_itself = isinstance(pl_module, SampledModule)
-        if self._forward is not None and self._forward.observation is not None and not scores_itself:
-            self._metrics = self._metrics or ObservedMetrics(self.loss_noise)
-            self._metrics.add(self._forward, batch)
-
-    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log these scores."""
-        if self._metrics is not None:
-            self._metrics.log(pl_module)
-            self._metrics = None
-
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start averaging."""
         self._start(trainer, pl_module, predict=True)
@@ -174,6 +163,46 @@ class EvaluationCallback(Callback, ABC):
         self._stop()
 
     on_validation_end = on_test_end = on_predict_end
+
+    def on_test_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, *dataloader: int
+    ) -> None:
+        """Score real-valued targets whose distribution is known, and compare the average with the mean."""
+        scores_itself = isinstance(pl_module, SampledModule)
+        if self._forward is not None and self._forward.observation is not None and not scores_itself:
+            self._metrics = self._metrics or ObservedMetrics(self.loss_noise)
+            self._metrics.add(self._forward, batch)
+        self._compare(trainer, outputs, batch, *dataloader)
+
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, *dataloader: int
+    ) -> None:
+        """Compare the average with the mean."""
+        self._compare(trainer, outputs, batch, *dataloader)
+
+    def _compare(self, trainer: Trainer, returned: Any, batch: Any, dataloader_idx: int = 0) -> None:
+        if self._comparison is not None:
+            self._comparison.update(trainer, returned, batch, dataloader_idx)
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep the comparison of the last validation of a fit."""
+        self.validated = self._compared(trainer, pl_module)
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log the scores; print and log what averaging over samples has changed."""
+        if self._metrics is not None:
+            self._metrics.log(pl_module)
+            self._metrics = None
+        compared = self._compared(trainer, pl_module)
+        if compared is not None and self._forward is not None:
+            pl_module.log_dict(compared.metrics())
+            rank_zero_info(compared.report(type(self).__name__, self._forward.samples.count))
+
+    def _compared(self, trainer: Trainer, module: LightningModule) -> Comparison | None:
+        comparison, self._comparison = self._comparison, None
+        if comparison is None:
+            return None
+        return comparison.compute(distinct_sum(trainer, module))
 
     def _start(self, trainer: Trainer, module: LightningModule, predict: bool = False) -> None:
         samples = self.find_samples(trainer, module)
@@ -197,9 +226,13 @@ class EvaluationCallback(Callback, ABC):
             interval=self.interval,
         )
         self._forward.start(predict)
+        is_compared = trainer.testing or (is_fit and is_last_epoch(trainer))
+        if is_compared and samples.has_mean and self.link_of(module) is not None:
+            self._comparison = MeanComparison(self._forward, self.loss_noise)
 
     def _stop(self, warn: bool = True) -> None:
         """Restore the module's forward, and warn by default if nothing was averaged."""
+        self._comparison = None
         if self._forward is not None:
             self._forward.stop(warn)
             self._forward = None

@@ -27,7 +27,7 @@ class ObservedMetrics:
     def add(self, forward: SampledForward, batch: Any) -> None:
         """Score a batch; steps with several calls, and targets that are not known, are left out."""
         calls, self.calls = forward.calls - self.calls, forward.calls
-        found, targets = forward.distribution(), self._targets(forward, batch)
+        found, targets = forward.distribution(), targets_of(self.noise, forward, batch)
         if calls != 1 or found is None or targets is None:
             return
         distribution, samples = found
@@ -52,11 +52,12 @@ class ObservedMetrics:
             values = {name: value for name, value in self.metrics.compute().items() if name not in logged}
             module.log_dict(values)
 
-    def _targets(self, forward: SampledForward, batch: Any) -> Tensor | None:
-        """The targets as the training loss took them, else the second entry of a pair."""
-        if self.noise is not None:
-            recipe = self.noise.targets
-            value = cook(recipe, tensors_of(forward.mean_output()), tensors_of(batch)) if recipe is not None else None
-            return value if isinstance(value, Tensor) else None
-        is_pair = isinstance(batch, (tuple, list)) and len(batch) == 2
-        return batch[1] if is_pair and isinstance(batch[1], torch.Tensor) else None
+
+def targets_of(noise: RecordedNoise | None, forward: SampledForward, batch: Any) -> Tensor | None:
+    """The targets as the training loss took them, else the second entry of a pair."""
+    if noise is not None:
+        recipe = noise.targets
+        value = cook(recipe, tensors_of(forward.mean_output()), tensors_of(batch)) if recipe is not None else None
+        return value if isinstance(value, Tensor) else None
+    is_pair = isinstance(batch, (tuple, list)) and len(batch) == 2
+    return batch[1] if is_pair and isinstance(batch[1], torch.Tensor) else None

@@ -61,7 +61,8 @@ class SampledForward:
         self.lenient, self._gave_up = lenient, False
         self.calls = 0
         self._dtype = torch.float32  # of the module's outputs
-        self._last: Tensor | None = None  # outputs of the last call, [S, …]
+        self.last: Tensor | None = None  # outputs of the last call, [S, …]
+        self._last_call: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
         self._has_warned = False
         self._forward: Callable[..., Tensor] = module.forward
         self._arguments = ForwardArguments(module, self._forward)
@@ -93,16 +94,23 @@ class SampledForward:
     def outputs(self, *args: Any, **kwargs: Any) -> Tensor:
         """The module's outputs under every sample, ``[S, …]``."""
         self.calls += 1
+        self._last_call = (args, kwargs)
         with self._original_forward():
             outputs = self.samples.outputs(self.module, lambda: self._single_output(*args, **kwargs))
         self._dtype = outputs.dtype  # averages and entropies of half precision would be rounded
-        self._last = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
-        return self._last
+        self.last = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+        return self.last
 
     def at_mean(self, *args: Any, **kwargs: Any) -> Tensor:
         """The module's output without sampling, ``[…]``: for a posterior, at its mean."""
         with self._original_forward(), self.samples.at_mean(self.module):
             return self._single_output(*args, **kwargs)
+
+    def last_at_mean(self) -> Tensor:
+        """The output of the last call without sampling, ``[…]``."""
+        args, kwargs = self._last_call
+        output = self.at_mean(*args, **kwargs)
+        return output.to(torch.promote_types(output.dtype, torch.float32))
 
     @contextmanager
     def _original_forward(self) -> Iterator[None]:
@@ -158,8 +166,8 @@ class SampledForward:
             calls_before = self.calls
             result = predict_step(*args, **kwargs)
             calls = self.calls - calls_before
-            if isinstance(result, dict) and calls == 1 and self._last is not None:
-                summary = self._summary(self._last)
+            if isinstance(result, dict) and calls == 1 and self.last is not None:
+                summary = self._summary(self.last)
                 uncertainty = {name: value for name, value in summary.items() if name not in {"probs", "mean"}}
                 return {**uncertainty, **result}
             self._warn_without_uncertainty(result, calls)
@@ -169,13 +177,17 @@ class SampledForward:
 
     def distribution(self) -> tuple[Distribution, int] | None:
         """The targets' distribution under each sample of the last call, ``[S · B, …]``, and S; None if unknown."""
-        if self.observation is None or self._last is None:
+        if self.observation is None or self.last is None:
             return None
-        return self.observation(self._packing.unpack(self._last.flatten(0, 1))), len(self._last)
+        return self.observation(self._packing.unpack(self.last.flatten(0, 1))), len(self.last)
+
+    def distribution_at_mean(self) -> Distribution | None:
+        """The targets' distribution for the last call without sampling, ``[B, …]``; None if unknown."""
+        return None if self.observation is None else self.observation(self._packing.unpack(self.last_at_mean()))
 
     def mean_output(self) -> Any:
         """The raw outputs of the last call, averaged over samples."""
-        return None if self._last is None else self._packing.unpack(self._last.mean(0))
+        return None if self.last is None else self._packing.unpack(self.last.mean(0))
 
     def _summary(self, outputs: Tensor) -> dict[str, Tensor]:
         distribution = self.distribution()

@@ -8,9 +8,10 @@ from contextlib import AbstractContextManager
 
 import torch
 import torch.distributed as dist
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
+from lightning_bayes.callbacks.loaders import sum_over_processes
 from lightning_bayes.predictive import Samples
 from lightning_bayes.strategies import BayesDDPStrategy
 
@@ -43,7 +44,14 @@ class SpreadSamples(Samples):
 
 def spread(trainer: Trainer, samples: Samples) -> Samples:
     """The samples, split among ranks under `BayesDDPStrategy` with ``mode="samples"``, else unchanged."""
+    return SpreadSamples(samples) if _see_same_examples(trainer) else samples
+
+
+def distinct_sum(trainer: Trainer, module: LightningModule) -> Callable[[Tensor], Tensor]:
+    """A function that sums a tensor over processes with examples of their own."""
+    return (lambda total: total) if _see_same_examples(trainer) else sum_over_processes(trainer, module)
+
+
+def _see_same_examples(trainer: Trainer) -> bool:
     strategy = trainer.strategy
-    if isinstance(strategy, BayesDDPStrategy) and strategy.same_examples and trainer.world_size > 1:
-        return SpreadSamples(samples)
-    return samples
+    return isinstance(strategy, BayesDDPStrategy) and strategy.same_examples and trainer.world_size > 1

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
 
+from lightning_bayes.callbacks.mean_comparison import Comparison
 from lightning_bayes.errors import name_some
 from lightning_bayes.optim import VariationalOptimizer
 from lightning_bayes.optim.effective import effective
-from lightning_bayes.optim.readout import temperature_of
 from lightning_bayes.posteriors import diagnostics
 from lightning_bayes.predictive import Link
 from lightning_bayes.strategies import BayesDDPStrategy
@@ -23,6 +21,8 @@ _REGRESSION_NOTE = (
     "The predictive band does not widen away from the data; to get one that does, replace this callback by "
     "LaplaceCallback('full', 'all')"
 )
+
+_ADVICE = " The samples hardly differ from each other; the networks of DeepEnsembleCallback(5) do."
 
 
 def at_the_start(optimizer: VariationalOptimizer, name: str, link: Link | None, eval_samples: int) -> str:
@@ -43,20 +43,14 @@ def at_the_start(optimizer: VariationalOptimizer, name: str, link: Link | None, 
     return ". ".join(sentences) + "."
 
 
-def at_the_end(optimizer: VariationalOptimizer, name: str) -> str:
-    """The line at the end of a fit: effective number of parameters, temperatures, and size of the noise."""
-    total, determined = _count(_params(optimizer, noisy=True)), float(optimizer.effective_parameters())
-    log_temperatures = sorted(math.log(tau) if tau else -math.inf for tau in temperatures(optimizer).values())
-    if not log_temperatures:  # such as in a run resumed from a checkpoint without noise
+def at_the_end(optimizer: VariationalOptimizer, name: str, validated: Comparison | None) -> str:
+    """The line at the end of a fit: what the samples change on the validation set, and the size of the noise."""
+    if not _params(optimizer, noisy=True):  # such as in a run resumed from a checkpoint without noise
         return f"{name}: no parameter has noise, so there is no posterior."
-    ratio = diagnostics.noise_to_weight(optimizer.posterior())
-    ends = dict.fromkeys(f"{number:.1f}" for number in (log_temperatures[0], log_temperatures[-1]))
-    span = f"{' to '.join(ends)}{' across tensors' if len(ends) > 1 else ''}"
-    return (
-        f"{name}: the data determine about {determined:,.0f} of {total:,} parameters; the prior determines the others. "
-        f"The posterior temperature is log τ = {span} (0: the Bayesian posterior, negative: colder). The RMS noise is "
-        f"{ratio:.1g} times the RMS weight."
-    )
+    noise = f"the RMS noise is {diagnostics.noise_to_weight(optimizer.posterior()):.1g} times the RMS weight"
+    if validated is None:
+        return f"{name}: {noise}. With validation data, this line shows what the samples change."
+    return f"{name}: {validated.summary()}; {noise}.{_ADVICE if validated.hardly_differs else ''}"
 
 
 def epoch_metrics(trainer: Trainer, optimizer: VariationalOptimizer) -> dict[str, float]:
@@ -67,19 +61,6 @@ def epoch_metrics(trainer: Trainer, optimizer: VariationalOptimizer) -> dict[str
     if isinstance(trainer.strategy, BayesDDPStrategy) and trainer.strategy.reduced_bytes is not None:
         metrics["distributed/reduced_mib"] = trainer.strategy.reduced_bytes / 2**20
     return metrics
-
-
-@torch.no_grad()
-def temperatures(optimizer: VariationalOptimizer) -> dict[str, float]:
-    """τ_t of each tensor with noise, by name. A bias that shares its weight's matrix has no separate temperature."""
-    names = {param: name for name, param in optimizer.model.named_parameters()}
-    by_name = {}
-    for group in optimizer.param_groups:
-        for param in group["params"]:
-            tau = temperature_of(group, optimizer.state.get(param, {}))
-            if tau is not None:
-                by_name[names[param]] = tau
-    return by_name
 
 
 def _params(optimizer: VariationalOptimizer, *, noisy: bool) -> list[Tensor]:

@@ -45,8 +45,7 @@ def bin_sums(
 ) -> BinSums:
     """Sum confidences and correct predictions over bins."""
     check_bins(bins)
-    edges = torch.linspace(0, 1, bins + 1, dtype=confidence.dtype, device=confidence.device)
-    index = (torch.bucketize(confidence, edges, right=True) - 1).clamp(0, bins - 1)
+    index = bin_index(confidence, bins)
     if group is not None:
         index = index + bins * group
 
@@ -55,6 +54,12 @@ def bin_sums(
         return sums.view(num_groups, bins)
 
     return BinSums(total(torch.ones_like(confidence)), total(confidence), total(correct))
+
+
+def bin_index(confidence: Tensor, bins: int) -> Tensor:
+    """The bin of each confidence: bin ``b`` is ``[b/bins, (b+1)/bins)``, and the last one includes 1."""
+    edges = torch.linspace(0, 1, bins + 1, dtype=confidence.dtype, device=confidence.device)
+    return (torch.bucketize(confidence, edges, right=True) - 1).clamp(0, bins - 1)
 
 
 def check_bins(bins: int) -> None:

@@ -60,11 +60,12 @@ def test_spread_samples_measure_what_one_process_does(found, rank, samples):
     one, two = found[0][samples], found[1][rank][samples]
     assert two["accuracy"] == one["accuracy"]
     assert two["nll"] == pytest.approx(one["nll"], rel=1e-6)
+    assert two["test_diff/cls/NLL_SE"] == pytest.approx(one["test_diff/cls/NLL_SE"], rel=1e-4)  # the same examples
     assert torch.equal(two["probs"], one["probs"])
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_every_rank_runs_its_share(found, rank):
-    """Ten batches in the test and ten in the prediction; three of five samples on each of two ranks."""
-    assert found[0][5]["passes"] == 2 * 10 * 5 + 2  # and one each that shows the form of a batch
-    assert found[1][rank][5]["passes"] == 2 * 10 * 3 + 2
+    """Ten batches in the test, also at the mean, and ten in the prediction; three of five samples on each of two ranks."""
+    assert found[0][5]["passes"] == 10 * (2 * 5 + 1) + 2  # and one each that shows the form of a batch
+    assert found[1][rank][5]["passes"] == 10 * (2 * 3 + 1) + 2

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-import math
 import re
 
 import pytest
-from tiny_training import EXAMPLES, Classifier, fit
+import torch.nn.functional as F
+from tiny_training import EXAMPLES, Classifier, ValidatedClassifier, fit, loader, quiet_trainer
 
-from lightning_bayes import NoisyKFACCallback, OGNCallback, VOGNCallback
-from lightning_bayes.callbacks import summary
+from lightning_bayes import OGNCallback, VOGNCallback, mc_predict
+from lightning_bayes.posteriors import diagnostics
 
 WEIGHTS = 4 * 6 + 6 + 6 * 3 + 3
 
@@ -34,13 +34,13 @@ def test_the_default_fit_prints_its_settings_and_its_posterior(caplog):
         "Predictions average 10 weight samples (softmax link)",
     )
     assert start == ". ".join(parts) + "."
-    determined = float(callback.optimizer.effective_parameters())
-    assert end.startswith(f"VOGNCallback: the data determine about {determined:.0f} of {WEIGHTS} parameters")
+    size = diagnostics.noise_to_weight(callback.optimizer.posterior())
+    assert end.startswith(f"VOGNCallback: the RMS noise is {size:.1g} times the RMS weight.")
 
 
 def test_noise_whose_temperature_underflows_is_summarised(caplog):
     _, end = lines(VOGNCallback(relative_noise=1e-200), caplog)
-    assert "log τ = -inf (0: the Bayesian posterior" in end
+    assert "the RMS noise is 0 times" in end
 
 
 def test_a_regression_names_the_callback_whose_band_widens_away_from_the_data(caplog):
@@ -52,25 +52,35 @@ def test_a_regression_names_the_callback_whose_band_widens_away_from_the_data(ca
     assert "LaplaceCallback" not in natural
 
 
-@pytest.mark.parametrize("callback", [VOGNCallback(), NoisyKFACCallback()], ids=lambda c: type(c).__name__)
-def test_the_temperatures_are_those_of_the_posterior(callback, caplog):
-    """δ_t = Ñ γ_t / τ_t, and without an explicit prior Σ_i (1 - δ_t Σ_i) parameters are determined."""
-    (_, end) = lines(callback, caplog)
-    found = summary.temperatures(callback.optimizer)
-    low, high = map(float, re.search(r"= (\S+) to (\S+) across tensors \(0:", end).groups())
-    assert low == pytest.approx(min(math.log(tau) for tau in found.values()), abs=0.06)
-    assert high == pytest.approx(max(math.log(tau) for tau in found.values()), abs=0.06)
-    assert all(0 < tau < 1 for tau in found.values())
+def test_the_end_shows_what_the_samples_change_on_the_validation_set(caplog):
+    """The values are those of an evaluation of the same posterior afterwards."""
+    callback, module = VOGNCallback(val_samples=5, eval_samples=5, relative_noise=0.5), ValidatedClassifier()
+    with caplog.at_level(logging.INFO):
+        quiet_trainer(callback, max_epochs=2).fit(module, loader(), loader())
+    end = [record.getMessage() for record in caplog.records][-1]
+    inputs, targets = loader().dataset.tensors
+    prediction = mc_predict(module, callback.optimizer.posterior(), inputs, samples=5)
+    found = {name: float(value) for name, value in re.findall(r"(information|NLL|the mean) (\d\.\d+)", end)}
+    assert end.startswith(f"VOGNCallback: {EXAMPLES} validation examples: mutual information ")
+    assert found["information"] == pytest.approx(prediction.mutual_information.mean().item(), rel=0.1)
+    assert found["NLL"] == pytest.approx(F.nll_loss(prediction.probs.log(), targets).item(), abs=1e-3)
+    assert f"NLL {found['NLL']:.4f} (at the mean {F.cross_entropy(module(inputs), targets):.4f})" in end
+
+
+def test_samples_that_hardly_differ_are_called_so(caplog):
+    with caplog.at_level(logging.INFO):
+        callback = VOGNCallback(relative_noise=1e-4)
+        quiet_trainer(callback, max_epochs=1).fit(ValidatedClassifier(), loader(), loader())
+    assert "The samples hardly differ from each other; the networks of DeepEnsembleCallback(5) do." in caplog.text
 
 
 def test_an_explicit_learning_rate_and_prior_are_named(caplog):
-    start, end = lines(VOGNCallback(lr=0.01, prior_precision=2.0, eval_samples=0), caplog)
+    start, _ = lines(VOGNCallback(lr=0.01, prior_precision=2.0, eval_samples=0), caplog)
     assert "the natural-gradient step updates the mean" in start
     assert (
         "The prior precision is 2. The noise follows from the variational bound. Predictions use the posterior mean"
         in start
     )
-    assert "log τ = 0.0 (0: the Bayesian posterior" in end
 
 
 def test_without_noise_there_is_no_line_at_the_end(caplog):

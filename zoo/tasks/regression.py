@@ -119,15 +119,24 @@ class BayesRegressor(SupervisedTask):
         self.log("val/loss", loss, prog_bar=True, batch_size=len(targets), sync_dist=True)
         self.val_metrics.update(**self._scores(samples, targets))
 
-    def test_step(self, batch: Any, batch_idx: int) -> None:
-        """Update the test metrics."""
+    def test_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor] | None:
+        """Update the test metrics. Returns both predictions under a posterior, for callbacks that compare them."""
         samples, targets = self._samples(batch)
-        found, scale = (
-            observed(self.noise.distribution(samples.flatten()), len(samples)),
-            self.target_std.to(samples.dtype),
-        )
-        interval = {"lower": found.lower * scale, "upper": found.upper * scale}
-        self.test_metrics.update(**self._scores(samples, targets), **interval)
+        scores, scale = self._scores(samples, targets), self.target_std.to(samples.dtype)
+        found = observed(self.noise.distribution(samples.flatten()), len(samples))
+        self.test_metrics.update(**scores, lower=found.lower * scale, upper=found.upper * scale)
+        return None if self.mean_forward is None else self._both(samples, self.mean_forward(batch[0]), batch[1], scores)
+
+    def _both(self, samples: Tensor, mean: Tensor, labels: Any, scores: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The prediction of the samples and at the posterior mean, in the units of the data."""
+        at_mean = self._scores(*(column[None] for column in self._columns(mean, labels, len(labels))))
+        return {
+            "outputs": samples * self.target_std.to(samples.dtype),
+            "mean_outputs": at_mean["mean"],
+            "targets": scores["target"],
+            "log_densities": scores["log_densities"],
+            "mean_log_densities": at_mean["log_densities"][0],
+        }
 
     def _samples(self, batch: Any) -> tuple[Tensor, Tensor]:
         """Means under each posterior sample, ``[samples, batch]``, and targets, ``[batch]``."""
