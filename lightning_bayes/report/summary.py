@@ -128,7 +128,7 @@ def verdict(runs: Sequence[Run]) -> Iterator[str]:
     """Sentences on what the posterior changes in each run, and on the run with the lowest NLL."""
     for run in runs:
         changes = [
-            f"{MEASURES[key][:-2]} {run.last[key]:.4f} instead of {run.last[at_mean]:.4f}"
+            f"{MEASURES[key][:-2]} {run.last[key]:.4f} instead of {run.last[at_mean]:.4f}{_paired_error(run, key)}"
             for key in ("test/cls/Acc", "test/cls/NLL", "test/cal/ECE", "test/reg/RMSE", "test/reg/NLL")
             if {key, at_mean := key.replace("test/", "test_mean/")} <= run.last.keys()
         ]
@@ -142,6 +142,12 @@ def verdict(runs: Sequence[Run]) -> Iterator[str]:
             (best, name, error), (second, other, other_error) = ranked[:2]
             relation = _in_errors(second - best, error, other_error)
             yield f"The lowest NLL is {name}'s, {second - best:.4f} below {other}'s{relation}."
+
+
+def _paired_error(run: Run, key: str) -> str:
+    """The standard error of the difference between the samples and the mean on the same examples, if it was logged."""
+    error = run.last.get(key.replace("test/", "test_diff/", 1) + "_SE")
+    return "" if error is None else f" (± {error:.4f} for the difference)"
 
 
 def _in_errors(difference: float, *errors: float | None) -> str:

@@ -10,7 +10,8 @@ import pytest
 import yaml
 from matplotlib.figure import Figure
 
-from lightning_bayes.report import main, write_report
+from lightning_bayes.report import main, read_run, write_report
+from lightning_bayes.report.summary import verdict
 
 VOID = {"meta", "img", "br", "wbr"}
 
@@ -290,3 +291,11 @@ def test_training_and_shift_curves_are_drawn_if_there_is_something_to_draw(page,
     alone = write_run(tmp_path / "alone", {"epoch": 0, "test/cls/Acc": 0.5})
     headings = Page(write_report([alone], tmp_path / "alone.html").read_text("utf-8")).headings
     assert headings == ["Test", "Details"]
+
+
+def test_the_verdict_states_the_error_of_the_paired_difference(tmp_path):
+    values = {"test/cls/NLL": 0.1, "test_mean/cls/NLL": 0.2, "test_diff/cls/NLL": -0.1, "test_diff/cls/NLL_SE": 0.03}
+    path = tmp_path / "metrics.csv"
+    path.write_text(",".join(values) + "\n" + ",".join(map(str, values.values())) + "\n", "utf-8")
+    (sentence,) = verdict([read_run(tmp_path, "a")])
+    assert "NLL 0.1000 instead of 0.2000 (± 0.0300 for the difference) at its mean" in sentence
