@@ -9,6 +9,7 @@ Autograd nodes save different values for different operations, so a missing valu
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -51,7 +52,12 @@ _ATTRIBUTES: Final[tuple[tuple[str, Any, tuple[str, ...]], ...]] = (
     (
         "torch._C",
         torch._C,
-        ("_are_functorch_transforms_active", "_current_graph_task_id", "_will_engine_execute_node"),
+        (
+            "DisableTorchFunction",
+            "_are_functorch_transforms_active",
+            "_current_graph_task_id",
+            "_will_engine_execute_node",
+        ),
     ),
     ("torch.nn.Module", nn.Module(), ("_parameters", "_buffers", "_modules", *CALL_HOOKS, BACKWARD_HOOK_KIND)),
     ("torch.nn.RNN", nn.RNN(1, 1), FLAT_WEIGHTS),
@@ -103,6 +109,12 @@ def gradient_hooks(param: Tensor) -> dict[int, Any]:
 def is_view(tensor: Tensor) -> bool:
     """Whether autograd considers a tensor a view."""
     return tensor._is_view()
+
+
+def without_torch_functions() -> AbstractContextManager[None]:
+    """A context without `TorchFunctionMode`s, which slow down every access to an attribute of a tensor."""
+    context: AbstractContextManager[None] = torch._C.DisableTorchFunction()
+    return context
 
 
 def is_in_functorch() -> bool:

@@ -33,22 +33,19 @@ from lightning_bayes.curvature.forward_state import (
 from lightning_bayes.curvature.gradient_check import RunningCheck, failing_parameters
 from lightning_bayes.curvature.layer_calls import GenericCall, LayerCall, RuleCall, Start
 from lightning_bayes.curvature.layouts import LOOPED, ROWS, SHARED, LayerOutput
-from lightning_bayes.curvature.measured_modules import MeasuredModule
+from lightning_bayes.curvature.measured_modules import MeasuredModule, returns_scalars
 from lightning_bayes.curvature.model_call import Uncopied
 from lightning_bayes.curvature.parameters import user_hooks_off
 from lightning_bayes.curvature.single_examples import can_repeat_backward
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError, UnsupportedTrainingError
-from lightning_bayes.private_torch import is_in_backward, is_in_functorch, tree_leaves, will_execute
+from lightning_bayes.private_torch import (
+    is_in_backward,
+    is_in_functorch,
+    will_execute,
+    without_torch_functions,
+)
 
 _HALF = {torch.float16, torch.bfloat16}
-
-
-def _is_scalar(unit: MeasuredModule, output: Any) -> bool:
-    """Whether a module without a rule returns scalars, as losses with parameters do: the check leaves it to the loop."""
-    if unit.rule is not None:
-        return False
-    tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
-    return bool(tensors) and not any(tensor.dim() for tensor in tensors)
 
 
 class HookedCapture(Capture, ABC):
@@ -83,7 +80,7 @@ class HookedCapture(Capture, ABC):
 
     def _on_forward(self, unit: MeasuredModule, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         """Forward hook: record a call. Returns the output, some of it as copies; None leaves it as it is."""
-        if self._is_replaying or _is_scalar(unit, output):
+        if self._is_replaying or returns_scalars(unit, output):
             return None
         has_gradients = torch.is_grad_enabled()
         if not has_gradients and not in_reentrant_checkpoint():
@@ -104,9 +101,11 @@ class HookedCapture(Capture, ABC):
         if unit.rule is None:
             assert start is not None
             call = GenericCall(unit, args, kwargs, start, self.workspace, self.engine.checked)
+            result = call.watch(output, self._on_gradients)
         else:
-            call = RuleCall(unit, args, kwargs, start, self.workspace)
-        result = call.watch(output, self._on_gradients)
+            with without_torch_functions():
+                call = RuleCall(unit, args, kwargs, start, self.workspace)
+                result = call.watch(output, self._on_gradients)
         self.note_call(unit.label, call.rows)
         if call.output.edges and not is_in_backward():
             self.outputs.append(call.output)

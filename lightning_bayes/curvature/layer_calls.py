@@ -142,14 +142,19 @@ class RuleCall(LayerCall):
 
     def watch(self, output: Any, on_gradients: OnGradients) -> Any:
         """See `LayerCall.watch`. Packed sequences are padded for the rule, and packed again."""
+        if isinstance(output, Tensor):
+            self._reused = self.rule.saved(self.unit.module, output)
+            return super().watch(output, on_gradients)
         padded, packed_again = padded_output(self.unit.module, output)
         self._reused = self.rule.saved(self.unit.module, padded)
         return packed_again(super().watch(padded, on_gradients))
 
     def squares(self, inputs: list[Any], grads: list[Tensor | None]) -> Squares:
         """See `LayerCall.squares`."""
-        module, arguments = self.unit.module, _of_rule(inputs, grads)
-        found: Squares = with_rng(self._rng, self.rule.squares, module, *arguments, self.workspace, self._reused)
+        arguments = self.unit.module, *_of_rule(inputs, grads), self.workspace, self._reused
+        if self._rng is None:
+            return self.rule.squares(*arguments)
+        found: Squares = with_rng(self._rng, self.rule.squares, *arguments)
         return found
 
     def sums(self, inputs: list[Any], grads: list[Tensor | None]) -> Sums:

@@ -13,13 +13,13 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lightning_bayes.curvature.rules import LayerRule, rule_for
 from lightning_bayes.curvature.rules.example_inputs import refuse_packed
 from lightning_bayes.curvature.rules.registry import Inputs
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError, name_some
-from lightning_bayes.private_torch import BatchNormBase, has_children, own_parameters
+from lightning_bayes.private_torch import BatchNormBase, has_children, own_parameters, tree_leaves
 
 
 class BoundCall(NamedTuple):
@@ -55,7 +55,8 @@ class MeasuredModule:
         rule = self.rule
         inputs = args if rule is None else rule.prepare(self.module, rule.bind(self.module, args, kwargs))
         x = inputs[0]
-        refuse_packed(self.module, [x])
+        if not isinstance(x, Tensor):
+            refuse_packed(self.module, [x])
         if rule is None:
             return BoundCall(inputs, len(x), 0)
         if x.dim() < rule.least_dims(self.module):
@@ -74,6 +75,14 @@ def find_measured_modules(model: nn.Module) -> list[MeasuredModule]:
         seen: set[nn.Module] = set()
         return [unit for name, child in model.named_children() for unit in _units(name, child, seen)]
     return list(_units("", model, set()))
+
+
+def returns_scalars(unit: MeasuredModule, output: Any) -> bool:
+    """Whether a module without a rule returns scalars, as losses with parameters do: the check leaves it to the loop."""
+    if unit.rule is not None:
+        return False
+    tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+    return bool(tensors) and not any(tensor.dim() for tensor in tensors)
 
 
 def refuse_scripted(model: nn.Module) -> None:
