@@ -56,8 +56,9 @@ def with_per_example_loss(loss: Tensor, per_example_loss: Tensor) -> Tensor:
     if torch.is_grad_enabled() and not per_example_loss.requires_grad:
         raise UnsupportedTrainingError(f"{KEY} has no graph, so it has no gradients. Remove .detach() and no_grad().")
     result = loss.view_as(loss)
-    if result.grad_fn is not None:
-        result.grad_fn.metadata[_LOSSES] = per_example_loss
+    node: Any = result.grad_fn
+    if node is not None:
+        node.metadata[_LOSSES] = per_example_loss
     return result
 
 

@@ -147,7 +147,7 @@ def verdict(runs: Sequence[Run]) -> Iterator[str]:
 
 def _paired_error(run: Run, key: str) -> str:
     """The standard error of the difference between the samples and the mean on the same examples, if it was logged."""
-    error = run.last.get(key.replace("test/", "test_diff/", 1) + "_SE")
+    error = run.last.get(f"{key.replace('test/', 'test_diff/', 1)}_SE")
     return "" if error is None else f" (± {error:.4f} for the difference)"
 
 
