@@ -90,7 +90,7 @@ def test_micro_batches_in_updates_that_do_not_measure_are_one_large_batch():
 
 def test_every_update_is_the_same_whether_examples_are_counted_or_not(monkeypatch):
     bare = weights(fit(VOGNCallback()))
-    monkeypatch.setattr("lightning_bayes.optim.optimizer.FIRST_UPDATES", 10**6)
+    monkeypatch.setattr("lightning_bayes.optim.variational.FIRST_UPDATES", 10**6)
     assert_same_bits(weights(fit(VOGNCallback())), bare)
 
 
