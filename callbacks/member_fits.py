@@ -20,20 +20,25 @@ from torch import nn
 from lightning_bayes.callbacks.evaluation import EvaluationCallback
 from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError, UnsupportedTrainingError, name_some
 from lightning_bayes.optim.readout import read_checkpoint
+from lightning_bayes.private_torch import ATTENTION_RESET
 
 _OBSERVERS: Final = (Checkpoint, DeviceStatsMonitor, EvaluationCallback, LearningRateMonitor, ModelSummary, ProgressBar)
 _REPEATED: Final = (
-    *(
-        "max_epochs",
-        "max_steps",
-        "min_epochs",
-        "min_steps",
-        "limit_train_batches",
-        "limit_val_batches",
-        "overfit_batches",
-    ),
-    *("check_val_every_n_epoch", "val_check_interval", "accumulate_grad_batches", "gradient_clip_val", "precision"),
-    *("gradient_clip_algorithm", "reload_dataloaders_every_n_epochs", "default_root_dir"),
+    "max_epochs",
+    "max_steps",
+    "min_epochs",
+    "min_steps",
+    "limit_train_batches",
+    "limit_val_batches",
+    "overfit_batches",
+    "check_val_every_n_epoch",
+    "val_check_interval",
+    "accumulate_grad_batches",
+    "gradient_clip_val",
+    "precision",
+    "gradient_clip_algorithm",
+    "reload_dataloaders_every_n_epochs",
+    "default_root_dir",
 )
 _TRAINING_HOOKS: Final = ("on_train_epoch_start", "on_train_epoch_end", "on_train_batch_start", "on_train_batch_end")
 
@@ -101,7 +106,7 @@ def layers_to_reset(module: nn.Module) -> list[Callable[[], None]]:
 
 
 def _reset_of(layer: nn.Module) -> Callable[[], None] | None:
-    name = "_reset_parameters" if isinstance(layer, nn.MultiheadAttention) else "reset_parameters"
+    name = ATTENTION_RESET if isinstance(layer, nn.MultiheadAttention) else "reset_parameters"
     reset = getattr(layer, name, None)
     return reset if callable(reset) else None
 

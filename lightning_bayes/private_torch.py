@@ -38,6 +38,7 @@ except (ImportError, AttributeError) as error:
 CALL_HOOKS: Final = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")  # of a module
 BACKWARD_HOOK_KIND: Final = "_is_full_backward_hook"  # of a module; None without backward hooks
 PRE_HOOKS: Final = CALL_HOOKS[0]
+ATTENTION_RESET: Final = "_reset_parameters"  # of `nn.MultiheadAttention`, which has no public one
 FLAT_WEIGHTS: Final = ("_flat_weights", "_flat_weight_refs")  # a recurrent layer's own lists of its parameters
 LAST_RATES: Final = "_last_lr"  # of a learning-rate scheduler
 INNER_SCHEDULERS: Final = "_schedulers"  # of a scheduler that chains others
@@ -59,6 +60,7 @@ _ATTRIBUTES: Final[tuple[tuple[str, Any, tuple[str, ...]], ...]] = (
             "_will_engine_execute_node",
         ),
     ),
+    ("torch.nn.MultiheadAttention", nn.MultiheadAttention, (ATTENTION_RESET,)),
     ("torch.nn.Module", nn.Module(), ("_parameters", "_buffers", "_modules", *CALL_HOOKS, BACKWARD_HOOK_KIND)),
     ("torch.nn.RNN", nn.RNN(1, 1), FLAT_WEIGHTS),
     ("torch.nn.Conv1d", nn.Conv1d, ("_conv_forward",)),
