@@ -68,6 +68,9 @@ class CountReductions(Callback):
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         self.updates = trainer.global_step
 
+    def on_validation_start(self, trainer, pl_module):
+        dist.all_reduce = self.own  # scores of validation are no part of an update
+
     def on_train_epoch_end(self, trainer, pl_module):
         dist.all_reduce = self.own  # before Lightning reduces what was logged
 
