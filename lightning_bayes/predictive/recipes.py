@@ -166,7 +166,7 @@ def _keeps_examples(name: str, args: Any, kwargs: Any) -> bool:
 
 def _constant(value: Tensor, num_examples: int) -> Recipe:
     """A constant tensor as plain data; `_NoRecipeError` if it is large, or may hold one value an example."""
-    if value.requires_grad or value.numel() == 0:
+    if value.requires_grad or value.numel() == 0 or value.layout != torch.strided:
         raise _NoRecipeError
     first = value.detach().flatten()[0]
     if bool((value == first).all()):
