@@ -65,7 +65,7 @@ def test_the_table_of_arguments_has_those_of_the_constructor(callback):
         callback(no_such_argument=1)
     listed = str(error.value).partition("Its arguments are: ")[2].rstrip(".").split(", ")
     parameters = signature(callback.__init__).parameters.items()
-    explicit = {name for name, p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD} - {"self"}
+    explicit = {name for name, p in parameters if p.kind in {p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY}} - {"self"}
     assert set(arguments.arguments(callback)) == {*listed, *explicit}
 
 
