@@ -126,7 +126,7 @@ class LossRecorder(LossTape):
         is_weighted = not self.weighted.isdisjoint(path.nodes)
         readings = [term.read(batch_size, each, inner, is_weighted) for each in orders]
         reading = readings[0]
-        why = reading.why or self._why_unclear(path, batch_size, orders)
+        why = reading.why or self._why_unclear(path, batch_size, orders[0])
         if len({each.reduction for each in readings}) > 1:
             why = why or _AMBIGUOUS
         if any(self._path(factor.grad_fn).depends for factor in term.learned):
@@ -135,15 +135,13 @@ class LossRecorder(LossTape):
         links = {(call.link, call.outputs.grad_fn)} if call and call.link else self._links_of(path)
         return Reading("unknown" if why else reading.reduction, why, reading.factor), links, path.depends
 
-    def _why_unclear(self, path: _Path, batch_size: int | None, orders: tuple[Order, ...]) -> str:
+    def _why_unclear(self, path: _Path, batch_size: int | None, order: Order) -> str:
         """Why the examples of the values behind a path are not those of the batch; empty if they are."""
         for node in path.nodes:
             if any(term.read(batch_size).reduction in {"mean", "sum"} for term in self.terms.get(node, ())):
                 return "is a function of values that are already reduced over the examples"
-            if node in self.choices:
-                kinds = {chosen(*self.choices[node], batch_size, order) for order in orders}
-                if kinds.intersection({"some", "piece"}):
-                    return "is computed from chosen rows"
+            if node in self.choices and chosen(*self.choices[node], batch_size, order) in {"some", "piece"}:
+                return "is computed from chosen rows"
         return ""
 
     def _path(self, root: Any) -> _Path:
