@@ -25,6 +25,7 @@ _WORDS: Final = {
     **{"reg/RMSE": "RMSE", "reg/NLL": "NLL"},
 }
 SMALL_MUTUAL_INFORMATION: Final = 1e-3  # nats
+_SHOWN: Final = 0.0001  # smallest difference that four digits show
 _RETURNED: Final = ("outputs", "mean_outputs", "targets")  # by the zoo's tasks
 
 
@@ -50,14 +51,17 @@ class Comparison(NamedTuple):
             f"{paired.first - paired.second:+.4f} ± {paired.error:.4f}"
             for key, paired in self.scores.items()
         ]
-        changed = [_WORDS[key] for key, paired in self.scores.items() if paired.differs]
+        visible = [key for key, paired in self.scores.items() if abs(paired.first - paired.second) >= _SHOWN]
+        changed = [_WORDS[key] for key in visible if self.scores[key].differs]
         verdict = f"{' and '.join(changed)} differ" + "s" * (len(changed) == 1) if changed else "No score differs"
+        bound = "two standard errors" if changed else f"two standard errors and {_SHOWN}"
+        predicted = f"the average over {samples} samples" if samples > 1 else "its prediction"
         return "\n".join(
             [
-                f"{callback}: the average over {samples} samples instead of the mean, on {self.examples:,} test examples "
+                f"{callback}: {predicted} instead of the mean, on {self.examples:,} test examples "
                 "(± standard error of the difference):",
                 *lines,
-                f"  {verdict} by two standard errors.",
+                f"  {verdict} by {bound}.",
             ]
         )
 

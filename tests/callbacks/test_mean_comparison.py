@@ -15,6 +15,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bayes import MCDropoutCallback, VOGNCallback
+from lightning_bayes.callbacks.mean_comparison import Comparison
+from lightning_bayes.metrics.paired import Paired
 from lightning_bayes.predictive import PosteriorSamples
 from lightning_bayes.zoo import BayesClassifier, BayesRegressor
 
@@ -125,7 +127,7 @@ def test_differences_of_a_regression_have_the_units_of_the_data(caplog):
 def test_a_posterior_that_changes_nothing_is_called_so(caplog):
     _, text = results_of(LossInTest(), VOGNCallback(eval_samples=S, relative_noise=1e-6), loader(), caplog)
     assert text.count("+0.0000 ± 0.0000") + text.count("-0.0000 ± 0.0000") == 3
-    assert "No score differs by two standard errors." in text
+    assert "No score differs by two standard errors and 0.0001." in text
 
 
 def test_dropout_is_compared_with_the_network_without_dropout(caplog):
@@ -164,3 +166,14 @@ def test_the_comparison_costs_one_forward_pass_per_batch(caplog):
     calls.clear()
     trainer.test(module, loader(), verbose=False)
     assert len(calls) == (S + 1) * len(loader())
+
+
+def test_a_difference_that_no_digit_shows_is_no_verdict():
+    """A closed form has one prediction, no samples."""
+    scores = {"cls/NLL": Paired(0.81, 0.83, 0.005), "cal/ECE": Paired(0.06, 0.06002, 1e-6)}
+    text = Comparison(scores, 300, 0.5).report("LaplaceCallback", 1)
+    assert text.startswith("LaplaceCallback: its prediction instead of the mean, on 300 test examples")
+    assert text.endswith("NLL differs by two standard errors.")
+    del scores["cls/NLL"]
+    text = Comparison(scores, 300, 0.5).report("SWAGCallback", 30)
+    assert text.endswith("No score differs by two standard errors and 0.0001.")
