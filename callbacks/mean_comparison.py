@@ -21,8 +21,11 @@ from lightning_bayes.predictive.quantiles import grouped
 from lightning_bayes.predictive.recorded_noise import RecordedNoise
 
 _WORDS: Final = {
-    **{"cls/Acc": "accuracy", "cls/NLL": "NLL", "cal/ECE": "ECE"},
-    **{"reg/RMSE": "RMSE", "reg/NLL": "NLL"},
+    "cls/Acc": "accuracy",
+    "cls/NLL": "NLL",
+    "cal/ECE": "ECE",
+    "reg/RMSE": "RMSE",
+    "reg/NLL": "NLL",
 }
 SMALL_MUTUAL_INFORMATION: Final = 1e-3  # nats
 _SHOWN: Final = 0.0001  # smallest difference that four digits show

@@ -48,26 +48,15 @@ def is_layer(node: Any) -> bool:
     return is_measured(node) and not (is_number and node.name().rpartition("Backward")[0] in _VIEWS)
 
 
-def nodes_behind(roots: list[Any]) -> Iterator[Any]:
-    """Yield every node that `roots` depend on, including the roots, each once."""
+def nodes_behind(roots: list[Any], *, to_layers: bool = False) -> Iterator[Any]:
+    """Yield every node that `roots` depend on, including the roots, each once; `to_layers` ends at the outputs of layers."""
     stack, seen = list(roots), set(roots)
     while stack:
         node = stack.pop()
         yield node
+        if to_layers and is_layer(node):
+            continue
         for child, _ in node.next_functions:
-            if child is not None and child not in seen:
-                seen.add(child)
-                stack.append(child)
-
-
-def nodes_to_layers(root: Any) -> Iterator[Any]:
-    """Yield every node from `root` to the nearest outputs of layers, including both, each once."""
-    stack, seen = [root], {root}
-    while stack:
-        node = stack.pop()
-        yield node
-        children = () if is_layer(node) else (child for child, _ in node.next_functions)
-        for child in children:
             if child is not None and child not in seen:
                 seen.add(child)
                 stack.append(child)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lightning_bayes.curvature.layouts import LayerOutput
-from lightning_bayes.curvature.parameter_uses import is_measured, nodes_behind, nodes_to_layers
+from lightning_bayes.curvature.parameter_uses import is_measured, nodes_behind
 from lightning_bayes.private_torch import output_shapes, saved_by
 
 _SCATTERS = ("IndexPut", "IndexAdd", "IndexCopy", "Scatter", "MaskedScatter")
@@ -30,13 +30,13 @@ def routed_calls(loss: Tensor, outputs: Sequence[LayerOutput]) -> set[int]:
         for child, index in node.next_functions:
             if child is not None:
                 rows = output_shapes(child)[index][:1]
-                reached = [index_of[layer] for layer in nodes_to_layers(child) if layer in index_of]
+                reached = [index_of[layer] for layer in nodes_behind([child], to_layers=True) if layer in index_of]
                 routed.update(call for call in reached if (outputs[call].rows,) == rows)
     return routed
 
 
 def _has_selected_rows(output: LayerOutput) -> bool:
-    ancestors = [node for source in output.sources for node in nodes_to_layers(source)]
+    ancestors = [node for source in output.sources for node in nodes_behind([source], to_layers=True)]
     # Packing sorts the examples, and unpacking restores their order, unless the layer uses the packed rows directly.
     packed = [node for node in ancestors if node.name().startswith("PackPaddedSequence")]
     selecting = packed or [node for node in ancestors if _selects(node)]
@@ -62,7 +62,7 @@ def one_at_a_time(loss: Tensor, outputs: Sequence[LayerOutput]) -> str:
     label, calls = Counter(out.unit.label for out in outputs).most_common(1)[0]
     if calls == 1:
         return ""
-    for node in nodes_to_layers(loss.grad_fn):
+    for node in nodes_behind([loss.grad_fn], to_layers=True):
         if not node.name().startswith(("StackBackward", "CatBackward")):
             continue
         edges = [edge for edge in node.next_functions if edge[0] is not None]

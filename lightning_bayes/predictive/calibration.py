@@ -152,7 +152,6 @@ def choose_calibration(
         link: How outputs become predictions.
         noise_std: σ of the identity link; None fits it at each width.
         reduce: Sums a tensor over processes that each hold some of the examples. All processes choose the same.
-
         width: Whether to try other widths than 1.
 
     Returns:
