@@ -144,9 +144,9 @@ def cropped_and_flipped(x: Tensor) -> Tensor:
     padded = F.pad(x, (4, 4, 4, 4))
     shifts = torch.randint(9, (2, count, 1)) + torch.arange(size)
     flipped = torch.where(torch.rand(count, 1) < 0.5, shifts[1], shifts[1].flip(1))
-    rows, columns = shifts[0][:, None, :, None], flipped[:, None, None, :]
-    images, channels = torch.arange(count)[:, None, None, None], torch.arange(x.shape[1])[None, :, None, None]
-    return padded[images, channels, rows, columns]
+    rows, columns = shifts[0][:, None, :, None].to(x.device), flipped[:, None, None, :].to(x.device)
+    images, channels = (torch.arange(size, device=x.device) for size in x.shape[:2])
+    return padded[images[:, None, None, None], channels[:, None, None], rows, columns]
 
 
 def _cifar(root: Path) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], Tensor]:

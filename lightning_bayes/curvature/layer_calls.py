@@ -61,8 +61,8 @@ class LayerCall(ABC):
         self._sources = [x.grad_fn for x in tensors if x.grad_fn is not None]
         self._others = [None if isinstance(x, Tensor) else x for x in bound.inputs]
         # Detached tensors share the version counter, so autograd still detects an input that was changed in place.
-        saved = _Saved.apply(_leaf(), *(x.detach() if isinstance(x, Tensor) else None for x in bound.inputs))
-        self._saved = saved.grad_fn
+        # Before torch 2.12, a node frees its tensors with its output, so the output is kept.
+        self._saved = _Saved.apply(_leaf(), *(x.detach() if isinstance(x, Tensor) else None for x in bound.inputs))
 
     @property
     def rule(self) -> LayerRule:
@@ -96,7 +96,7 @@ class LayerCall(ABC):
     @property
     def inputs(self) -> list[Any]:
         """The inputs of the call, in full precision."""
-        pairs = zip(self._saved.saved_tensors, self._others, strict=True)
+        pairs = zip(self._saved.grad_fn.saved_tensors, self._others, strict=True)
         return [other if saved is None else in_full_precision(saved) for saved, other in pairs]
 
     def as_in_forward(self) -> AbstractContextManager[None]:
