@@ -5,7 +5,7 @@ A fit takes these steps:
 1. `setup` patches the trainer.
 2. `_set_up_and_swap` replaces the user's optimizer, after Lightning has set it up and before it restores a checkpoint.
 3. `_wrap_closure` replaces Lightning's closure by a `MonteCarloClosure`, which runs each batch under weight samples.
-4. `on_train_batch_end` sets the default noise scale once the first loss is known.
+4. `on_train_batch_end` sets the default noise scale once the first loss is known; `on_train_batch_start` may move it.
 5. Evaluation averages predictions over posterior samples (`find_samples`).
 6. Checkpoints hold the posterior mean as weights, and the optimizer's state as the posterior.
 7. `undo` removes the patches, also after an exception; the plugin for checkpoint files stays until Lightning tears it down.
@@ -31,6 +31,8 @@ from lightning_bayes.callbacks.default_policy import choose_defaults
 from lightning_bayes.callbacks.evaluated_posterior import EvaluatedPosterior
 from lightning_bayes.callbacks.evaluation import EvaluationCallback
 from lightning_bayes.callbacks.fields import CallbackFields, complete_arguments, refuse_unnamed
+from lightning_bayes.callbacks.loaders import sum_over_processes
+from lightning_bayes.callbacks.noise_rule import NoiseRule
 from lightning_bayes.callbacks.num_data import example_count_check, set_num_data
 from lightning_bayes.callbacks.presets import Preset, find_preset, presets_of
 from lightning_bayes.callbacks.private_lightning import wrap_closures
@@ -74,6 +76,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         passed = complete_arguments(self.name, self.optimizer_class, fields, self.field_defaults)
         super().__init__(passed.link)
         self._chosen = choose_defaults(self.name, passed)
+        self._noise = self._chosen.noise
         self.arguments = arguments = self._chosen.arguments
         self.linearized = arguments.linearized
         self._calibration = Calibration() if arguments.calibrate else None
@@ -143,6 +146,8 @@ class VariationalCallback(EvaluationCallback, ABC):
         if stage == "fit":
             checks.check_training(trainer, pl_module)
             self._resumed = {}
+            if self._noise is not None:
+                self._noise.rule = NoiseRule()
             swap = partial(self._set_up_and_swap, trainer.strategy.setup_optimizers, pl_module)
             self._patches.set(trainer.strategy, "setup_optimizers", swap)
             wrap_closures(trainer, partial(self._wrap_closure, trainer), self._patches)
@@ -181,6 +186,22 @@ class VariationalCallback(EvaluationCallback, ABC):
             return
         warn_of_changes(trainer, self.optimizer, self._chosen, self._resumed)
 
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Move the default noise at the start of an epoch; see `EvaluationCallback` for the rest."""
+        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
+        if batch_idx == 0 and self.optimizer is not None and self._noise is not None:
+            self._noise.start_epoch(self.optimizer, self.link_of(pl_module), sum_over_processes(trainer, pl_module))
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep the comparison of the validation, and its NLL for the default noise."""
+        super().on_validation_epoch_end(trainer, pl_module)
+        if self._noise is not None and self.validated is not None and self.validated.has_classes:
+            self._noise.rule.add_validation(self.validated.scores["cls/NLL"].second)
+
+    def compares_validations(self, module: LightningModule) -> bool:
+        """Whether the default noise follows the NLL; see `EvaluationCallback.compares_validations`."""
+        return self._noise is not None and self._noise.follows(module, self.link_of(module))
+
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
@@ -193,11 +214,13 @@ class VariationalCallback(EvaluationCallback, ABC):
         if self.optimizer is None or not self.optimizer.num_updates:
             return
         link = self.link_of(pl_module)
-        if self._chosen.noise is not None:
-            self._chosen.noise.apply(self.optimizer, link)
+        if self._noise is not None:
+            self._noise.apply(self.optimizer, link)
+            self._noise.add_loss(outputs, trainer.accumulate_grad_batches)
         if not self._is_announced:
             self._is_announced = True
-            rank_zero_info(summary.at_the_start(self.optimizer, self.name, link, self.eval_samples))
+            follows = self.compares_validations(pl_module)
+            rank_zero_info(summary.at_the_start(self.optimizer, self.name, link, self.eval_samples, follows))
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the effective number of parameters, and the number of skipped updates."""
@@ -210,7 +233,8 @@ class VariationalCallback(EvaluationCallback, ABC):
             return
         self.optimizer.require_finite()  # the last update has no later pass that checks it
         if self.optimizer.noisy and self.optimizer.num_updates:
-            rank_zero_info(summary.at_the_end(self.optimizer, self.name, self.validated))
+            path = self._noise.rule.path if self._noise is not None else []
+            rank_zero_info(summary.at_the_end(self.optimizer, self.name, self.validated, path))
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the posterior for later evaluation in this process."""
@@ -244,6 +268,7 @@ class VariationalCallback(EvaluationCallback, ABC):
             "param_names": _param_names(self.optimizer),
             **self.loss_state(),
             "lr": None if callable(self.lr) else self.lr,
+            "noise_rule": None if self._noise is None else self._noise.rule.state(),
         }
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -261,6 +286,8 @@ class VariationalCallback(EvaluationCallback, ABC):
         if trainer.state.fn == "fit":
             self._resumed = resumable_state(checkpoint, self.name)
             self.load_loss_state(self._resumed)
+            if self._noise is not None and self._resumed.get("noise_rule"):  # none in checkpoints of earlier versions
+                self._noise.rule.load(self._resumed["noise_rule"])
             self._has_seen_loss = checkpoint["global_step"] > 0
             return
         refuse_other_posterior(checkpoint, self.name)

@@ -75,6 +75,10 @@ class EvaluationCallback(Callback, ABC):
         """Whether this callback averages predictions itself, and does not only change the samples of another."""
         return True
 
+    def compares_validations(self, module: LightningModule) -> bool:
+        """Whether each validation of a fit is compared with the mean, and not only the last."""
+        return False
+
     def link_of(self, module: LightningModule) -> Link | None:
         """The argument ``link``, else the module's ``lightning_bayes_link``, else the link of its loss; None if unknown."""
         link = self.link or getattr(module, LINK_ATTRIBUTE, None) or self.loss_link
@@ -228,7 +232,7 @@ class EvaluationCallback(Callback, ABC):
             interval=self.interval,
         )
         self._forward.start(predict)
-        is_compared = trainer.testing or (is_fit and is_last_epoch(trainer))
+        is_compared = trainer.testing or (is_fit and (is_last_epoch(trainer) or self.compares_validations(module)))
         if is_compared and samples.has_mean and self.link_of(module) is not None:
             self._comparison = MeanComparison(self._forward, self.loss_noise)
 

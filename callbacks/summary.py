@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lightning.pytorch import Trainer
@@ -21,11 +21,13 @@ _REGRESSION_NOTE = (
     "The predictive band does not widen away from the data; to get one that does, replace this callback by "
     "LaplaceCallback('full', 'all')"
 )
-
+_FOLLOWS = "; it grows after epochs whose training loss is below the validation NLL"
 _ADVICE = " The samples hardly differ from each other; the networks of DeepEnsembleCallback(5) do."
 
 
-def at_the_start(optimizer: VariationalOptimizer, name: str, link: Link | None, eval_samples: int) -> str:
+def at_the_start(
+    optimizer: VariationalOptimizer, name: str, link: Link | None, eval_samples: int, follows: bool = False
+) -> str:
     """The line after the first update: step, number of parameters with a posterior, N, prior, noise and prediction."""
     group, base = optimizer.param_groups[0], optimizer.base_step
     step = type(base.base).__name__ if base else _STEPS[group["posterior"]["step_rule"]]
@@ -37,17 +39,27 @@ def at_the_start(optimizer: VariationalOptimizer, name: str, link: Link | None, 
     ]
     if noisy:
         averages = f"average {eval_samples} weight samples" if eval_samples else "use the posterior mean"
-        sentences += [_prior(optimizer), _noise(group), f"Predictions {averages}" + (f" ({link} link)" if link else "")]
+        sentences += [
+            _prior(optimizer),
+            _noise(group) + _FOLLOWS * follows,
+            f"Predictions {averages}" + (f" ({link} link)" if link else ""),
+        ]
         if link == "identity" and group["posterior"]["relative_noise"] is not None:
             sentences.append(_REGRESSION_NOTE)
     return ". ".join(sentences) + "."
 
 
-def at_the_end(optimizer: VariationalOptimizer, name: str, validated: Comparison | None) -> str:
+def at_the_end(
+    optimizer: VariationalOptimizer, name: str, validated: Comparison | None, path: Sequence[float] = ()
+) -> str:
     """The line at the end of a fit: what the samples change on the validation set, and the size of the noise."""
     if not _params(optimizer, noisy=True):  # such as in a run resumed from a checkpoint without noise
         return f"{name}: no parameter has noise, so there is no posterior."
     noise = f"the RMS noise is {diagnostics.noise_to_weight(optimizer.posterior()):.1g} times the RMS weight"
+    if path:  # of the default noise that follows the fit
+        kappa = optimizer.param_groups[0]["posterior"]["relative_noise"]
+        moved = f"κ ended at {kappa:.2g}" if path[-1] == max(path) else f"κ rose and fell again, to {kappa:.2g}"
+        noise = f"{noise}; {moved}, as the losses told"
     if validated is None:
         return f"{name}: {noise}. With validation data, this line shows what the samples change."
     return f"{name}: {validated.summary()}; {noise}.{_ADVICE if validated.hardly_differs else ''}"

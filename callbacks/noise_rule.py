@@ -1,0 +1,73 @@
+"""Noise that follows the fit: κ of classifiers with normalisation layers, from the losses of each epoch.
+
+    with a validation set    κ ← κ/2 + κ₁/2 · max(0, 1 - ℓ / (0.8 min ℓ_val))
+    without one              κ ← κ/2 + κ₁/2 · max(0, 1 - ℓ / (0.3 ℓ₀))
+
+ℓ is the training loss at weight samples, averaged over an epoch; ℓ_val the validation NLL at the posterior mean; ℓ₀ the
+training loss of the first batches. A network that memorises gets noise, which keeps it from memorising more; one that does
+not gets none. Half of the old κ stays, because noise raises ℓ: without it, κ would swing between nothing and too much. The
+smallest validation NLL so far counts: with BatchNorm, single epochs are far above it. The rule is a heuristic;
+docs/defaults.md has the numbers, and the lab notes those of other rules.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Final, final
+
+import torch
+from torch import Tensor
+
+FIRST_BATCHES: Final = 5  # of ℓ₀
+MEMORISED: Final = 0.8  # of min ℓ_val: a smaller training loss counts as memorised
+FITTED: Final = 0.3  # of ℓ₀: the same without validation data
+
+
+@final
+class NoiseRule:
+    """Moves κ at the start of each epoch of a fit but the first.
+
+    Attributes:
+        share: κ / κ₁, from 0 to 1.
+        path: κ / κ₁ of these epochs.
+    """
+
+    def __init__(self) -> None:
+        self.share, self.path = 0.0, list[float]()
+        self._first = list[float]()  # losses of the first batches
+        self._sum, self._count = torch.zeros(()), 0  # of the losses of this epoch
+        self._lowest = math.inf  # validation NLL
+
+    def add(self, loss: Tensor) -> None:
+        """Add the loss of a batch."""
+        if len(self._first) < FIRST_BATCHES:
+            self._first.append(float(loss))
+        self._sum, self._count = self._sum.to(loss.device) + loss.detach(), self._count + 1
+
+    def add_validation(self, nll: float) -> None:
+        """Note the NLL of a validation."""
+        self._lowest = min(self._lowest, nll) if math.isfinite(nll) else self._lowest
+
+    def start_epoch(self, reduce: Callable[[Tensor], Tensor]) -> None:
+        """Move κ by the losses since the last call; `reduce` sums over processes."""
+        if not self._count:
+            return
+        numbers = [self._count, sum(self._first), len(self._first)]
+        total, count, first, firsts = reduce(torch.cat([self._sum[None], self._sum.new_tensor(numbers)])).tolist()
+        self._sum, self._count = torch.zeros(()), 0
+        reference = MEMORISED * self._lowest if self._lowest < math.inf else FITTED * first / firsts
+        if math.isfinite(total) and reference > 0:
+            self.share = 0.5 * self.share + 0.5 * min(1.0, max(0.0, 1 - total / count / reference))
+        self.path.append(self.share)
+
+    def state(self) -> dict[str, Any]:
+        """Plain numbers for a checkpoint, which may be written within an epoch."""
+        sums = {"sum": float(self._sum), "count": self._count, "first": list(self._first), "lowest": self._lowest}
+        return {"share": self.share, "path": list(self.path), **sums}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore `state`."""
+        self.share, self.path = state["share"], list(state["path"])
+        self._first, self._lowest = list(state["first"]), state["lowest"]
+        self._sum, self._count = torch.tensor(state["sum"]), state["count"]
