@@ -10,6 +10,7 @@ from typing import Any, final
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
+from lightning_bayes.callbacks.arguments import checked
 from lightning_bayes.callbacks.evaluation import EvaluationCallback
 from lightning_bayes.callbacks.member_fits import MemberFits, member_path
 from lightning_bayes.errors import HyperparameterError, PosteriorError
@@ -55,6 +56,7 @@ class DeepEnsembleCallback(EvaluationCallback):
 
     opt_out_hint = "remove DeepEnsembleCallback"
 
+    @checked
     def __init__(
         self,
         members: int | Sequence[str | os.PathLike[str]],

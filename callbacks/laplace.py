@@ -9,6 +9,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import RunningStage
 from lightning_utilities.core.rank_zero import rank_zero_info
 
+from lightning_bayes.callbacks.arguments import checked
 from lightning_bayes.callbacks.last_epoch import fit_kept, is_last_epoch
 from lightning_bayes.callbacks.loaders import OnDevice, ValidationSet, random_state_kept, training_loader
 from lightning_bayes.callbacks.posthoc import PosthocCallback
@@ -74,6 +75,7 @@ class LaplaceCallback(PosthocCallback):
         HyperparameterError: If an argument is out of range.
     """
 
+    @checked
     def __init__(
         self,
         structure: StructureName = "kronecker",

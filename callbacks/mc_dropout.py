@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
+from lightning_bayes.callbacks.arguments import checked
 from lightning_bayes.callbacks.evaluation import EvaluationCallback, require_single_evaluation
 from lightning_bayes.callbacks.resume import refuse_noisy_state
 from lightning_bayes.callbacks.validation_samples import sample_count
@@ -43,6 +44,7 @@ class MCDropoutCallback(EvaluationCallback):
         >>> callback = MCDropoutCallback(eval_samples=32, p=0.1, layers=r"model\.(conv|fc)\d")
     """
 
+    @checked
     def __init__(
         self,
         eval_samples: int = 10,

@@ -227,7 +227,7 @@ def test_one_test_prints_samples_mean_and_scaling_side_by_side(fitted, capsys):
     assert len({found[key] for key in keys}) == 3
     assert found["test/post/cls/NLL"] < found["test/cls/NLL"]
     assert sorted(path.stem for path in (folder / "figures").iterdir()) == [
-        *("certainty", "ood_scores", "reliability", "risk_coverage")
+        *("certainty", "ood_scores", "reliability", "risk_coverage", "scores")
     ]
 
 
