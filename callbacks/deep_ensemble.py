@@ -156,7 +156,7 @@ def _weights(checkpoint: dict[str, Any], module: LightningModule) -> dict[str, T
 def _paths(members: Any) -> list[str]:
     """The paths among the argument `members`; none for a number."""
     if isinstance(members, (int, float)):
-        if members < 2 or members != int(members) or isinstance(members, (bool, float)):
+        if members < 2 or members != int(members) or isinstance(members, float):
             raise HyperparameterError(
                 f"members={members!r} must be a whole number of at least 2, such as 5, or a list of checkpoint paths."
             )

@@ -144,5 +144,5 @@ class MCDropoutCallback(EvaluationCallback):
 def _require_pattern(layers: str) -> None:
     try:
         re.compile(layers)
-    except (re.error, TypeError) as error:
+    except re.error as error:
         raise HyperparameterError(f"layers={layers!r} is not a regular expression: {error}.") from error

@@ -23,15 +23,11 @@ def standard_error(run: Run, key: str) -> float | None:
 
 def against_first(runs: Sequence[Run]) -> Iterator[str]:
     """A sentence for each run after the first with a test on the same data."""
-    first = next((run for run in runs if _tested(run)), None)
-    for run in runs[runs.index(first) + 1 :] if first is not None else []:
-        shared = [key for key in _COMPARED if f"test/{key}" in first.last.keys() & run.last.keys()]
-        if shared and first.config.get("data.class_path") == run.config.get("data.class_path"):
-            yield _sentence(first, run, shared)
-
-
-def _tested(run: Run) -> bool:
-    return any(f"test/{key}" in run.last for key in _COMPARED)
+    tested = [run for run in runs if any(f"test/{key}" in run.last for key in _COMPARED)]
+    for run in tested[1:]:
+        shared = [key for key in _COMPARED if f"test/{key}" in tested[0].last.keys() & run.last.keys()]
+        if shared and tested[0].config.get("data.class_path") == run.config.get("data.class_path"):
+            yield _sentence(tested[0], run, shared)
 
 
 def _sentence(first: Run, run: Run, keys: Sequence[str]) -> str:

@@ -73,7 +73,13 @@ def test_a_value_without_a_name_is_told_the_argument_that_takes_it(callback, val
 
 
 @pytest.mark.parametrize(
-    ("callback", "arguments"), [(SWAGCallback, {"start": "0.5"}), (TemperatureScaling, {"refit": 1.5})]
+    ("callback", "arguments"),
+    [
+        (SWAGCallback, {"start": "0.5"}),
+        (TemperatureScaling, {"refit": 1.5}),
+        (DeepEnsembleCallback, {"members": True}),
+        (MCDropoutCallback, {"layers": 3}),
+    ],
 )
 def test_a_value_of_another_kind_is_shown(callback, arguments):
     ((name, value),) = arguments.items()
@@ -94,9 +100,7 @@ def test_numbers_of_numpy_are_numbers():
 
 
 def test_too_many_arguments_are_told_all():
-    with pytest.raises(
-        TypeError, match=r"too many positional arguments\. Its arguments are: linearized, refit"
-    ):
+    with pytest.raises(TypeError, match=r"too many positional arguments\. Its arguments are: linearized, refit"):
         PosteriorScale(None, False, 3)
 
 
