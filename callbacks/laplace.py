@@ -58,8 +58,8 @@ class LaplaceCallback(PosthocCallback):
         prior_structure: ``"scalar"`` or ``"layerwise"``.
         linearized: The predictive. ``"closed_form"``: linearised, with the probit approximation. True: linearised, with
             samples, which is cheaper for all layers of a large network. False: sampled networks.
-        eval_samples: S, number of samples; a regression in closed form represents its Gaussian by S values. 0 evaluates the
-            network.
+        eval_samples: S, number of samples; the closed form represents the Gaussian of the outputs by S values. 0 evaluates
+            the network.
         mc_samples: Labels drawn per example for ``"fisher"``.
         online_every: Epochs between maximisations of the marginal likelihood during the fit. Each sets the optimizer's
             weight decay to δ/N (Immer et al. 2021, https://arxiv.org/abs/2104.04975). None disables them.
