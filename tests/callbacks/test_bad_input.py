@@ -286,7 +286,7 @@ def test_unknown_engine_and_reduction_are_refused_at_once(wrong):
         (
             {"bayesian": "("},
             HyperparameterError,
-            r"bayesian='\(' is not a regular expression: .* Pass one that matches",
+            r"bayesian='\(' is not a regular expression: .* Pass one for names",
         ),
         ({"bayesian": 3}, HyperparameterError, "bayesian=3 is not a regular expression"),
     ],
