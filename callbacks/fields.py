@@ -6,11 +6,11 @@ ranges come from the hyperparameter record of the callback's optimizer, so each 
 
 from __future__ import annotations
 
-import difflib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from lightning_bayes.callbacks.arguments import require_known
 from lightning_bayes.curvature import check_names
 from lightning_bayes.curvature.measurement import KroneckerQuantity
 from lightning_bayes.errors import PosteriorError
@@ -151,7 +151,7 @@ def complete_arguments(
     """Fill in the defaults of a callback's arguments, check their ranges, and split them by consumer."""
     record = optimizer_class.hyperparameters
     names = {*CallbackFields.__optional_keys__, *record.own_names(), *defaults}
-    _require_known(callback, fields, names)
+    require_known(callback, fields, names)
     passed = {name: value for name, value in fields.items() if name != "step"}  # the record's "step" is a counter
     values = {**record.defaults(), **optimizer_class.own_defaults, **_DEFAULTS, **defaults, **plain(passed)}
     record.check(values)
@@ -190,13 +190,3 @@ def refuse_unnamed(callback: str, unnamed: Sequence[Any]) -> None:
         first = unnamed[0]
         name = "mc_samples" if isinstance(first, int) else "prior" if isinstance(first, str | os.PathLike) else "lr"
         raise TypeError(f"{callback} takes keyword arguments only, got {first!r}. Did you mean {name}={first!r}?")
-
-
-def _require_known(callback: str, fields: Iterable[str], names: set[str]) -> None:
-    unknown = sorted(set(fields) - names)
-    if unknown:
-        close = difflib.get_close_matches(unknown[0], names, 1)
-        hint = f" Did you mean {close[0]}?" if close else ""
-        raise TypeError(
-            f"{callback} has no argument {', '.join(unknown)}.{hint} Its arguments are: {', '.join(sorted(names))}."
-        )
