@@ -133,7 +133,9 @@ class LossRecorder(LossTape):
             why = why or "is multiplied by a factor that depends on the examples"
         call = term.call
         links = {(call.link, call.outputs.grad_fn)} if call and call.link else self._links_of(path)
-        return Reading("unknown" if why else reading.reduction, why, reading.factor), links, path.depends
+        # Embeddings and indexing take the examples as integers, of which the graph has no trace.
+        depends = path.depends or (self._is_layer is None and bool(call or links))
+        return Reading("unknown" if why else reading.reduction, why, reading.factor), links, depends
 
     def _why_unclear(self, path: _Path, batch_size: int | None, order: Order) -> str:
         """Why the examples of the values behind a path are not those of the batch; empty if they are."""
