@@ -65,7 +65,8 @@ class LinkRecorder:
         if self._reaches(loss.grad_fn, shapes):
             return None
         links = {self._of_output(record.link, node, shapes) for node in record.linked}
-        return only(links)
+        found: Link | None = only(links)
+        return found
 
     def _note_outputs(self, module: Any, args: Any, output: Any) -> None:
         is_own, tensors = module is self._module, tensors_of(output)
