@@ -17,6 +17,7 @@ from lightning_bayes.curvature.example_probe import ExampleProbe
 from lightning_bayes.curvature.example_rows import example_rows
 from lightning_bayes.curvature.layout_search import LayoutSearch, PassLayouts
 from lightning_bayes.curvature.layouts import ROWS, LayerOutput, retained_grads_kept
+from lightning_bayes.curvature.learned_factors import learned_factors
 from lightning_bayes.curvature.loss import LossRecord, LossReduction, require_scalar, settled
 from lightning_bayes.curvature.loss_recorder import LossRecorder
 from lightning_bayes.curvature.model_call import ModelCall, model_call
@@ -136,7 +137,10 @@ class Capture(ABC):
         if n == 1:
             return SingleExamples(loss, None, (), leaves)
         rows = None if n is None else example_rows(self.recorder, loss, n, self.layouts.order)
-        return SingleExamples(loss, rows, (), leaves) if rows is not None and can_repeat_backward(loss) else None
+        if n is None or rows is None or not can_repeat_backward(loss):
+            return None
+        factors = list(learned_factors(self.recorder, loss, n, self.layouts.order))
+        return SingleExamples(loss, rows, (), leaves, factors)
 
     def note_model_call(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """Forward hook: record the first call whose first input and first output have equally many rows."""

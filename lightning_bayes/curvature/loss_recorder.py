@@ -90,6 +90,13 @@ class LossRecorder(LossTape):
             is_lone |= len(pieces) == 1
         return RecordedRows(outer, is_lone) if outer else None
 
+    def products(self, loss: Tensor) -> Iterator[tuple[Any, int, tuple[Term, ...]]]:
+        """The products of a loss with learned factors: the node, the factor's position, and the terms that it multiplies."""
+        steps = [step for term in self.terms.get(self.node_of(loss), ()) for step in term.steps if step.kind == "scale"]
+        for (node, position), factor in {step.edge: step.value for step in steps if step.edge}.items():
+            if not self._path(factor.grad_fn).depends:
+                yield node, position, tuple(replace(term, steps=term.steps[:-1]) for term in self.terms[node])
+
     def sizes(self, loss: Tensor) -> list[int]:
         """Numbers of rows of the values that a loss reduces."""
         terms = self.terms.get(self.node_of(loss), ())

@@ -5,7 +5,8 @@ only the gradient of one example:
 
     c_i = ∂L/∂v_i · ∂v_i/∂θ        v_i: the values of example i just before the reduction
 
-BatchNorm in training mode may mix the rows: its input gradient is set to zero in rows without an output gradient.
+A factor of the loss that is learned gets the share of the example (`learned_factors`). BatchNorm in training mode may mix
+the rows: its input gradient is set to zero in rows without an output gradient.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from lightning_bayes.curvature.example_rows import ExampleRows
 from lightning_bayes.curvature.layouts import LayerOutput
+from lightning_bayes.curvature.learned_factors import LearnedFactor
 from lightning_bayes.curvature.parameter_uses import nodes_behind
 
 _BATCH_NORMS = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm")
@@ -42,8 +44,9 @@ class SingleExamples:
         rows: ExampleRows | None,
         outputs: Sequence[LayerOutput],
         others: Sequence[GradientEdge | Tensor] = (),
+        factors: Sequence[LearnedFactor] = (),
     ) -> None:
-        self.loss, self.outputs = loss, outputs
+        self.loss, self.outputs, self.factors = loss, outputs, factors
         self.num_examples = 1 if rows is None else rows.num_examples
         self._cuts: dict[Any, dict[int, int]] = {}  # `ExampleRows.outer` by node and index
         for (node, index), outer in ({} if rows is None else rows.outer).items():
@@ -58,10 +61,16 @@ class SingleExamples:
         with ExitStack() as hooks:
             for node, cuts in self._cuts.items():
                 hooks.enter_context(node.register_prehook(self._masked(cuts)))
+            for factor in self.factors:
+                hooks.enter_context(factor.node.register_hook(factor.keep(lambda: self._example)))
             for node in nodes_behind([self.loss.grad_fn]):
                 if self.num_examples > 1 and node.name().startswith(_BATCH_NORMS):
                     hooks.enter_context(node.register_hook(_rows_with_gradient))
             yield self._gradients
+
+    def learned(self) -> set[nn.Parameter]:
+        """The parameters of learned factors."""
+        return {param for factor in self.factors for param in factor.params()}
 
     def batch_gradients(self) -> Gradients:
         """The gradients of the whole loss, without masks."""
