@@ -54,18 +54,18 @@ class ExampleLoop:
         with examples.separated() as gradients:
             # Gradients of the terms that depend on no example, such as a penalty on the weights. Those of a learned
             # factor's parameters, such as the logarithm of a scale, normalise the loss of each example.
-            apart = gradients(None).others
+            apart = gradients(torch.zeros(examples.num_examples, dtype=torch.bool))
             constant = list(apart)
             for index in [leaves.index(param) for param in examples.learned().intersection(leaves)]:
                 own, constant[index] = apart[index], None
                 apart[index] = None if own is None else own * (1 - 1 / examples.num_examples)
-            for example in range(examples.num_examples):
-                for index, grad in enumerate(gradients(example).others):
+            for chosen in torch.eye(examples.num_examples, dtype=torch.bool):
+                for index, grad in enumerate(gradients(chosen)):
                     own = apart[index]
                     if grad is not None:
                         value = grad if own is None else grad - own
                         sums[index], squares[index] = sums[index] + value, squares[index] + value.square()
-        batch = examples.batch_gradients().others
+        batch = examples.of_batch()
         self._require_equal(leaves, batch, constant, sums)
         for param, grad, own, square in zip(leaves, batch, constant, squares, strict=True):
             is_of_layer = param in self.captured.calls and bool(torch.as_tensor(square).any())

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.example_dims import Order, example_dim, outer_size
+from lightning_bayes.curvature.layer_graph import nodes_behind
 from lightning_bayes.curvature.loss_recorder import LossRecorder
 from lightning_bayes.curvature.loss_terms import Term
-from lightning_bayes.curvature.parameter_uses import nodes_behind
 from lightning_bayes.private_torch import without_torch_functions
 
 _LINEAR = {"mean", "sum", "mul", "div", "scale", "stack"}  # steps that treat all values of a term alike
@@ -35,14 +35,14 @@ class LearnedFactor(NamedTuple):
         nodes = nodes_behind([self.node.next_functions[self.position][0]])
         return {node.variable for node in nodes if hasattr(node, "variable")}
 
-    def keep(self, example: Callable[[], int | None]) -> Callable[..., tuple[Tensor | None, ...]]:
-        """A hook on the product that keeps one example's share of the factor's gradient; None keeps nothing."""
+    def keep(self, chosen: Tensor) -> Callable[..., tuple[Tensor | None, ...]]:
+        """A hook on the product that keeps the share of the examples in a mask ``[n]`` of the factor's gradient."""
 
         def hook(grads: tuple[Tensor | None, ...], _: Any) -> tuple[Tensor | None, ...]:
-            index, grad = example(), grads[self.position]
+            grad = grads[self.position]
             if grad is None:
                 return grads
-            own = torch.zeros_like(grad) if index is None else grad * self.shares[index].to(grad)
+            own = grad * self.shares[chosen].sum(0).to(grad)
             return (*grads[: self.position], own, *grads[self.position + 1 :])
 
         return hook
