@@ -40,6 +40,7 @@ from lightning_bayes.callbacks.resume import refuse_other_posterior, resumable_s
 from lightning_bayes.callbacks.swap import swap_optimizer
 from lightning_bayes.callbacks.validation_samples import sample_count
 from lightning_bayes.optim import VariationalOptimizer
+from lightning_bayes.optim.default_noise import follows_fit
 from lightning_bayes.optim.readout import CALLBACK_KEY, callback_state
 from lightning_bayes.optim.schedules import Schedule
 from lightning_bayes.optim.settings import plain
@@ -76,7 +77,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         passed = complete_arguments(self.name, self.optimizer_class, fields, self.field_defaults)
         super().__init__(passed.link)
         self._chosen = choose_defaults(self.name, passed)
-        self._noise = self._chosen.noise
+        self._noise, self._rule = self._chosen.noise, NoiseRule()
         self.arguments = arguments = self._chosen.arguments
         self.linearized = arguments.linearized
         self._calibration = Calibration() if arguments.calibrate else None
@@ -146,8 +147,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         if stage == "fit":
             checks.check_training(trainer, pl_module)
             self._resumed = {}
-            if self._noise is not None:
-                self._noise.rule = NoiseRule()
+            self._rule = NoiseRule()
             swap = partial(self._set_up_and_swap, trainer.strategy.setup_optimizers, pl_module)
             self._patches.set(trainer.strategy, "setup_optimizers", swap)
             wrap_closures(trainer, partial(self._wrap_closure, trainer), self._patches)
@@ -189,18 +189,19 @@ class VariationalCallback(EvaluationCallback, ABC):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Move the default noise at the start of an epoch; see `EvaluationCallback` for the rest."""
         super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
-        if batch_idx == 0 and self.optimizer is not None and self._noise is not None:
-            self._noise.start_epoch(self.optimizer, self.link_of(pl_module), sum_over_processes(trainer, pl_module))
+        if batch_idx == 0 and self._noise and self.optimizer and self.compares_validations(pl_module):
+            self._rule.start_epoch(sum_over_processes(trainer, pl_module))
+            self._noise.apply(self.optimizer, self.link_of(pl_module), self._rule.share)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the comparison of the validation, and its NLL for the default noise."""
         super().on_validation_epoch_end(trainer, pl_module)
-        if self._noise is not None and self.validated is not None and self.validated.has_classes:
-            self._noise.rule.add_validation(self.validated.scores["cls/NLL"].second)
+        if self.validated is not None and self.validated.has_classes:
+            self._rule.add_validation(self.validated.scores["cls/NLL"].second)
 
     def compares_validations(self, module: LightningModule) -> bool:
         """Whether the default noise follows the NLL; see `EvaluationCallback.compares_validations`."""
-        return self._noise is not None and self._noise.follows(module, self.link_of(module))
+        return self._noise is not None and follows_fit(module, self.link_of(module))
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -215,8 +216,8 @@ class VariationalCallback(EvaluationCallback, ABC):
             return
         link = self.link_of(pl_module)
         if self._noise is not None:
-            self._noise.apply(self.optimizer, link)
-            self._noise.add_loss(outputs, trainer.accumulate_grad_batches)
+            self._noise.apply(self.optimizer, link, self._rule.share)
+            self._rule.add_step(outputs, trainer.accumulate_grad_batches)
         if not self._is_announced:
             self._is_announced = True
             follows = self.compares_validations(pl_module)
@@ -233,8 +234,7 @@ class VariationalCallback(EvaluationCallback, ABC):
             return
         self.optimizer.require_finite()  # the last update has no later pass that checks it
         if self.optimizer.noisy and self.optimizer.num_updates:
-            path = self._noise.rule.path if self._noise is not None else []
-            rank_zero_info(summary.at_the_end(self.optimizer, self.name, self.validated, path))
+            rank_zero_info(summary.at_the_end(self.optimizer, self.name, self.validated, self._rule.path))
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the posterior for later evaluation in this process."""
@@ -268,7 +268,7 @@ class VariationalCallback(EvaluationCallback, ABC):
             "param_names": _param_names(self.optimizer),
             **self.loss_state(),
             "lr": None if callable(self.lr) else self.lr,
-            "noise_rule": None if self._noise is None else self._noise.rule.state(),
+            "noise_rule": self._rule.state(),
         }
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -286,8 +286,8 @@ class VariationalCallback(EvaluationCallback, ABC):
         if trainer.state.fn == "fit":
             self._resumed = resumable_state(checkpoint, self.name)
             self.load_loss_state(self._resumed)
-            if self._noise is not None and self._resumed.get("noise_rule"):  # none in checkpoints of earlier versions
-                self._noise.rule.load(self._resumed["noise_rule"])
+            if "noise_rule" in self._resumed:  # not in checkpoints of earlier versions
+                self._rule.load(self._resumed["noise_rule"])
             self._has_seen_loss = checkpoint["global_step"] > 0
             return
         refuse_other_posterior(checkpoint, self.name)

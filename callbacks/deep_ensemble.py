@@ -10,6 +10,7 @@ from typing import Any, final
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
+from lightning_bayes.callbacks.arguments import checked
 from lightning_bayes.callbacks.evaluation import EvaluationCallback
 from lightning_bayes.callbacks.member_fits import MemberFits, member_path
 from lightning_bayes.errors import HyperparameterError, PosteriorError
@@ -23,9 +24,10 @@ class DeepEnsembleCallback(EvaluationCallback):
 
     https://arxiv.org/abs/1612.01474. A number trains them: with ``DeepEnsembleCallback(5)``, the fit is that of the first
     member; then four copies of the untouched module are fitted in the same way, on the same data, each from weights that
-    every layer's `reset_parameters` draws anew (frozen layers keep theirs, so freeze what is pretrained). Loggers and other
-    callbacks see the first fit only. Each member's last weights are saved in the run's folder `members`; a fit that is
-    resumed trains only those that are missing. To test in another process, pass ``ckpt_path=...`` from the fit.
+    every layer's `reset_parameters` draws anew. Frozen layers keep their weights, so freeze what is pretrained; parameters
+    of no such layer keep a constant start, such as zeros. Loggers and other callbacks see the first fit only. Each member's
+    last weights are saved in the run's folder `members`; a fit that is resumed trains only those that are missing. To test
+    in another process, pass ``ckpt_path=...`` from the fit.
 
     Paths combine networks that were trained before, by any config, each with another seed::
 
@@ -55,6 +57,7 @@ class DeepEnsembleCallback(EvaluationCallback):
 
     opt_out_hint = "remove DeepEnsembleCallback"
 
+    @checked
     def __init__(
         self,
         members: int | Sequence[str | os.PathLike[str]],
@@ -154,7 +157,7 @@ def _weights(checkpoint: dict[str, Any], module: LightningModule) -> dict[str, T
 def _paths(members: Any) -> list[str]:
     """The paths among the argument `members`; none for a number."""
     if isinstance(members, (int, float)):
-        if members < 2 or members != int(members) or isinstance(members, (bool, float)):
+        if members < 2 or members != int(members) or isinstance(members, float):
             raise HyperparameterError(
                 f"members={members!r} must be a whole number of at least 2, such as 5, or a list of checkpoint paths."
             )

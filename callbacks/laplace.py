@@ -9,6 +9,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import RunningStage
 from lightning_utilities.core.rank_zero import rank_zero_info
 
+from lightning_bayes.callbacks.arguments import checked
 from lightning_bayes.callbacks.last_epoch import fit_kept, is_last_epoch
 from lightning_bayes.callbacks.loaders import OnDevice, ValidationSet, random_state_kept, training_loader
 from lightning_bayes.callbacks.posthoc import PosthocCallback
@@ -32,6 +33,12 @@ _NAMES: Final[dict[Link, LikelihoodName]] = {
     "exp": "counts",
 }
 _NOISE: Final = {"gaussian_nll_loss", "Normal", "poisson_nll_loss"}  # recorded families that `laplace` knows
+_OF_LOGITS: Final = {  # the losses of means, and what takes their logits or logarithms
+    "binary_cross_entropy": "F.binary_cross_entropy_with_logits",
+    "nll_loss": "F.cross_entropy",
+    "cross_entropy": "F.cross_entropy",
+    "poisson_nll_loss": "F.poisson_nll_loss(log_input=True)",
+}
 _REASONS: Final = {"marglik": " by marginal likelihood", "validation": " by the NLL of the validation set"}
 
 
@@ -57,8 +64,8 @@ class LaplaceCallback(PosthocCallback):
         prior_structure: ``"scalar"`` or ``"layerwise"``.
         linearized: The predictive. ``"closed_form"``: linearised, with the probit approximation. True: linearised, with
             samples, which is cheaper for all layers of a large network. False: sampled networks.
-        eval_samples: S, number of samples; a regression in closed form represents its Gaussian by S values. 0 evaluates the
-            network.
+        eval_samples: S, number of samples; the closed form represents the Gaussian of the outputs by S values. 0 evaluates
+            the network.
         mc_samples: Labels drawn per example for ``"fisher"``.
         online_every: Epochs between maximisations of the marginal likelihood during the fit. Each sets the optimizer's
             weight decay to δ/N (Immer et al. 2021, https://arxiv.org/abs/2104.04975). None disables them.
@@ -74,6 +81,7 @@ class LaplaceCallback(PosthocCallback):
         HyperparameterError: If an argument is out of range.
     """
 
+    @checked
     def __init__(
         self,
         structure: StructureName = "kronecker",
@@ -189,6 +197,8 @@ class LaplaceCallback(PosthocCallback):
         if likelihood is None:
             self._require_one_noise()
             link = self.link_of(module)
+            if link == "identity":
+                self._refuse_means()
             likelihood = None if link is None else _NAMES.get(link)
         if likelihood is None:
             raise HyperparameterError(
@@ -206,6 +216,14 @@ class LaplaceCallback(PosthocCallback):
                 f"The loss ({noise.family}) gives each target a noise of its own, but Laplace knows one Gaussian noise or "
                 "Poisson counts. Use VOGNCallback, SWAGCallback or DeepEnsembleCallback, train the mean alone with "
                 "F.mse_loss, or pass likelihood=..."
+            )
+
+    def _refuse_means(self) -> None:
+        """Refuse a network that returns probabilities or rates, whose targets are not Gaussian around them."""
+        for name in self.loss_functions & _OF_LOGITS.keys():
+            raise UnsupportedTrainingError(
+                f"The network returns the means of its targets, of which {name} takes the logarithm, but Laplace needs "
+                f"logits or log-rates. Return them from forward and train with {_OF_LOGITS[name]}."
             )
 
     def _state_noise(self, likelihood: Likelihood) -> None:

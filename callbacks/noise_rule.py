@@ -39,6 +39,11 @@ class NoiseRule:
         self._sum, self._count = torch.zeros(()), 0  # of the losses of this epoch
         self._lowest = math.inf  # validation NLL
 
+    def add_step(self, outputs: Any, accumulated: int) -> None:
+        """Add the loss of a training step, which Lightning divides by the number of accumulated batches."""
+        if isinstance(outputs, dict) and "loss" in outputs:
+            self.add(outputs["loss"] * accumulated)
+
     def add(self, loss: Tensor) -> None:
         """Add the loss of a batch."""
         if len(self._first) < FIRST_BATCHES:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bayes import VOGNCallback
 from lightning_bayes.callbacks.noise_rule import NoiseRule
-from lightning_bayes.optim.steps.base_optimizer import MOST_NOISE_OF_NORMALISED, NOISE_OF_NORMALISED
+from lightning_bayes.optim.default_noise import MOST_NOISE_OF_NORMALISED, NOISE_OF_NORMALISED
 
 QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
 
@@ -119,7 +119,7 @@ def test_losses_of_processes_are_added():
 @pytest.mark.parametrize("validation", [True, False])
 def test_a_network_that_memorises_gets_noise(validation):
     callback = fit(Classifier(), epochs=30, validation=validation)
-    assert kappa(callback) == pytest.approx(MOST_NOISE_OF_NORMALISED * callback._noise.rule.share)
+    assert kappa(callback) == pytest.approx(MOST_NOISE_OF_NORMALISED * callback._rule.share)
     assert kappa(callback) > 0.1
 
 
