@@ -189,8 +189,13 @@ class VariationalCallback(EvaluationCallback, ABC):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Move the default noise at the start of an epoch; see `EvaluationCallback` for the rest."""
         super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
-        if batch_idx == 0 and self._noise and self.optimizer and self.compares_validations(pl_module):
-            self._rule.start_epoch(sum_over_processes(trainer, pl_module))
+        follows = batch_idx == 0 and self.compares_validations(pl_module)
+        if (
+            follows
+            and self._rule.start_epoch(sum_over_processes(trainer, pl_module))
+            and self._noise
+            and self.optimizer
+        ):
             self._noise.apply(self.optimizer, self.link_of(pl_module), self._rule.share)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

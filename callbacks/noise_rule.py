@@ -54,10 +54,10 @@ class NoiseRule:
         """Note the NLL of a validation."""
         self._lowest = min(self._lowest, nll) if math.isfinite(nll) else self._lowest
 
-    def start_epoch(self, reduce: Callable[[Tensor], Tensor]) -> None:
-        """Move κ by the losses since the last call; `reduce` sums over processes."""
+    def start_epoch(self, reduce: Callable[[Tensor], Tensor]) -> bool:
+        """Move κ by the losses since the last call, if there are any; `reduce` sums over processes."""
         if not self._count:
-            return
+            return False
         numbers = [self._count, sum(self._first), len(self._first)]
         total, count, first, firsts = reduce(torch.cat([self._sum[None], self._sum.new_tensor(numbers)])).tolist()
         self._sum, self._count = torch.zeros(()), 0
@@ -65,6 +65,7 @@ class NoiseRule:
         if math.isfinite(total) and reference > 0:
             self.share = 0.5 * self.share + 0.5 * min(1.0, max(0.0, 1 - total / count / reference))
         self.path.append(self.share)
+        return True
 
     def state(self) -> dict[str, Any]:
         """Plain numbers for a checkpoint, which may be written within an epoch."""

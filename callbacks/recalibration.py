@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from itertools import islice
-from typing import Any, Literal, final
+from typing import Any, Final, Literal, final
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -16,9 +16,12 @@ from torch import Tensor
 from lightning_bayes.callbacks.arguments import checked
 from lightning_bayes.callbacks.forward_arguments import ForwardArguments
 from lightning_bayes.callbacks.loaders import OnDevice, random_state_kept, training_loader
+from lightning_bayes.callbacks.loss_link import tensors_of
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.predictive import Samples, recalibrate
 from lightning_bayes.predictive.recalibration import running_statistics
+
+EXAMPLES: Final = 512
 
 
 @final
@@ -31,7 +34,8 @@ class BatchNormRecalibration(Callback):
     a fit uses the statistics collected in training, which checkpoints keep.
 
     Args:
-        batches: B, from the training loader of the data module, of the module, or of the last fit with this callback.
+        batches: B, from the training loader of the data module, of the module, or of the last fit with this callback. None:
+            as many as hold 512 examples, which do as well as a pass over the training set (docs/defaults.md).
         of: ``"sample"`` estimates statistics for each sample; ``"mean"`` estimates them at the mean, for all samples.
         seed: Seed of the shuffling and augmentation of these batches; the global random state is restored.
 
@@ -40,8 +44,8 @@ class BatchNormRecalibration(Callback):
     """
 
     @checked
-    def __init__(self, batches: int = 50, of: Literal["sample", "mean"] = "sample", seed: int = 0) -> None:
-        if batches < 1 or batches != int(batches):
+    def __init__(self, batches: int | None = None, of: Literal["sample", "mean"] = "sample", seed: int = 0) -> None:
+        if batches is not None and (batches < 1 or batches != int(batches)):
             raise HyperparameterError(f"batches={batches!r} must be a whole number of at least 1.")
         if of not in {"sample", "mean"}:
             raise HyperparameterError(f"of={of!r} is unknown; choose 'sample' or 'mean'.")
@@ -73,7 +77,8 @@ class BatchNormRecalibration(Callback):
                 f"BatchNormRecalibration: no BatchNorm of {type(pl_module).__name__} has running statistics."
             )
             return samples
-        rank_zero_info(f"BatchNorm statistics of the {self.of} are estimated on {self.batches} training batches.")
+        amount = f"{EXAMPLES} training examples" if self.batches is None else f"{self.batches} training batches"
+        rank_zero_info(f"BatchNorm statistics of the {self.of} are estimated on {amount}.")
         with random_state_kept(pl_module):
             torch.manual_seed(self.seed)
             return recalibrate(pl_module, samples, self._runs(trainer, pl_module), self.of, partial(_averaged, trainer))
@@ -81,8 +86,12 @@ class BatchNormRecalibration(Callback):
     def _runs(self, trainer: Trainer, pl_module: LightningModule) -> Iterator[partial[Any]]:
         loader = training_loader(trainer, pl_module, self._fitted_on, type(self).__name__)
         arguments = ForwardArguments(pl_module, pl_module.forward)
+        examples = 0
         for batch in islice(OnDevice(trainer, loader, RunningStage.TRAINING), self.batches):
             yield partial(_run, trainer, pl_module, arguments, batch)
+            examples += max((len(tensor) for tensor in tensors_of(batch)[:1] if tensor.dim()), default=1)
+            if self.batches is None and examples >= EXAMPLES:
+                return
 
 
 def recalibrated(trainer: Trainer, pl_module: LightningModule, samples: Samples) -> Samples:

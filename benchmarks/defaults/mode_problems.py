@@ -133,6 +133,10 @@ class UserModule(LightningModule):
         x, y = batch
         return F.cross_entropy(self(cropped_and_flipped(x) if self.problem.augmented else x), y)
 
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        """Call the network."""
+        self(batch[0])
+
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """The user's optimizer and schedule."""
         return self.problem.configure(self, self.epochs, self.updates)
@@ -177,4 +181,9 @@ PROBLEMS: dict[str, ModeProblem] = {
     "cifar-bn": ModeProblem(lambda: resnet(nn.BatchNorm2d), _adamw_onecycle),
     "fashion-gn": ModeProblem(lambda: resnet(_group_norm, 1), _sgd_cosine, is_fashion=True),
     "cifar-bn-augmented": ModeProblem(lambda: resnet(nn.BatchNorm2d), _adamw_onecycle, augmented=True),
+    "fashion-bn": ModeProblem(lambda: resnet(nn.BatchNorm2d, 1), _adamw_onecycle, is_fashion=True),
+    "cifar-gn": ModeProblem(lambda: resnet(_group_norm), _adamw_onecycle),
+    "cifar-bn-short": ModeProblem(lambda: resnet(nn.BatchNorm2d), _adamw_onecycle, epochs=5),
+    "cifar-vit-augmented": ModeProblem(lambda: ViT(3, 8), _adamw_cosine, augmented=True, precision="32-true"),
+    "fashion-vit-short": ModeProblem(lambda: ViT(1, 7), _adamw_cosine, is_fashion=True, epochs=5, precision="32-true"),
 }

@@ -9,31 +9,50 @@ decade share 5,000 training, 1,000 validation and 4,000 test images, and their f
 ``modes@PEAK/COUNT/FIRST`` sets the arguments of `MultiModeCallback`. It averages over as many of the last modes as minimise
 the validation NLL; ``all`` averages over all of them, ``last`` is the last one alone. ``short`` is an ensemble of three
 networks with a third of the epochs each. Runs that are in the JSON file are skipped.
+
+``vogn`` validates in each epoch, ``novalid`` does not, ``flat`` and ``perm`` are its controls. Each is scored at its mean,
+as samples, for BatchNorm with statistics of each sample from 512 training images, and with `calibrate`.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from lightning.pytorch import seed_everything
+from lightning.pytorch import Callback, seed_everything
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
+from benchmarks.defaults.controls import FlatNoiseCallback, PermutedCallback
 from benchmarks.defaults.mode_problems import PROBLEMS, Images, ModeProblem, UserModule
 from benchmarks.defaults.mode_table import table
 from benchmarks.defaults.scores import classification_scores, ood_scores
 from benchmarks.provenance import save_json, saved_rows
 from benchmarks.quiet import quiet, quiet_trainer
-from lightning_bayes import MultiModeCallback
+from lightning_bayes import MultiModeCallback, VariationalCallback, VOGNCallback, calibrate
 from lightning_bayes.callbacks.mode_choice import best_count, nll_of_last
-from lightning_bayes.predictive import MemberSamples, fit_temperature, mutual_information
+from lightning_bayes.predictive import (
+    MemberSamples,
+    PosteriorSamples,
+    Samples,
+    fit_temperature,
+    mutual_information,
+    recalibrate,
+)
+from lightning_bayes.predictive.recalibration import running_statistics
 
-MEMBERS = 3
+MEMBERS, SAMPLES = 3, 8
+NOISY: dict[str, Callable[..., VariationalCallback]] = {
+    "vogn": VOGNCallback,
+    "novalid": VOGNCallback,
+    "flat": FlatNoiseCallback,
+    "perm": PermutedCallback,
+}
 Record = dict[str, Any]
 
 
@@ -51,6 +70,9 @@ def run(problem: ModeProblem, images: Images, method: str, seed: int) -> Iterato
         parts = [_fit(problem, images, seed + 1000 * k, epochs=-(-problem.epochs // MEMBERS)) for k in range(MEMBERS)]
         yield method, joined([_logits(module, images) for module, _ in parts]), sum(s for _, s in parts)
         return
+    if method in NOISY:
+        yield from _noisy(problem, images, method, seed)
+        return
     callback = None if method == "user" else MultiModeCallback(*_settings(method))
     module, seconds = _fit(problem, images, seed, problem.epochs, *([] if callback is None else [callback]))
     if callback is None:
@@ -63,6 +85,27 @@ def run(problem: ModeProblem, images: Images, method: str, seed: int) -> Iterato
     yield method.replace("modes", "last"), Logits(*(part[-1:] for part in logits)), seconds
 
 
+def _noisy(problem: ModeProblem, images: Images, method: str, seed: int) -> Iterator[tuple[str, Logits, float]]:
+    """The ways to evaluate one posterior."""
+    callback = NOISY[method](seed=seed, eval_samples=SAMPLES)
+    module, seconds = _fit(problem, images, seed, problem.epochs, callback, validated=method != "novalid")
+    assert callback.optimizer is not None  # after a fit
+    posterior, inputs = callback.optimizer.posterior(), images.train_x[:512]
+    stats = [inputs] if running_statistics(module) else []
+
+    def at(scale: float, temperature: float = 1.0) -> Logits:
+        samples: Samples = PosteriorSamples(posterior, SAMPLES, seed).scaled(scale)
+        samples = recalibrate(module, samples, [partial(module, inputs)]) if stats else samples
+        return Logits(*(part / temperature for part in _logits(module, images, samples)))
+
+    yield f"{method} mean", _logits(module, images), seconds
+    yield method, _logits(module, images, PosteriorSamples(posterior, SAMPLES, seed)), seconds
+    if stats:
+        yield f"{method} bn", at(1.0), seconds
+    found = calibrate(module, posterior, [(images.val_x, images.val_y)], SAMPLES, seed=seed, recalibrate_on=stats)
+    yield f"{method} calibrated", at(found.calibration.scale, found.calibration.temperature), seconds
+
+
 def _settings(method: str) -> tuple[Any, ...]:
     """The number of modes, the peak and the fraction of the first cycle of ``modes@PEAK/COUNT/FIRST``."""
     if "@" not in method:
@@ -72,19 +115,20 @@ def _settings(method: str) -> tuple[Any, ...]:
 
 
 def _fit(
-    problem: ModeProblem, images: Images, seed: int, epochs: int, *callbacks: MultiModeCallback
+    problem: ModeProblem, images: Images, seed: int, epochs: int, *callbacks: Callback, validated: bool = False
 ) -> tuple[UserModule, float]:
     seed_everything(seed, verbose=False)
     module = UserModule(problem, epochs, len(images.train_y))
     loader = DataLoader(TensorDataset(images.train_x, images.train_y), problem.batch, shuffle=True, drop_last=True)
     start = time.process_time()
     with quiet():
-        quiet_trainer(callbacks, epochs, precision=problem.precision).fit(module, loader)
+        validation = DataLoader(TensorDataset(images.val_x, images.val_y), 500) if validated else None
+        quiet_trainer(callbacks, epochs, precision=problem.precision).fit(module, loader, validation)
     return module.eval(), time.process_time() - start
 
 
 @torch.no_grad()
-def _logits(module: UserModule, images: Images, samples: MemberSamples | None = None) -> Logits:
+def _logits(module: UserModule, images: Images, samples: Samples | None = None) -> Logits:
     def of(x: Tensor) -> Tensor:
         def forward() -> Tensor:
             return torch.cat([module(part) for part in x.split(500)])

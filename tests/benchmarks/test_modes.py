@@ -29,6 +29,12 @@ def test_a_run_gives_modes_and_the_last_one_alone(generator):
     assert scores(both, data).keys() >= {"error", "nll", "nll_t", "mi", "mi_auroc"}
 
 
+def test_a_noisy_run_is_scored_in_several_ways(generator):
+    data, problem = images(generator), replace(PROBLEMS["fashion-bn"], epochs=2, precision="32-true")
+    found = {name: logits.test.shape[0] for name, logits, _ in run(problem, data, "vogn", 0)}
+    assert found == {"vogn mean": 1, "vogn": 8, "vogn bn": 8, "vogn calibrated": 8}
+
+
 def test_crops_and_flips_show_every_image_within_its_padding(generator):
     x = torch.rand(64, 3, 8, 8, generator=generator) + 1
     torch.manual_seed(0)

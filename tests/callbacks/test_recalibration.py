@@ -157,6 +157,15 @@ def test_batches_of_the_last_fit_without_a_data_module(task):
     assert found["test/cls/NLL"] == pytest.approx(expected, rel=1e-5)
 
 
+def test_by_default_as_many_batches_as_hold_enough_examples(task, vogn, monkeypatch):
+    monkeypatch.setattr("lightning_bayes.callbacks.recalibration.EXAMPLES", 20)  # batches of 8
+    by_default, three = (
+        quiet_trainer(vogn, BatchNormRecalibration(**arguments)).test(task, datamodule=Data(), verbose=False)
+        for arguments in ({}, {"batches": 3})
+    )
+    assert by_default == three
+
+
 def test_members_of_an_ensemble(task, tmp_path):
     trainer = quiet_trainer()
     trainer.fit(task, datamodule=Data())
