@@ -189,14 +189,10 @@ class VariationalCallback(EvaluationCallback, ABC):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Move the default noise at the start of an epoch; see `EvaluationCallback` for the rest."""
         super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
-        follows = batch_idx == 0 and self.compares_validations(pl_module)
-        if (
-            follows
-            and self._rule.start_epoch(sum_over_processes(trainer, pl_module))
-            and self._noise
-            and self.optimizer
-        ):
-            self._noise.apply(self.optimizer, self.link_of(pl_module), self._rule.share)
+        if batch_idx == 0 and self._noise and self.optimizer and self.compares_validations(pl_module):
+            self._rule.start_epoch(sum_over_processes(trainer, pl_module))
+            if self._rule.path:
+                self._noise.apply(self.optimizer, self.link_of(pl_module), self._rule.share)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the comparison of the validation, and its NLL for the default noise."""
@@ -291,8 +287,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         if trainer.state.fn == "fit":
             self._resumed = resumable_state(checkpoint, self.name)
             self.load_loss_state(self._resumed)
-            if "noise_rule" in self._resumed:  # not in checkpoints of earlier versions
-                self._rule.load(self._resumed["noise_rule"])
+            self._rule.load(self._resumed.get("noise_rule"))
             self._has_seen_loss = checkpoint["global_step"] > 0
             return
         refuse_other_posterior(checkpoint, self.name)

@@ -55,9 +55,9 @@ class CallbackFields(HyperparameterFields, total=False):
             noise (`posteriors.shaped_noise`), and the data reduce it where they are informative. None: with an explicit
             `lr`, the noise of the variational bound. With the default step, classifiers (detected from `link` or the loss)
             use 0.005 with normalisation layers, else 0.3 with convolutions and 0.07 without; other models use 0.01; networks
-            of more than five layers use less (`optim.default_noise`). With normalisation layers, it grows, up to 1.0, after
-            epochs whose training loss is below 0.8 of the smallest validation NLL, or without validation data below 0.3 of
-            the first loss (`callbacks.noise_rule`). These are heuristics.
+            of more than five layers use less (`optim.default_noise`). With normalisation layers, it grows after
+            epochs whose training loss is below 0.8 of the smallest validation NLL (`callbacks.noise_rule`). These are
+            heuristics.
         noise_flatness: ε, flatness of the noise of size κ (`posteriors.shaped_noise`). None: 0.03; where κ defaults to
             0.3, 1; where it defaults to 0.07, 0.001.
         curvature_interval: T, updates between curvature measurements, after ten updates that all measure; the other updates

@@ -1,12 +1,12 @@
 """Noise that follows the fit: κ of classifiers with normalisation layers, from the losses of each epoch.
 
-    with a validation set    κ ← κ/2 + κ₁/2 · max(0, 1 - ℓ / (0.8 min ℓ_val))
-    without one              κ ← κ/2 + κ₁/2 · max(0, 1 - ℓ / (0.3 ℓ₀))
+    κ ← κ/2 + κ₁/2 · max(0, 0.8 min ℓ_val - ℓ) / ℓ₀
 
 ℓ is the training loss at weight samples, averaged over an epoch; ℓ_val the validation NLL at the posterior mean; ℓ₀ the
 training loss of the first batches. A network that memorises gets noise, which keeps it from memorising more; one that does
-not gets none. Half of the old κ stays, because noise raises ℓ: without it, κ would swing between nothing and too much. The
-smallest validation NLL so far counts: with BatchNorm, single epochs are far above it. The rule is a heuristic;
+not, or that generalises, gets little. Half of the old κ stays, because noise raises ℓ: without it, κ would swing between
+nothing and too much. The smallest validation NLL so far counts: with BatchNorm, single epochs are far above it. Without
+validation data nothing tells a network that memorises from one that generalises, and κ stays small. The rule is a heuristic;
 docs/defaults.md has the numbers, and the lab notes those of other rules.
 """
 
@@ -21,7 +21,6 @@ from torch import Tensor
 
 FIRST_BATCHES: Final = 5  # of ℓ₀
 MEMORISED: Final = 0.8  # of min ℓ_val: a smaller training loss counts as memorised
-FITTED: Final = 0.3  # of ℓ₀: the same without validation data
 
 
 @final
@@ -54,26 +53,27 @@ class NoiseRule:
         """Note the NLL of a validation."""
         self._lowest = min(self._lowest, nll) if math.isfinite(nll) else self._lowest
 
-    def start_epoch(self, reduce: Callable[[Tensor], Tensor]) -> bool:
+    def start_epoch(self, reduce: Callable[[Tensor], Tensor]) -> None:
         """Move κ by the losses since the last call, if there are any; `reduce` sums over processes."""
         if not self._count:
-            return False
+            return
         numbers = [self._count, sum(self._first), len(self._first)]
         total, count, first, firsts = reduce(torch.cat([self._sum[None], self._sum.new_tensor(numbers)])).tolist()
         self._sum, self._count = torch.zeros(()), 0
-        reference = MEMORISED * self._lowest if self._lowest < math.inf else FITTED * first / firsts
-        if math.isfinite(total) and reference > 0:
-            self.share = 0.5 * self.share + 0.5 * min(1.0, max(0.0, 1 - total / count / reference))
+        if math.isfinite(total + self._lowest) and first > 0:
+            memorised = max(0.0, MEMORISED * self._lowest - total / count) / (first / firsts)
+            self.share = 0.5 * self.share + 0.5 * min(1.0, memorised)
         self.path.append(self.share)
-        return True
 
     def state(self) -> dict[str, Any]:
         """Plain numbers for a checkpoint, which may be written within an epoch."""
         sums = {"sum": float(self._sum), "count": self._count, "first": list(self._first), "lowest": self._lowest}
         return {"share": self.share, "path": list(self.path), **sums}
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Restore `state`."""
+    def load(self, state: Mapping[str, Any] | None) -> None:
+        """Restore `state`; checkpoints of earlier versions have none."""
+        if state is None:
+            return
         self.share, self.path = state["share"], list(state["path"])
         self._first, self._lowest = list(state["first"]), state["lowest"]
         self._sum, self._count = torch.tensor(state["sum"]), state["count"]
