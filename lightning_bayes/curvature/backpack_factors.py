@@ -19,16 +19,15 @@ from backpack.extensions.module_extension import ModuleExtension
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.backpack_hooks import is_stock, watched
+from lightning_bayes.curvature.backpack_modules import CREATED, AsModules, seed_labels
 from lightning_bayes.curvature.factors import FactorMoments, input_factor
 from lightning_bayes.curvature.factors.layer_records import LayerRecords, Request, Scales
 from lightning_bayes.curvature.measured_modules import MeasuredModule, find_measured_modules, refuse
 from lightning_bayes.curvature.measurement import KroneckerFactors, KroneckerQuantity
-from lightning_bayes.curvature.modules import CREATED, AsModules
 from lightning_bayes.curvature.private_backpack import layer_extension
 from lightning_bayes.curvature.rules import rule_for
 from lightning_bayes.curvature.rules.batch_norm import uses_batch_statistics
 from lightning_bayes.curvature.rules.registry import computes
-from lightning_bayes.curvature.seeded_labels import seed_labels
 from lightning_bayes.curvature.workspace import Workspace
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.private_torch import BatchNormBase

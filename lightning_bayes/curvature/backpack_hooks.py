@@ -1,6 +1,7 @@
-"""BackPACK's hooks on a model: attached for a capture, then removed completely.
+"""BackPACK's hooks on a model, attached for a capture, then removed completely; for its second-order quantities.
 
-BackPACK cannot undo `extend`, and its errors name neither the module nor a remedy.
+BackPACK cannot undo `extend`, its hooks forbid changing a layer's output in place, and its errors name neither the module
+nor a remedy. So modules with an ``inplace`` option run out of place, and what it would skip or overwrite raises an error.
 """
 
 from __future__ import annotations
@@ -11,24 +12,22 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, final
+from typing import Any, NoReturn, final
 
 import torch
 from backpack import backpack, extend
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.capture import refuse_layouts, refuse_losses
-from lightning_bayes.curvature.forward_state import compiled_modules_eager
+from lightning_bayes.curvature.backpack_modules import AsModules
+from lightning_bayes.curvature.capture import refuse_losses
 from lightning_bayes.curvature.fused import HookedEngine
 from lightning_bayes.curvature.hooks import HookedCapture
 from lightning_bayes.curvature.layer_calls import LayerCall
-from lightning_bayes.curvature.layouts import LayerOutput
-from lightning_bayes.curvature.measured_modules import BoundCall, MeasuredModule
-from lightning_bayes.curvature.modules import AsModules
+from lightning_bayes.curvature.layouts import ROWS, LayerOutput
+from lightning_bayes.curvature.measured_modules import MeasuredModule
 from lightning_bayes.curvature.private_backpack import hook_handles, is_backpacks
-from lightning_bayes.curvature.rules.random_numbers import rng_state
 from lightning_bayes.curvature.rules.registry import computes
-from lightning_bayes.errors import UnsupportedLayerError, UnsupportedTrainingError
+from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError, UnsupportedTrainingError
 from lightning_bayes.private_torch import BACKWARD_HOOK_KIND
 
 STOCK_LAYERS = (
@@ -41,24 +40,21 @@ STOCK_LAYERS = (
 
 @final
 class BackpackCapture(HookedCapture):
-    """A capture filled by BackPACK; with `as_modules`, by one of its second-order quantities."""
+    """A capture filled by one of BackPACK's second-order quantities."""
 
     measure_losses = refuse_losses
 
-    def __init__(self, engine: HookedEngine, as_modules: AsModules | None = None) -> None:
+    def __init__(self, engine: HookedEngine, as_modules: AsModules) -> None:
         super().__init__(engine)
         self.as_modules = as_modules
 
     def observe(self, loss: Tensor, divided_by_host: bool = False) -> None:
         """Require also a loss that BackPACK supports; see `Capture.observe`."""
         super().observe(loss, divided_by_host)
-        if self.as_modules is not None:
-            self.as_modules.require_loss(loss, divided_by_host)
+        self.as_modules.require_loss(loss, divided_by_host)
 
     def mean_curvature(self) -> dict[nn.Parameter, Tensor]:
         """The mean of the measured quantity; see `Capture.mean_curvature`."""
-        if self.as_modules is None:
-            return super().mean_curvature()
         return self.scaled_squares(self.gradient_factor())  # BackPACK's values scale with the loss, like the gradient
 
     def handles_call(self, call: LayerCall, inputs: list[Any], grads: list[Tensor | None]) -> bool:
@@ -67,67 +63,36 @@ class BackpackCapture(HookedCapture):
 
     def handle_layouts(self, loss: Tensor, outputs: Sequence[LayerOutput]) -> None:
         """Refuse layouts that BackPACK cannot measure, and check the calls; see `Capture.handle_layouts`."""
-        refuse_layouts(self, outputs)
+        for output in outputs:
+            if output.layout != ROWS:
+                raise ExampleDimensionError(
+                    f"{output.unit.label} does not hold the {self.layouts.num_examples} examples of the batch in the rows "
+                    "of dimension 0. Keep them there, freeze the layer, or measure squared gradients, which support it."
+                )
         super().handle_layouts(loss, outputs)
-
-
-class HookedCall(NamedTuple):
-    """A call of a layer with BackPACK's hooks."""
-
-    bound: BoundCall  # with detached inputs
-    modes: list[tuple[nn.Module, bool]]  # of the layer and its children
-    rng: list[Tensor] | None  # before the call, if the layer's rule repeats its noise
-
-
-Calls: TypeAlias = dict[nn.Module, HookedCall]
-
-
-@contextmanager
-def hooked(
-    model: nn.Module,
-    units: Sequence[MeasuredModule],
-    extension: Any,
-    advice: str,
-    *,
-    repeat_advice: str = "",
-    calls: Calls | None = None,
-) -> Iterator[dict[nn.Parameter, Any]]:
-    """Run an extension in the passes inside; yields its results by parameter, complete on exit. Fills `calls`."""
-    stored: dict[nn.Parameter, Any] = {}
-    calls, called = {} if calls is None else calls, list[str]()
-    with ExitStack() as undo:
-        undo.callback(calls.clear)
-        undo.enter_context(compiled_modules_eager())
-        undo.enter_context(_out_of_place(model))
-        for unit in units:
-            note_call = partial(_note_call, unit, called, calls, repeat_advice or advice)
-            undo.callback(unit.module.register_forward_pre_hook(note_call, with_kwargs=True).remove)
-        undo.callback(lambda: stored.update(_collected(units, extension.savefield)))
-        undo.enter_context(_extended([unit.module for unit in units]))
-        undo.enter_context(backpack(extension))
-        undo.enter_context(_in_place_refused(advice, called))
-        yield stored
 
 
 @contextmanager
 def watched(
-    model: nn.Module,
-    layers: Sequence[MeasuredModule],
-    extension: Any,
-    as_modules: AsModules,
-    otherwise: str,
+    model: nn.Module, layers: Sequence[MeasuredModule], extension: Any, as_modules: AsModules, otherwise: str
 ) -> Iterator[dict[nn.Parameter, Any]]:
-    """Like `hooked`, for extensions that propagate curvature through `layers`: functions in the model run as modules."""
+    """Run an extension that propagates curvature through `layers`; yields its results by parameter, complete on exit."""
+    stored: dict[nn.Parameter, Any] = {}
+    called: list[str] = []
     advice = f"Replace the layer, freeze it with requires_grad_(False), or {otherwise}."
-    repeat_advice = f"Use a separate layer for each call, or {otherwise}."
     with ExitStack() as undo:
-        stored = undo.enter_context(hooked(model, layers, extension, advice, repeat_advice=repeat_advice))
+        undo.enter_context(_out_of_place(model))
         for layer in layers:
-            hook = partial(_check_source, layer, as_modules)
-            undo.callback(layer.module.register_forward_pre_hook(hook).remove)
+            before = partial(
+                _before_call, layer, called, as_modules, f"Use a separate layer for each call, or {otherwise}."
+            )
+            undo.callback(layer.module.register_forward_pre_hook(before, with_kwargs=True).remove)
+        undo.callback(lambda: stored.update(_collected(layers, extension.savefield)))
+        undo.enter_context(_extended([layer.module for layer in layers]))
+        undo.enter_context(backpack(extension))
         undo.enter_context(as_modules)
         undo.callback(torch.set_default_dtype, torch.get_default_dtype())
-        undo.enter_context(_backpack_errors_named(as_modules.quantity, advice))
+        undo.enter_context(_errors_named(as_modules.quantity, advice, called))
         yield stored
 
 
@@ -169,16 +134,16 @@ def _out_of_place(model: nn.Module) -> Iterator[None]:
             module.inplace = True
 
 
-def _note_call(
+def _before_call(
     unit: MeasuredModule,
     called: list[str],
-    calls: Calls,
-    advice: str,
+    as_modules: AsModules,
+    repeat_advice: str,
     module: nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> None:
-    """Forward pre-hook: record a call, or refuse a call that BackPACK would measure wrongly."""
+    """Forward pre-hook: refuse a call that BackPACK would measure wrongly."""
     if not torch.is_grad_enabled():
         return
     if not args:
@@ -187,24 +152,27 @@ def _note_call(
         )
     if unit.label in called:
         raise UnsupportedLayerError(
-            f"{unit.label} is called twice in one pass, and BackPACK would measure only one call. {advice}"
+            f"{unit.label} is called twice in one pass, and BackPACK would measure only one call. {repeat_advice}"
         )
-    bound = unit.bind(args, kwargs)
     if torch.is_autocast_enabled(args[0].device.type):
         raise UnsupportedTrainingError("BackPACK cannot run under autocast. Train in 32-true.")
     called.append(unit.label)
-    detached = tuple(x.detach() if isinstance(x, Tensor) else x for x in bound.inputs)
-    modes = [(part, part.training) for part in module.modules()]
-    rng = rng_state() if unit.rule is not None and unit.rule.repeats_noise(module) else None
-    calls[module] = HookedCall(bound._replace(inputs=detached), modes, rng)
+    as_modules.require_known(args[0], unit.label)
+    if as_modules.quantity.startswith("kf") and isinstance(module, nn.Linear) and args[0].dim() != 2:
+        raise UnsupportedLayerError(
+            f"{unit.label} got an input of shape {list(args[0].shape)}, and BackPACK's {as_modules.quantity} supports only "
+            "inputs [examples, features] of linear layers. Use engine='fused'."
+        )
 
 
 @contextmanager
-def _in_place_refused(advice: str, called: list[str]) -> Iterator[None]:
-    """Replace torch's error about a layer output that was changed in place by one that names the layer."""
+def _errors_named(quantity: str, advice: str, called: list[str]) -> Iterator[None]:
+    """Name the layer and a remedy in torch's error about an output changed in place, and in BackPACK's errors."""
     try:
         yield
     except RuntimeError as error:
+        if isinstance(error, NotImplementedError):
+            _raise_named(error, quantity, advice)
         if "BackwardHookFunction" not in str(error) and "inside a custom Function" not in str(error):
             raise
         where = f", after {called[-1]} was called" if called else ""
@@ -212,30 +180,17 @@ def _in_place_refused(advice: str, called: list[str]) -> Iterator[None]:
             f"The output of a layer is changed in place (such as `out += x`){where}, which BackPACK's hooks forbid. "
             f"Write `out = out + x`. {advice}"
         ) from error
+    except (AssertionError, ValueError) as error:
+        _raise_named(error, quantity, advice)
 
 
-def _check_source(layer: MeasuredModule, as_modules: AsModules, module: nn.Module, args: tuple[Any, ...]) -> None:
-    if not torch.is_grad_enabled():
-        return
-    as_modules.require_known(args[0], layer.label)
-    if as_modules.quantity.startswith("kf") and isinstance(module, nn.Linear) and args[0].dim() != 2:
-        raise UnsupportedLayerError(
-            f"{layer.label} got an input of shape {list(args[0].shape)}, and BackPACK's {as_modules.quantity} supports only "
-            "inputs [examples, features] of linear layers. Use engine='fused'."
-        )
-
-
-@contextmanager
-def _backpack_errors_named(quantity: str, advice: str) -> Iterator[None]:
-    try:
-        yield
-    except (NotImplementedError, AssertionError, ValueError) as error:
-        frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-        if not any("backpack" in Path(name).parts for name in frames):
-            raise
-        raise UnsupportedLayerError(
-            f"BackPACK cannot measure {quantity} of this model: {str(error).rstrip('.')}. {advice}"
-        ) from error
+def _raise_named(error: Exception, quantity: str, advice: str) -> NoReturn:
+    frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    if not any("backpack" in Path(name).parts for name in frames):
+        raise error
+    raise UnsupportedLayerError(
+        f"BackPACK cannot measure {quantity} of this model: {str(error).rstrip('.')}. {advice}"
+    ) from error
 
 
 def _collected(units: Iterable[MeasuredModule], savefield: str) -> dict[nn.Parameter, Any]:

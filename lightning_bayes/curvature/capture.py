@@ -7,31 +7,36 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import islice
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
 from lightning_bayes.curvature.example_probe import ExampleProbe
 from lightning_bayes.curvature.example_rows import example_rows
-from lightning_bayes.curvature.layout_search import LayoutSearch, PassLayouts
-from lightning_bayes.curvature.layouts import ROWS, LayerOutput, retained_grads_kept
+from lightning_bayes.curvature.layout_search import LayoutSearch, ModelCall, PassLayouts
+from lightning_bayes.curvature.layouts import LayerOutput, retained_grads_kept
 from lightning_bayes.curvature.loss import LossRecord, LossReduction, require_scalar, settled
 from lightning_bayes.curvature.loss_recorder import LossRecorder
-from lightning_bayes.curvature.model_call import ModelCall, model_call
 from lightning_bayes.curvature.parameter_uses import is_layer
 from lightning_bayes.curvature.per_example_loss import KEY, attached_losses, compared, mark_division
 from lightning_bayes.curvature.single_examples import SingleExamples, can_repeat_backward
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedTrainingError, name_some
-from lightning_bayes.private_torch import is_alive
+from lightning_bayes.private_torch import is_alive, tree_leaves
 
-_LAYOUT_DESCRIPTIONS = {
-    "groups": "it has several rows for each example",
-    "strided": "it has several rows for each example",
-    "dim": "it has the examples in another dimension",
-    "shared": "all examples share it, or it mixes them",
-}
+
+class Uncopied(partial[Any]):
+    """A hook on a module, bound to the arguments of a capture, that does nothing in a copy of the module."""
+
+    def __reduce__(self) -> Any:
+        return partial, (_ignore,)
+
+
+def _ignore(*args: Any, **kwargs: Any) -> None:
+    return
 
 
 class Capture(ABC):
@@ -119,9 +124,8 @@ class Capture(ABC):
         outputs = [out for out in self.outputs if not out.is_reached and all(is_alive(node) for node, _ in out.edges)]
         if self.finder is None or loss.grad_fn is None or not outputs or self.is_empty:
             return []
-        with self.following():
-            search = LayoutSearch(loss, outputs, self.model_call, self.recorder, num_losses)
-            result = self.finder.find(search)
+        search = LayoutSearch(loss, outputs, self.model_call, self.recorder, num_losses)
+        result = self.finder.find(search, self.following)
         if result is None:
             return []
         self.layouts = result
@@ -140,8 +144,12 @@ class Capture(ABC):
 
     def note_model_call(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """Forward hook: record the first call whose first input and first output have equally many rows."""
-        if self.model_call is None and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            self.model_call = model_call(args, kwargs, output)
+        if self.model_call is not None or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return
+        inputs = (v for v in tree_leaves((args, kwargs)) if isinstance(v, Tensor) and v.dim())
+        first = next((v for v in tree_leaves(output) if isinstance(v, Tensor) and v.requires_grad), None)
+        if first is not None and first.dim() and any(len(x) == len(first) for x in islice(inputs, 1)):
+            self.model_call = ModelCall(len(first), get_gradient_edge(first))
 
     def drop_nodes(self) -> None:
         """Drop the autograd nodes. They refer to this capture, a cycle that Python cannot collect."""
@@ -190,10 +198,6 @@ class Capture(ABC):
     def reached(self) -> set[nn.Parameter]:
         """The parameters that were measured."""
         return set(self.squares)
-
-    def note_call(self, label: str, size: int) -> None:
-        """Record a call of the module `label` with `size` examples."""
-        self.sizes.setdefault(label, set()).add(size)
 
     @property
     def is_empty(self) -> bool:
@@ -255,19 +259,5 @@ class Capture(ABC):
 def refuse_losses(captured: Capture, losses: Tensor) -> NoReturn:
     """`Capture.measure_losses` of a capture that cannot measure per-example losses: raise `UnsupportedTrainingError`."""
     raise UnsupportedTrainingError(
-        f"{KEY} is supported only by engine='fused' with squared gradients (VOGN). Remove it, or use such a method."
+        f"{KEY} is supported only with squared gradients (VOGN). Remove it, or use such a method."
     )
-
-
-def refuse_layouts(captured: Capture, outputs: Sequence[LayerOutput]) -> None:
-    """Raise `ExampleDimensionError` unless every call holds the examples in rows."""
-    unsupported = [out for out in outputs if out.layout != ROWS]
-    if unsupported:
-        first = unsupported[0]
-        labels = list(dict.fromkeys(out.unit.label for out in unsupported[1:]))
-        raise ExampleDimensionError(
-            f"{first.unit.label} does not hold the {captured.layouts.num_examples} examples of the batch in the rows of "
-            f"dimension 0: its output has shape {list(first.shapes[0])}, and {_LAYOUT_DESCRIPTIONS[first.layout.kind]}. "
-            "Keep the examples in dimension 0, freeze the layer, or use engine='fused' with squared gradients (VOGN), "
-            "which can measure it." + (f" The same holds for {name_some(labels, 160)}." if labels else "")
-        )

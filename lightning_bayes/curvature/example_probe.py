@@ -6,6 +6,8 @@ Passes are of one kind if they call the same layers and have the same pattern of
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
@@ -44,14 +46,15 @@ class ExampleProbe:
         self._probes: Counter[Kind] = Counter()
         self.failing: dict[Kind, set[nn.Parameter]] = {}  # parameters that failed the check, by checked kind
 
-    def find(self, search: LayoutSearch) -> PassLayouts | None:
-        """The layouts for the pass of a search; None if no backward can follow single examples."""
+    def find(self, search: LayoutSearch, following: Callable[[], AbstractContextManager[None]]) -> PassLayouts | None:
+        """The layouts for the pass of a search, which runs in the context; None if no backward can follow examples."""
         kind = _kind(search)
         planned = self._plans[kind].for_pass(search) if kind in self._plans else None
         if planned is not None:
             return replace(planned, kind=kind)
         try:
-            result = search.run()
+            with following():
+                result = search.run()
         except NotFiniteError:  # the update will be skipped
             return PassLayouts(search.outputs[-1].rows, (None,) * len(search.outputs))
         if result is None or result.error:

@@ -18,16 +18,14 @@ from typing import Any, final
 import torch
 from torch import Generator, Tensor, nn
 
-from lightning_bayes.curvature.capture import Capture, refuse_losses
+from lightning_bayes.curvature.capture import Capture, Uncopied, refuse_losses
 from lightning_bayes.curvature.factors import FactorMoments, LayerRecords, Request, Scales, has_factors
-from lightning_bayes.curvature.forward_state import in_full_precision
 from lightning_bayes.curvature.fused import HookedEngine
 from lightning_bayes.curvature.hooks import HookedCapture
-from lightning_bayes.curvature.layer_calls import LayerCall
+from lightning_bayes.curvature.layer_calls import LayerCall, in_full_precision
 from lightning_bayes.curvature.likelihood import Likelihood
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.loss_calls import LIKELIHOODS, LossCalls
-from lightning_bayes.curvature.model_call import Uncopied
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
 from lightning_bayes.errors import NoMeasurementError, UnsupportedLayerError, UnsupportedTrainingError
 

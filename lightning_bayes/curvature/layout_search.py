@@ -13,15 +13,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
 from lightning_bayes.curvature.example_dims import ORDERS, Order
 from lightning_bayes.curvature.example_rows import ExampleRows, example_rows
 from lightning_bayes.curvature.layouts import REGROUPED, ROWS, SHARED, LayerOutput, Layout, entries
 from lightning_bayes.curvature.loss_recorder import LossRecorder
-from lightning_bayes.curvature.model_call import ModelCall
 from lightning_bayes.curvature.parameter_uses import enters_measured_layer
 from lightning_bayes.curvature.routing import one_at_a_time, routed_calls
 from lightning_bayes.curvature.single_examples import SingleExamples, can_repeat_backward
@@ -47,6 +47,13 @@ class PassLayouts:
         """Number of calls whose examples are not in rows, and how many of these have a shared output. Lower is better."""
         not_rows = [layout for layout in self.layouts if layout is not None and layout != ROWS]
         return len(not_rows), not_rows.count(SHARED)
+
+
+class ModelCall(NamedTuple):
+    """A call of the whole model whose first input and first output have equally many rows."""
+
+    rows: int
+    edge: GradientEdge  # of the output
 
 
 class NotFiniteError(Exception):
