@@ -27,7 +27,7 @@ from lightning_bayes.curvature.rules.replayed_call import Checked, ReplayedCall
 from lightning_bayes.curvature.rules.whole_batch import ReplayedBatch
 from lightning_bayes.curvature.workspace import Workspace
 from lightning_bayes.errors import BayesError, UnsupportedLayerError
-from lightning_bayes.private_torch import has_children, is_view, tree_leaves
+from lightning_bayes.private_torch import has_children, is_view, tree_leaves, without_torch_functions
 
 OnGradients = Callable[["LayerCall", Sequence[Tensor | None]], None]
 
@@ -130,15 +130,17 @@ class RuleCall(LayerCall):
     ) -> None:
         assert unit.rule is not None
         self._rule, self._rng = unit.rule, None if start is None else start.rng
-        inputs = unit.bind(args, kwargs)
-        dim = self._rule.dims(unit.module, inputs)[0]
-        super().__init__(unit, inputs, inputs[0].shape[dim or 0], dim, workspace)
+        with without_torch_functions():
+            inputs = unit.bind(args, kwargs)
+            dim = self._rule.dims(unit.module, inputs)[0]
+            super().__init__(unit, inputs, inputs[0].shape[dim or 0], dim, workspace)
 
     def watch(self, output: Any, on_gradients: OnGradients) -> Any:
         """See `LayerCall.watch`. Packed sequences are padded for the rule, and packed again."""
         if isinstance(output, Tensor):
-            self._reused = self._rule.saved(self.unit.module, output)
-            return super().watch(output, on_gradients)
+            with without_torch_functions():
+                self._reused = self._rule.saved(self.unit.module, output)
+                return super().watch(output, on_gradients)
         padded, packed_again = padded_output(self.unit.module, output)
         self._reused = self._rule.saved(self.unit.module, padded)
         return packed_again(super().watch(padded, on_gradients))
