@@ -57,7 +57,7 @@ class BackpackCapture(HookedCapture):
         """The mean of the measured quantity; see `Capture.mean_curvature`."""
         return self.scaled_squares(self.gradient_factor())  # BackPACK's values scale with the loss, like the gradient
 
-    def handles_call(self, call: LayerCall, inputs: list[Any], grads: list[Tensor | None]) -> bool:
+    def handle_call(self, call: LayerCall, inputs: list[Any], grads: list[Tensor | None]) -> bool:
         """Leave every call to BackPACK, apart from the check."""
         return True
 

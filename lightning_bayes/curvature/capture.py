@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import cached_property, partial
+from functools import partial
 from itertools import islice
 from typing import Any, NoReturn
 
@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from lightning_bayes.curvature.layer_graph import is_layer
 from lightning_bayes.curvature.layout_probe import LayoutProbe, ModelCall, PassLayouts, ProbedPass
 from lightning_bayes.curvature.layouts import LayerOutput, retained_grads_kept
 from lightning_bayes.curvature.loss import LossRecord, LossReduction, require_scalar, settled
@@ -51,27 +50,25 @@ class Capture(ABC):
         scale: The record of the last observed loss, with its reduction settled.
         loss: The observed loss, detached; None before `observe`.
         outputs: The calls of measured modules.
+        recorder: Records the loss functions of the forward pass; set when the pass begins.
         model_call: The first call of the whole model with equally many input and output rows.
         is_following: Whether the running backward follows single examples and measures nothing.
-        has_taken_examples: Whether the squares come from explicit per-example losses.
+        stores_backward: Whether the backward of the loss is measured, not a separate one.
     """
+
+    recorder: LossRecorder
 
     def __init__(self, loss_reduction: LossReduction = "auto", finder: LayoutProbe | None = None) -> None:
         self.loss_reduction, self.finder = loss_reduction, finder
         self.outputs: list[LayerOutput] = []
         self.model_call: ModelCall | None = None
-        self.is_following = self.has_taken_examples = False
+        self.is_following, self.stores_backward = False, True
         self.layouts = PassLayouts(0, ())  # n is 0 if no layout was found
         self.squares: dict[nn.Parameter, Tensor] = {}
         self.sizes: dict[str, set[int]] = {}
         self.unmeasured: set[nn.Parameter] = set()
         self.scale = LossRecord()
         self.loss: Tensor | None = None
-
-    @cached_property
-    def recorder(self) -> LossRecorder:
-        """Records the loss functions of the forward pass."""
-        return LossRecorder(None if self.finder is None else is_layer)
 
     def observe(self, loss: Tensor, divided_by_host: bool = False) -> None:
         """Read how the loss reduces its examples. Call this before ``loss.backward()``.
@@ -208,15 +205,16 @@ class Capture(ABC):
         Raises:
             ExampleDimensionError: If layers saw different numbers of examples, or no example.
         """
-        sizes = set().union(*self.sizes.values())
+        if n := self.known_batch_size:
+            return self.scale.num_examples(n, self.layouts.order)
         if self.is_empty:
             raise ExampleDimensionError(
                 f"The batch holds no example (seen by {next(iter(self.sizes))}), so its mean is undefined. Skip it: drop "
                 "empty batches in the data loader, or return None from training_step."
             )
-        if sizes and self.known_batch_size is None:
+        if any(self.sizes.values()):
             raise ExampleDimensionError(self._different_sizes())
-        return self.scale.num_examples(n, self.layouts.order) if (n := self.known_batch_size) else 1
+        return 1
 
     def _different_sizes(self) -> str:
         usual = Counter(size for sizes in self.sizes.values() for size in sizes).most_common(1)[0][0]

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from lightning_bayes.curvature.capture import Capture, Uncopied
 from lightning_bayes.curvature.layout_probe import LayoutProbe
 from lightning_bayes.curvature.loss import LossReduction
+from lightning_bayes.curvature.loss_recorder import LossRecorder
 from lightning_bayes.curvature.measured_modules import MeasuredModule, find_measured_modules
 from lightning_bayes.curvature.parameters import require_real_and_separate
 from lightning_bayes.curvature.rules.packed import is_packed
@@ -57,7 +58,7 @@ class AbstractEngine(ABC):
     def check_reached(self, captured: Capture) -> None:
         """Require of a finished capture that a layer was called and that every parameter with a gradient was measured."""
         trainable, reached = self.trained(), captured.reached
-        if reached or any(p.grad is not None for p in trainable.values()):
+        if captured.loss is None and (reached or any(p.grad is not None for p in trainable.values())):
             captured.require_loss()
         measured = reached - captured.unmeasured
         missed = [name for name, p in trainable.items() if p.grad is not None and p not in measured]
@@ -113,7 +114,7 @@ def examples_counted(model: nn.Module, captured: Capture) -> Iterator[None]:
     """Record in `captured` the number of examples of the first module called with a tensor or packed sequence."""
     with ExitStack() as undo:
         undo.callback(captured.drop_nodes)
-        undo.enter_context(captured.recorder)
+        captured.recorder = undo.enter_context(LossRecorder())
         for name, module in model.named_modules():
             label = f"{name or 'the model itself'} ({type(module).__name__})"
             hook = module.register_forward_pre_hook(Uncopied(_note_first, captured, label), with_kwargs=True)

@@ -22,8 +22,10 @@ from torch import Tensor, nn
 from lightning_bayes.curvature.capture import Capture, Uncopied
 from lightning_bayes.curvature.engine import AbstractEngine
 from lightning_bayes.curvature.hooks import HookedCapture
-from lightning_bayes.curvature.layer_calls import without_autocast
+from lightning_bayes.curvature.layer_calls import as_in_forward
+from lightning_bayes.curvature.layer_graph import is_layer
 from lightning_bayes.curvature.loss import LossReduction
+from lightning_bayes.curvature.loss_recorder import LossRecorder
 from lightning_bayes.curvature.measured_modules import refuse_scripted
 from lightning_bayes.curvature.parameters import changes_refused
 from lightning_bayes.curvature.single_examples import SingleExamples
@@ -53,14 +55,16 @@ class HookedEngine(AbstractEngine, ABC):
                 captured.watch(unit, undo)
             if any(gradient_hooks(param) for unit in units for param in unit.params.values()):
                 undo.enter_context(changes_refused(units))
-            undo.enter_context(captured.recorder)
+            captured.recorder = undo.enter_context(LossRecorder(is_layer))
             record = Uncopied(captured.note_model_call)
             for module in outermost:
                 if module not in measured and has_children(module):
                     undo.callback(module.register_forward_hook(record, with_kwargs=True).remove)
             yield captured
-            captured.finish()
-            captured.finish_check()
+            if captured.shared:
+                captured.finish()
+            if captured.running_check is not None:
+                captured.finish_check(captured.running_check)
 
 
 @final
@@ -86,7 +90,10 @@ class FusedCapture(HookedCapture):
         self.handle_layouts(loss, self._find_examples(loss, num_losses=len(losses)))
         with self.left_alone():
             self.measuring_backward(loss, self.engine.trained().values())
-        self.has_taken_examples = True
+        self.stores_backward = False
+        if self.running_check is not None:
+            self.running_check.hooks.close()
+            self.running_check = None
 
 
 class ExampleLoop:
@@ -105,7 +112,7 @@ class ExampleLoop:
         if examples is None:
             captured.unmeasured.update(leaves)
             return
-        with captured.following(), without_autocast(loss.device.type), torch.no_grad():
+        with captured.following(), as_in_forward((), loss.device.type), torch.no_grad():
             self._follow(examples, leaves)
         captured.looped.update(self._squares)
         if n != 1:

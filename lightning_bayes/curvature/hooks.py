@@ -15,10 +15,10 @@ from __future__ import annotations
 import sys
 from abc import ABC
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -51,7 +51,15 @@ _HALF = {torch.float16, torch.bfloat16}
 
 
 class HookedCapture(Capture, ABC):
-    """The results of one pass, and the hooks that fill them."""
+    """The results of one pass, and the hooks that fill them.
+
+    Class attributes:
+        handle_call: Handles a call without its rule, given its inputs and output gradients; returns whether it was handled.
+        needs_examples: Whether the contribution of each example is needed, not only the sums.
+    """
+
+    handle_call: Callable[..., bool] | None = None
+    needs_examples: ClassVar[bool] = False
 
     def __init__(self, engine: AbstractEngine) -> None:
         super().__init__(engine.loss_reduction, engine.probe)
@@ -126,22 +134,23 @@ class HookedCapture(Capture, ABC):
             self._is_replaying = False
 
     def _measure(self, call: LayerCall, inputs: list[Any], grads: list[Tensor | None]) -> None:
-        if self.running_check is not None and self._accumulates and not self.has_taken_examples:
+        if self.running_check is not None and self._accumulates:
             sums = call.sums(inputs, grads)
             for name, param in call.params.items():
                 self.running_check.add(param, sums[name][0])
-        if self.sums is None and self.handles_call(call, inputs, grads):
+        if self.sums is None and self.handle_call is not None and self.handle_call(call, inputs, grads):
             return
         layout, n = call.output.layout, self.known_batch_size or 1
         params = {name: param for name, param in call.params.items() if param not in self.looped}
-        if not self.stores or layout == LOOPED or not params:
+        if not (self._is_measuring or self.stores_backward) or layout == LOOPED or not params:
             return
         if layout == SHARED:
             call.output.refuse_shared()
         if layout != ROWS and call.output.takes_positions:
             inputs, grads = call.with_examples_first(inputs, grads, n)
             layout = ROWS
-        if layout != ROWS or not self.needs_only_sums(params.values()):
+        has_one_call = all(self.calls[param] == 1 for param in params.values())
+        if layout != ROWS or not has_one_call or (self.needs_examples and self.sums is None):
             for name, contributions in call.by_example(inputs, grads, n, layout).items():
                 if name in params:
                     self._add_sum(params[name], contributions.sum(0))
@@ -155,19 +164,6 @@ class HookedCapture(Capture, ABC):
             for name, param in params.items():
                 self._add_sum(param, sums[name][0])
                 self.add(param, sums[name][1])
-
-    def handles_call(self, call: LayerCall, inputs: list[Any], grads: list[Tensor | None]) -> bool:
-        """Handle a call without its rule, given its inputs and output gradients; returns whether it was handled."""
-        return False
-
-    def needs_only_sums(self, params: Iterable[nn.Parameter]) -> bool:
-        """Whether sums over the examples suffice for a call's parameters: no other call uses them."""
-        return all(self.calls[param] == 1 for param in params)
-
-    @property
-    def stores(self) -> bool:
-        """Whether the contributions in the running backward are stored."""
-        return self._is_measuring or not self.has_taken_examples
 
     def should_measure(self, params: Iterable[nn.Parameter]) -> bool:
         """Whether the running backward is a `measuring_backward` or accumulates gradients of some of the parameters."""
@@ -269,10 +265,9 @@ class HookedCapture(Capture, ABC):
             self.engine.probe.failing[self.layouts.kind] = failing
         return failing or set()
 
-    def finish_check(self) -> None:
+    def finish_check(self, check: RunningCheck) -> None:
         """Raise `UnsupportedLayerError` for parameters that fail a `RunningCheck`."""
-        check = self.running_check
-        if check is not None and check.passes(self.engine.trained(), self.squares, self.is_half):
+        if check.passes(self.engine.trained(), self.squares, self.is_half):
             self.engine.checked_once.add(tuple(self.sizes))
 
     def _constant(self, loss: Tensor, params: list[nn.Parameter]) -> dict[nn.Parameter, Tensor]:

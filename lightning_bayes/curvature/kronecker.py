@@ -90,7 +90,7 @@ class KroneckerCapture(HookedCapture):
 
     def __init__(self, engine: KroneckerEngine, request: Request) -> None:
         super().__init__(engine)
-        self.request = request
+        self.request, self.stores_backward = request, request.likelihood is None
         self.model_outputs: list[Tensor] = []
         self.records = engine.new_records(request, engine.workspace)
         self.called: set[nn.Module] = set()
@@ -102,12 +102,12 @@ class KroneckerCapture(HookedCapture):
         """The measured parameters."""
         return super().reached | {p for layer in self.called for p in layer.parameters()}
 
-    def handles_call(self, call: LayerCall, inputs: list[Any], grads: list[Tensor | None]) -> bool:
+    def handle_call(self, call: LayerCall, inputs: list[Any], grads: list[Tensor | None]) -> bool:
         """Add the moments of a call of a requested layer."""
         layer, delta = call.unit.module, grads[0]
         if layer not in self.request.layers:
             return False
-        if not self.stores or delta is None:
+        if not (self._is_measuring or self.stores_backward) or delta is None:
             return True
         draws = self._draws.get(call, 0)
         if draws > self.draw:
@@ -119,11 +119,6 @@ class KroneckerCapture(HookedCapture):
         self.records.add(layer, inputs[0], delta, is_first=self.draw == 0)
         self.called.add(layer)
         return True
-
-    @property
-    def stores(self) -> bool:
-        """Whether the contributions in the running backward are stored; see `HookedCapture.stores`."""
-        return self._is_measuring or self.request.likelihood is None
 
     def keep_outputs(self, module: nn.Module, args: Any, output: Any) -> None:
         """Forward hook of the model. Ignores scalars: under DDP the model's forward may run the whole training step."""

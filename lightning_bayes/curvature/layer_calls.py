@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from operator import itemgetter
 from typing import Any, NamedTuple, final
 
@@ -284,13 +284,8 @@ def as_in_forward(modes: Iterable[tuple[nn.Module, bool]], device: str) -> Itera
     for module in changed:
         module.training = not module.training
     try:
-        with without_autocast(device):
+        with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
             yield
     finally:
         for module in changed:
             module.training = not module.training
-
-
-def without_autocast(device: str) -> AbstractContextManager[Any]:
-    """A context manager that disables autocast."""
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
