@@ -6,34 +6,43 @@ measure the layers that BackPACK does not have, or whose options it silently ign
 GroupNorm, other padding modes of convolutions, and embeddings, where BackPACK loops over the table in the default dtype.
 
 `SecondOrderEngine` measures the diagonals of the GGN and of the Hessian, which need the loss function and every operation of
-the model as modules; see `backpack_hooks`. Unsupported operations raise an error with their name before or during the
-forward.
+the model as modules (`backpack_modules`), and BackPACK's own hooks. BackPACK cannot undo these, they forbid changing a
+layer's output in place, and its errors name neither the module nor a remedy. So `watched` removes the hooks completely,
+modules with an ``inplace`` option run out of place, and what BackPACK would skip or overwrite raises an error with a name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any, final
 
-from backpack import extensions
+import torch
+from backpack import backpack, extend, extensions
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.backpack_hooks import BackpackCapture, is_stock, watched
-from lightning_bayes.curvature.backpack_modules import AsModules, seed_labels
-from lightning_bayes.curvature.capture import Capture
+from lightning_bayes.curvature.backpack_modules import AsModules, is_stock, seed_labels
+from lightning_bayes.curvature.capture import Capture, refuse_losses
 from lightning_bayes.curvature.fused import FusedCapture, HookedEngine
+from lightning_bayes.curvature.hooks import HookedCapture
+from lightning_bayes.curvature.layer_calls import LayerCall
+from lightning_bayes.curvature.layouts import ROWS, LayerOutput
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.measured_modules import MeasuredModule, find_measured_modules, refuse, tied_parameters
 from lightning_bayes.curvature.measurement import SecondOrderDiagonal
-from lightning_bayes.curvature.private_backpack import layer_extension, supported_layers
+from lightning_bayes.curvature.private_backpack import hook_handles, is_backpacks, layer_extension, supported_layers
 from lightning_bayes.curvature.rules import LayerRule, rule_for
 from lightning_bayes.curvature.rules.batch_norm import uses_batch_statistics
 from lightning_bayes.curvature.rules.random_numbers import new_seed
+from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError, UnsupportedTrainingError
+from lightning_bayes.private_torch import BACKWARD_HOOK_KIND
 
 _OTHERWISE = "avoid BackPACK: 'squared_gradients' in measure, VOGN, or hessian='reparameterised' in VONCallback"
-_ADVICE = f"Replace the layer, freeze it with requires_grad_(False), or {_OTHERWISE}."
 
 
 @final
@@ -127,9 +136,163 @@ class SecondOrderEngine(HookedEngine):
                 (f"BackPACK has no {quantity} of BatchNorm in training mode: ", on_batch),
                 ("BackPACK would overwrite the curvature of tied parameters: ", tied_parameters(units)),
             ],
-            _ADVICE,
+            f"Replace the layer, freeze it with requires_grad_(False), or {_OTHERWISE}.",
         )
 
 
 def _is_supported(unit: MeasuredModule, supported: set[type[nn.Module]]) -> bool:
     return is_stock(unit.module) and type(unit.module) in supported
+
+
+@final
+class BackpackCapture(HookedCapture):
+    """A capture filled by one of BackPACK's second-order quantities."""
+
+    measure_losses = refuse_losses
+
+    def __init__(self, engine: HookedEngine, as_modules: AsModules) -> None:
+        super().__init__(engine)
+        self.as_modules = as_modules
+
+    def observe(self, loss: Tensor, divided_by_host: bool = False) -> None:
+        """Require also a loss that BackPACK supports; see `Capture.observe`."""
+        super().observe(loss, divided_by_host)
+        self.as_modules.require_loss(loss, divided_by_host)
+
+    def mean_curvature(self) -> dict[nn.Parameter, Tensor]:
+        """The mean of the measured quantity; see `Capture.mean_curvature`."""
+        return self.scaled_squares(self.gradient_factor())  # BackPACK's values scale with the loss, like the gradient
+
+    def handle_call(self, call: LayerCall, inputs: list[Any], grads: list[Tensor | None]) -> bool:
+        """Leave every call to BackPACK, apart from the check."""
+        return True
+
+    def handle_layouts(self, loss: Tensor, outputs: Sequence[LayerOutput]) -> None:
+        """Refuse layouts that BackPACK cannot measure, and check the calls; see `Capture.handle_layouts`."""
+        for output in outputs:
+            if output.layout != ROWS:
+                raise ExampleDimensionError(
+                    f"{output.unit.label} does not hold the {self.layouts.num_examples} examples of the batch in the rows "
+                    "of dimension 0. Keep them there, freeze the layer, or measure squared gradients, which support it."
+                )
+        super().handle_layouts(loss, outputs)
+
+
+@contextmanager
+def watched(
+    model: nn.Module, layers: Sequence[MeasuredModule], extension: Any, as_modules: AsModules, otherwise: str
+) -> Iterator[dict[nn.Parameter, Any]]:
+    """Run an extension that propagates curvature through `layers`; yields its results by parameter, complete on exit."""
+    stored: dict[nn.Parameter, Any] = {}
+    called: list[str] = []
+    advice = f"Replace the layer, freeze it with requires_grad_(False), or {otherwise}."
+    with ExitStack() as undo:
+        undo.enter_context(_out_of_place(model))
+        for layer in layers:
+            before = partial(
+                _before_call, layer, called, as_modules, f"Use a separate layer for each call, or {otherwise}."
+            )
+            undo.callback(layer.module.register_forward_pre_hook(before, with_kwargs=True).remove)
+        undo.callback(lambda: stored.update(_collected(layers, extension.savefield)))
+        undo.enter_context(_extended([layer.module for layer in layers]))
+        undo.enter_context(backpack(extension))
+        undo.enter_context(as_modules)
+        undo.callback(torch.set_default_dtype, torch.get_default_dtype())
+        undo.enter_context(_errors_named(as_modules.quantity, advice, called))
+        yield stored
+
+
+@contextmanager
+def _extended(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Attach BackPACK's hooks to `modules`. On exit, remove them and the attributes that they set."""
+    modules = list(modules)
+    before = [(part, dict(vars(part))) for module in modules for part in module.modules()]
+    handles = hook_handles()
+    num_handles = len(handles)
+    try:
+        with warnings.catch_warnings():
+            # torch warns that there are no input gradients; BackPACK does not need them.
+            warnings.filterwarnings("ignore", "Full backward hook is firing")
+            for module in modules:
+                extend(module)
+            yield
+    finally:
+        for handle in handles[num_handles:]:
+            handle.remove()
+        del handles[num_handles:]  # BackPACK itself never deletes a handle
+        for module, attributes in before:
+            for name in [n for n in vars(module) if is_backpacks(n)]:
+                delattr(module, name)
+            vars(module).update({n: value for n, value in attributes.items() if is_backpacks(n)})
+            setattr(module, BACKWARD_HOOK_KIND, attributes.get(BACKWARD_HOOK_KIND))
+
+
+@contextmanager
+def _out_of_place(model: nn.Module) -> Iterator[None]:
+    """Run the ``inplace`` modules of `model` out of place inside the context."""
+    switched: list[Any] = [module for module in model.modules() if getattr(module, "inplace", False) is True]
+    for module in switched:
+        module.inplace = False
+    try:
+        yield
+    finally:
+        for module in switched:
+            module.inplace = True
+
+
+def _before_call(
+    unit: MeasuredModule,
+    called: list[str],
+    as_modules: AsModules,
+    repeat_advice: str,
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> None:
+    """Forward pre-hook: refuse a call that BackPACK would measure wrongly."""
+    if not torch.is_grad_enabled():
+        return
+    if not args:
+        raise UnsupportedTrainingError(
+            f"{unit.label} is called by keyword, and BackPACK cannot see keyword inputs. Call it as layer(x)."
+        )
+    if unit.label in called:
+        raise UnsupportedLayerError(
+            f"{unit.label} is called twice in one pass, and BackPACK would measure only one call. {repeat_advice}"
+        )
+    if torch.is_autocast_enabled(args[0].device.type):
+        raise UnsupportedTrainingError("BackPACK cannot run under autocast. Train in 32-true.")
+    called.append(unit.label)
+    as_modules.require_known(args[0], unit.label)
+    if as_modules.quantity.startswith("kf") and isinstance(module, nn.Linear) and args[0].dim() != 2:
+        raise UnsupportedLayerError(
+            f"{unit.label} got an input of shape {list(args[0].shape)}, and BackPACK's {as_modules.quantity} supports only "
+            "inputs [examples, features] of linear layers. Use engine='fused'."
+        )
+
+
+@contextmanager
+def _errors_named(quantity: str, advice: str, called: list[str]) -> Iterator[None]:
+    """Name the layer and a remedy in torch's error about an output changed in place, and in BackPACK's errors."""
+    try:
+        yield
+    except (RuntimeError, AssertionError, ValueError) as error:
+        if isinstance(error, NotImplementedError) or not isinstance(error, RuntimeError):
+            frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+            if not any("backpack" in Path(name).parts for name in frames):
+                raise
+            raise UnsupportedLayerError(
+                f"BackPACK cannot measure {quantity} of this model: {str(error).rstrip('.')}. {advice}"
+            ) from error
+        if "BackwardHookFunction" not in str(error) and "inside a custom Function" not in str(error):
+            raise
+        where = f", after {called[-1]} was called" if called else ""
+        raise UnsupportedTrainingError(
+            f"The output of a layer is changed in place (such as `out += x`){where}, which BackPACK's hooks forbid. "
+            f"Write `out = out + x`. {advice}"
+        ) from error
+
+
+def _collected(units: Iterable[MeasuredModule], savefield: str) -> dict[nn.Parameter, Any]:
+    """Remove and return the results that BackPACK stored on the parameters as `savefield`."""
+    return {p: vars(p).pop(savefield) for unit in units for p in unit.module.parameters() if savefield in vars(p)}

@@ -24,8 +24,15 @@ from torch.overrides import TorchFunctionMode
 from lightning_bayes.curvature.loss_calls import ADVICE, read_call
 from lightning_bayes.curvature.private_backpack import layer_extension
 from lightning_bayes.curvature.rules.random_numbers import seeded
+from lightning_bayes.curvature.rules.registry import computes
 from lightning_bayes.errors import UnsupportedLayerError, UnsupportedTrainingError
 
+STOCK_LAYERS = (
+    nn.Linear,
+    *(nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
+    nn.Embedding,
+)
 # From an operation to the module that computes it, built with the operation's arguments after the input.
 _ACTIVATIONS: dict[Any, Callable[..., nn.Module]] = {
     **dict.fromkeys((F.relu, torch.relu, Tensor.relu), nn.ReLU),
@@ -202,3 +209,15 @@ class _SeededLabels(ModuleExtension):  # type: ignore[misc]  # BackPACK ships no
         with seeded(outputs.device, self.seed):
             sampled: Tensor = self.original.backpropagate(extension, module, g_inp, g_out, columns)
         return sampled
+
+
+def is_stock(module: nn.Module) -> bool:
+    """Whether `module` is exactly a torch layer whose options BackPACK's own rules support or refuse."""
+    return (
+        type(module) in STOCK_LAYERS
+        and computes(module, type(module).forward)
+        and getattr(module, "padding_mode", "zeros") == "zeros"  # BackPACK silently ignores other modes
+        and getattr(module, "padding_idx", None) is None
+        and not isinstance(getattr(module, "padding", 0), str)
+        and not any(getattr(module, "output_padding", ()))
+    )

@@ -19,13 +19,16 @@ import torch
 from torch import Generator, Tensor, nn
 
 from lightning_bayes.curvature.capture import Capture, Uncopied, refuse_losses
-from lightning_bayes.curvature.factors import FactorMoments, LayerRecords, Request, Scales, has_factors
+from lightning_bayes.curvature.factors import FactorMoments, LayerRecords, Request, Scales, has_factors, split_bias
 from lightning_bayes.curvature.fused import HookedEngine
 from lightning_bayes.curvature.hooks import HookedCapture
 from lightning_bayes.curvature.layer_calls import LayerCall, in_full_precision
 from lightning_bayes.curvature.likelihood import Likelihood
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.loss_calls import LIKELIHOODS, LossCalls
+from lightning_bayes.curvature.measured_modules import find_measured_modules, refuse, tied_parameters
+from lightning_bayes.curvature.measurement import KroneckerFactors
+from lightning_bayes.curvature.rules.random_numbers import new_seed
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
 from lightning_bayes.errors import NoMeasurementError, UnsupportedLayerError, UnsupportedTrainingError
 
@@ -193,3 +196,37 @@ class KroneckerCapture(HookedCapture):
     @property
     def _examples(self) -> int:
         return self.known_batch_size or next(iter(set().union(*self.sizes.values())))
+
+
+def request_all_layers(
+    engine: KroneckerEngine, source: str, quantity: str, mc_samples: int, seed: int | None
+) -> Request:
+    """The request that measures every layer; refuse layers without factors and tied parameters."""
+    units = find_measured_modules(engine.model)
+    refuse(
+        [
+            (f"{source} has no rule of {quantity} for ", [u.label for u in units if not engine.has_factors(u.module)]),
+            (f"{source} would mix the factors of tied parameters: ", tied_parameters(units)),
+        ],
+        "Replace the layer, freeze it with requires_grad_(False), or measure 'squared_gradients'.",
+    )
+    layers = {unit.module: _trains_bias(unit.module) for unit in units}
+    # BackPACK's KFAC samples its labels itself.
+    labels = None if source == "BackPACK" else LossCalls("The Fisher")
+    return Request(layers, labels, new_seed() if seed is None else seed, mc_samples=mc_samples)
+
+
+def blocks_by_parameter(captured: KroneckerCapture) -> dict[nn.Parameter, KroneckerFactors]:
+    """Separate factors for every trainable weight and bias; see `curvature.factors`."""
+    blocks: dict[nn.Parameter, KroneckerFactors] = {}
+    for layer, factors in captured.results().items():
+        weight, bias = split_bias(factors) if captured.request.layers[layer] else (factors, None)
+        for param, block in ((layer.weight, weight), (layer.bias, bias)):
+            if block is not None and isinstance(param, nn.Parameter) and param.requires_grad:
+                blocks[param] = block
+    return blocks
+
+
+def _trains_bias(layer: nn.Module) -> bool:
+    bias = layer.bias
+    return isinstance(bias, nn.Parameter) and bias.requires_grad

@@ -12,8 +12,12 @@ from torch import Tensor, nn
 from lightning_bayes.curvature.capture import Capture
 from lightning_bayes.curvature.engine import AbstractEngine, EngineName, GradientEngine
 from lightning_bayes.curvature.fused import FusedEngine
-from lightning_bayes.curvature.kronecker import KroneckerCapture, KroneckerEngine
-from lightning_bayes.curvature.layer_blocks import blocks_by_parameter, request_all_layers
+from lightning_bayes.curvature.kronecker import (
+    KroneckerCapture,
+    KroneckerEngine,
+    blocks_by_parameter,
+    request_all_layers,
+)
 from lightning_bayes.curvature.layouts import gradients_restored
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.measurement import (
