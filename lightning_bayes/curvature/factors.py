@@ -35,13 +35,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple, final
+from typing import Any, Literal, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.likelihood import Likelihood
-from lightning_bayes.curvature.loss_calls import LossCalls
 from lightning_bayes.curvature.measurement import KroneckerFactors
 from lightning_bayes.curvature.rules.conv import conv
 from lightning_bayes.curvature.rules.conv.windows import Conv, input_patches, padded
@@ -146,7 +145,7 @@ class Request:
 
     Attributes:
         layers: The measured layers, and whether the matrix of each includes the bias.
-        likelihood: Likelihood from which labels are sampled; `LossCalls` uses the likelihood of the loss function. None uses
+        likelihood: Likelihood from which labels are sampled; ``"of_loss"`` is that of the recorded loss function. None uses
             the labels of the data, except that BackPACK's KFAC samples its labels itself.
         seed: Random seed of the labels.
         loss_scale: Loss scale of mixed precision.
@@ -154,7 +153,7 @@ class Request:
     """
 
     layers: Mapping[nn.Module, bool]
-    likelihood: Likelihood | LossCalls | None = None
+    likelihood: Likelihood | Literal["of_loss"] | None = None
     seed: int = 0
     loss_scale: float = 1.0
     mc_samples: int = 1

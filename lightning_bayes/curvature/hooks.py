@@ -7,7 +7,7 @@ The contributions of the examples must add up to the gradient that autograd comp
 
 The first pass of each kind compares both, in an additional backward pass or, under a reentrant checkpoint, in the
 pass's own. A parameter that fails, because of a use outside of its layer or a rule that does
-not fit, is measured by a loop over the examples (`curvature.example_loop`), or is refused by name.
+not fit, is measured by a loop over the examples (`curvature.fused`), or is refused by name.
 """
 
 from __future__ import annotations

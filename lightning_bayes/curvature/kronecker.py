@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
-from typing import Any, final
+from contextlib import contextmanager
+from typing import Any, Literal, final
 
 import torch
 from torch import Generator, Tensor, nn
@@ -25,7 +25,7 @@ from lightning_bayes.curvature.hooks import HookedCapture
 from lightning_bayes.curvature.layer_calls import LayerCall, in_full_precision
 from lightning_bayes.curvature.likelihood import Likelihood
 from lightning_bayes.curvature.loss import LossReduction
-from lightning_bayes.curvature.loss_calls import LIKELIHOODS, LossCalls
+from lightning_bayes.curvature.loss_calls import LIKELIHOODS, likelihood_call, num_terms
 from lightning_bayes.curvature.measured_modules import find_measured_modules, refuse, tied_parameters
 from lightning_bayes.curvature.measurement import KroneckerFactors
 from lightning_bayes.curvature.rules.random_numbers import new_seed
@@ -54,9 +54,8 @@ class KroneckerEngine(HookedEngine):
     def capture(self, request: Request = _NO_FACTORS) -> Iterator[KroneckerCapture]:
         """Measure the passes inside the context: factors of the layers in `request`, squares of all others."""
         captured = KroneckerCapture(self, request)
-        loss_calls = request.likelihood if isinstance(request.likelihood, LossCalls) else nullcontext()
         hook = self.model.register_forward_hook(Uncopied(captured.keep_outputs))
-        with hook, loss_calls, captured.records.watching(self.model), self.run(captured):
+        with hook, captured.records.watching(self.model), self.run(captured):
             yield captured
 
     def check_reached(self, captured: Capture) -> None:
@@ -139,9 +138,9 @@ class KroneckerCapture(HookedCapture):
         super().observe(loss, divided_by_host)
         self.records.observe(loss, divided_by_host)
         labels = self.request.likelihood
-        if isinstance(labels, LossCalls):
-            call = labels.call_of(loss)
-            self._measure_with_sampled_labels(LIKELIHOODS[call.function], [call.outputs], call.terms)
+        if labels == "of_loss":
+            call = likelihood_call(self.scale.call, "The Fisher")
+            self._measure_with_sampled_labels(LIKELIHOODS[call.function], [call.outputs], num_terms(call))
         elif labels is not None and self.model_outputs and not self.reached:
             self._measure_with_sampled_labels(labels, self.model_outputs)
 
@@ -212,8 +211,8 @@ def request_all_layers(
     )
     layers = {unit.module: _trains_bias(unit.module) for unit in units}
     # BackPACK's KFAC samples its labels itself.
-    labels = None if source == "BackPACK" else LossCalls("The Fisher")
-    return Request(layers, labels, new_seed() if seed is None else seed, mc_samples=mc_samples)
+    likelihood: Literal["of_loss"] | None = None if source == "BackPACK" else "of_loss"
+    return Request(layers, likelihood, new_seed() if seed is None else seed, mc_samples=mc_samples)
 
 
 def blocks_by_parameter(captured: KroneckerCapture) -> dict[nn.Parameter, KroneckerFactors]:
