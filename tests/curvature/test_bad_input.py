@@ -332,13 +332,26 @@ def test_parametrized_layers(name, generator):
         assert_right(model, x, y, engine)
 
 
-def test_other_batch_norms(generator):
-    """SyncBatchNorm is refused at the statistics of all processes' batches, and measured at the running ones."""
+@every_engine
+def test_sync_batch_norm_in_one_process_is_batch_norm(engine, generator):
+    (x, y), model = batch(generator), nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3))
+    joined = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(model))
+    expected = measure(model, lambda: F.cross_entropy(model(x), y)).curvature
+    found = measure(joined, lambda: F.cross_entropy(joined(x), y), engine=engine).curvature
+    assert relative_error(found, expected) < 1e-6
+    assert_right(joined.eval(), x, y, engine)
+
+
+@every_engine
+def test_sync_batch_norm_over_processes(engine, generator, monkeypatch):
+    """Refused at the statistics of all processes' batches, and measured at the running ones."""
+    for name in ("batch_norm", "whole_batch"):
+        joins = f"lightning_bayes.curvature.rules.{name}.joins_processes"
+        monkeypatch.setattr(joins, lambda module: isinstance(module, nn.SyncBatchNorm))
     (x, y), model = batch(generator), nn.Sequential(nn.SyncBatchNorm(4), nn.Linear(4, 3))
-    for engine in ENGINES:
-        refused = r"SyncBatchNorm has no curvature rule.*normalises over"
-        assert_refused(model, lambda: F.cross_entropy(model(x), y), refused, engine)
-    assert_right(model.eval(), x, y)
+    refused = r"SyncBatchNorm has no curvature rule.*normalises over"
+    assert_refused(model, lambda: F.cross_entropy(model(x), y), refused, engine)
+    assert_right(model.eval(), x, y, engine)
 
 
 @every_engine
