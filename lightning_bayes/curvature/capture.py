@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from itertools import islice
 from typing import Any, NoReturn
 
@@ -17,23 +16,13 @@ from torch.autograd.graph import get_gradient_edge
 
 from lightning_bayes.curvature.layout_probe import LayoutProbe, ModelCall, PassLayouts, ProbedPass
 from lightning_bayes.curvature.layouts import LayerOutput, retained_grads_kept
+from lightning_bayes.curvature.learned_factors import learned_factors
 from lightning_bayes.curvature.loss import LossRecord, LossReduction, require_scalar, settled
 from lightning_bayes.curvature.loss_recorder import LossRecorder
 from lightning_bayes.curvature.per_example_loss import KEY, attached_losses, compared, mark_division
 from lightning_bayes.curvature.single_examples import ExampleRows, SingleExamples, can_repeat_backward, example_rows
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedTrainingError, name_some
 from lightning_bayes.private_torch import is_alive, tree_leaves
-
-
-class Uncopied(partial[Any]):
-    """A hook on a module, bound to the arguments of a capture, that does nothing in a copy of the module."""
-
-    def __reduce__(self) -> Any:
-        return partial, (_ignore,)
-
-
-def _ignore(*args: Any, **kwargs: Any) -> None:
-    return
 
 
 class Capture(ABC):
@@ -134,7 +123,10 @@ class Capture(ABC):
         n = self.known_batch_size
         rows = ExampleRows(1) if n == 1 else n and example_rows(self.recorder, loss, n, self.layouts.order)
         can_follow = rows and (n == 1 or can_repeat_backward(loss))
-        return SingleExamples(self.recorder, loss, rows, leaves) if rows and can_follow else None
+        if not rows or not can_follow:
+            return None
+        factors = learned_factors(self.recorder, loss, n, rows.order) if n and n > 1 else ()
+        return SingleExamples(self.recorder, loss, rows, leaves, tuple(factors))
 
     def note_model_call(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """Forward hook: record the first call whose first input and first output have equally many rows."""

@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.utils.checkpoint import CheckpointFunction
 
-from lightning_bayes.curvature.capture import Capture, Uncopied
+from lightning_bayes.curvature.calls_of_parts import mark_parts
+from lightning_bayes.curvature.capture import Capture
 from lightning_bayes.curvature.engine import AbstractEngine
 from lightning_bayes.curvature.gradient_check import RunningCheck, failing_parameters
 from lightning_bayes.curvature.layer_calls import (
@@ -37,7 +38,7 @@ from lightning_bayes.curvature.layer_calls import (
     in_full_precision,
 )
 from lightning_bayes.curvature.layouts import LOOPED, ROWS, SHARED, LayerOutput
-from lightning_bayes.curvature.measured_modules import MeasuredModule, has_only_scalars
+from lightning_bayes.curvature.measured_modules import MeasuredModule, Uncopied, has_only_scalars
 from lightning_bayes.curvature.parameters import user_hooks_off
 from lightning_bayes.curvature.single_examples import can_repeat_backward
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError, UnsupportedTrainingError
@@ -78,6 +79,8 @@ class HookedCapture(Capture, ABC):
         if unit.rule is None or unit.rule.repeats_noise(unit.module):
             before = Uncopied(self._note_start, unit)
             undo.callback(unit.module.register_forward_pre_hook(before, prepend=True).remove)
+        if unit.rule is None and not unit.direct_only:
+            mark_parts(unit, lambda: self._is_replaying or bool(self._starts.get(unit.module)), undo)
         after = Uncopied(self._on_forward, unit)
         undo.callback(unit.module.register_forward_hook(after, prepend=True, with_kwargs=True).remove)
 

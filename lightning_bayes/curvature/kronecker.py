@@ -18,7 +18,7 @@ from typing import Any, Literal, final
 import torch
 from torch import Generator, Tensor, nn
 
-from lightning_bayes.curvature.capture import Capture, Uncopied, refuse_losses
+from lightning_bayes.curvature.capture import Capture, refuse_losses
 from lightning_bayes.curvature.factors import FactorMoments, LayerRecords, Request, Scales, has_factors, split_bias
 from lightning_bayes.curvature.fused import HookedEngine
 from lightning_bayes.curvature.hooks import HookedCapture
@@ -26,7 +26,7 @@ from lightning_bayes.curvature.layer_calls import LayerCall, in_full_precision
 from lightning_bayes.curvature.likelihood import Likelihood
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.loss_calls import LIKELIHOODS, likelihood_call, num_terms
-from lightning_bayes.curvature.measured_modules import find_measured_modules, refuse, tied_parameters
+from lightning_bayes.curvature.measured_modules import Uncopied, find_measured_modules, refuse, tied_parameters
 from lightning_bayes.curvature.measurement import KroneckerFactors
 from lightning_bayes.curvature.rules.random_numbers import new_seed
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -56,6 +56,17 @@ class MeasuredModule:
                 "dimension 0, or freeze the layer."
             )
         return inputs
+
+
+class Uncopied(partial[Any]):
+    """A hook on a module, bound to the arguments of a capture, that does nothing in a copy of the module."""
+
+    def __reduce__(self) -> Any:
+        return partial, (_ignore,)
+
+
+def _ignore(*args: Any, **kwargs: Any) -> None:
+    return
 
 
 def find_measured_modules(model: nn.Module) -> list[MeasuredModule]:
