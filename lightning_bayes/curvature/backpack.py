@@ -63,7 +63,7 @@ def _rule(unit: MeasuredModule, own: LayerRule) -> LayerRule:
     if not is_stock(unit.module) or isinstance(unit.module, nn.Embedding) or uses_batch_statistics(unit.module):
         return own
     squares = _by(extensions.SumGradSquared())
-    return replace(own, contributions=_by(extensions.BatchGrad()), _fast_squares=squares, _fast_sums=None, _saved=None)
+    return replace(own, contributions=_by(extensions.BatchGrad()), _fast_squares=squares, _fast_sums=None)
 
 
 def _by(extension: Any) -> Callable[..., dict[str, Tensor]]:
