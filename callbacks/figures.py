@@ -25,7 +25,6 @@ from lightning_bayes.metrics import (
     score_histograms,
     shift_curves,
 )
-from lightning_bayes.predictive import TEMPERATURE
 
 SHEET = (2, 8)  # rows and columns, for the most and for the least certain images
 
@@ -37,7 +36,7 @@ class EvaluationFigures(Callback):
     The PNG files are ``reliability``, ``risk_coverage``, ``certainty`` (for images), ``ood_scores`` (with
     out-of-distribution sets) and ``shift`` (with shifted test sets). TensorBoard, Weights & Biases, MLflow and Comet log
     them as ``test/reliability`` and so on. With a posterior, each figure compares the Monte-Carlo prediction with the
-    prediction at the mean, and with `TemperatureScaling` also the scaled prediction.
+    prediction at the mean.
 
     The module's ``test_step`` must return ``{"outputs": logits, "targets": classes}`` and may add ``mean_outputs`` and
     ``set``, as `lightning_bayes.zoo.BayesClassifier` does. The probabilities of the test set are held in memory.
@@ -75,8 +74,7 @@ class EvaluationFigures(Callback):
             return
         step = step_outputs(pl_module, "test_step", outputs)
         name = outputs.get("set", f"ood/set{dataloader_idx}" if dataloader_idx else "test")
-        temperature = getattr(pl_module, TEMPERATURE, None)
-        probs = self._collected.add(step, name, outputs.get("mean_outputs"), temperature)
+        probs = self._collected.add(step, name, outputs.get("mean_outputs"))
         inputs = batch[0] if isinstance(batch, (tuple, list)) else None
         if name == "test" and isinstance(inputs, Tensor):
             self._images.add(_unnormalised(inputs, trainer), step.targets, probs)

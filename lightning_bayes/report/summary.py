@@ -32,8 +32,6 @@ _NOT_METHODS: Final = (
     "EvaluationFigures",
     "PredictionWriter",
     "PosteriorDiagnostics",
-    "TemperatureScaling",
-    "PosteriorScale",
     "Calibration",
     "RejectorCallback",
     "BatchNormRecalibration",
