@@ -204,7 +204,7 @@ def test_a_network_alone_trains_as_without_the_callback():
 
 
 OTHERS = {
-    "dropout": lambda: [MCDropoutCallback(eval_samples=S, p=0.3, layers=r"net\.0")],
+    "dropout": lambda: [MCDropoutCallback(eval_samples=S, p=0.05, layers=r"net\.0")],
     "ensemble": lambda: [DeepEnsembleCallback(2)],
     "modes": lambda: [MultiModeCallback(2)],
     "modes of a posterior": lambda: [VOGNCallback(eval_samples=S, relative_noise=0.1), MultiModeCallback(2)],
