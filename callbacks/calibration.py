@@ -15,6 +15,7 @@ from lightning.pytorch.trainer.states import RunningStage
 from lightning_utilities.core.rank_zero import rank_zero_info
 from torch import Tensor
 
+from lightning_bayes.callbacks.arguments import checked
 from lightning_bayes.callbacks.evaluation import EvaluationCallback, FinishesSamples
 from lightning_bayes.callbacks.last_epoch import fit_kept, is_last_epoch
 from lightning_bayes.callbacks.loaders import OnDevice, ValidationSet, random_state_kept, sum_over_processes
@@ -81,6 +82,7 @@ class Calibration(Callback):
         seconds: The time that the last choice took.
     """
 
+    @checked
     def __init__(self, linearized: bool | None = None, refit: bool = False) -> None:
         self.linearized, self.refit = linearized, refit
         self.scale: float | None = None

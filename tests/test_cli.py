@@ -226,7 +226,7 @@ def test_a_calibrated_test_prints_samples_and_mean_side_by_side(fitted, tested, 
     assert re.findall(r"\d\.\d{4}", line) == [f"{found[key]:.4f}" for key in keys]
     assert found[keys[0]] < min(found[keys[1]], logged(tested[0])[keys[0]])
     assert sorted(path.stem for path in (folder / "figures").iterdir()) == [
-        *("certainty", "ood_scores", "reliability", "risk_coverage")
+        *("certainty", "ood_scores", "reliability", "risk_coverage", "scores")
     ]
 
 
@@ -478,10 +478,12 @@ def test_a_value_out_of_range_is_refused_in_the_words_of_its_class(option, messa
         ("--trainer.callbacks.engine=faster", r"Expected a typing.Literal\['fused', 'backpack'\]. Got value: faster"),
         ("--model=BayesClasifier", "BayesClasifier"),
         ("--data.batchsize=3", "batchsize"),
+        ("--model.model.name=resnet19", r"ResNet18':\nOption 'name' is not accepted\nIts arguments are: num_classes,"),
     ],
 )
 def test_arguments_that_do_not_parse_are_named(option, message, capsys):
-    status, said = refused(capsys, "fit", "--config", "digits+lenet5+vogn", option)
+    network = "resnet18" if "resnet" in option else "lenet5"
+    status, said = refused(capsys, "fit", "--config", f"digits+{network}+vogn", option)
     assert status == 2
     assert re.search(message, said.err)
     assert said.err.startswith("lightning-bayes fit: ")
