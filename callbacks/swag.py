@@ -100,8 +100,11 @@ class SWAGCallback(PosthocCallback):
             )
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Set the constant learning rate."""
+        """Set the constant learning rate, and note layers that were unfrozen since the last collection."""
         super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
+        if self.moments.count:
+            params = self._collected_parameters(pl_module).items()
+            self.moments.add_constant({name: p for name, p in params if not self.moments.is_collected(name)})
         if self.lr is not None and self._is_late(trainer, trainer.current_epoch):
             for optimizer in trainer.optimizers:
                 for group in optimizer.param_groups:
@@ -124,7 +127,12 @@ class SWAGCallback(PosthocCallback):
             )
 
     def _collect(self, module: LightningModule) -> None:
-        self.moments.collect({name: param for name, param in module.named_parameters() if param.requires_grad})
+        self.moments.collect(self._collected_parameters(module))
+
+    def _collected_parameters(self, module: LightningModule) -> dict[str, nn.Parameter]:
+        """The parameters that are trainable now, or were at an earlier collection."""
+        is_collected = self.moments.is_collected
+        return {name: p for name, p in module.named_parameters() if p.requires_grad or is_collected(name)}
 
     @torch.no_grad()
     def _finish(self, trainer: Trainer, module: LightningModule) -> None:

@@ -66,12 +66,14 @@ def deterministic_params(model: nn.Module, bayesian: str | None, *, norms: bool 
     """The parameters without a posterior."""
     if bayesian is None:
         return set() if norms else _norm_params(model)
-    named = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
+    named = dict(model.named_parameters())  # frozen ones too, which may be unfrozen later
     try:
-        unmatched = {param for name, param in named if not re.search(bayesian, name)}
+        unmatched = {param for name, param in named.items() if not re.search(bayesian, name)}
     except (re.error, TypeError) as error:
         raise HyperparameterError(f"bayesian={bayesian!r} is not a regular expression: {error}.") from error
-    if len(unmatched) == len(named):
-        names = ", ".join(name for name, _ in named)
-        raise HyperparameterError(f"bayesian={bayesian!r} matches none of the trainable parameters {names}.")
+    trained = [name for name, param in named.items() if param.requires_grad]
+    if all(named[name] in unmatched for name in trained):
+        raise HyperparameterError(
+            f"bayesian={bayesian!r} matches none of the trainable parameters {', '.join(trained)}."
+        )
     return unmatched
