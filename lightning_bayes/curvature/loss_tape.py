@@ -60,6 +60,9 @@ class LossTape(TorchFunctionMode, ABC):
         self.numbers: dict[Any, Any] = {}  # numbers that multiplied other values
         self.weighted: set[Any] = set()  # nodes of values with constant factors or masks
         self.log_softmax: set[Any] = set()  # nodes of log-probabilities of classes
+        self.lookups: set[Any] = (
+            set()
+        )  # nodes of rows of a table, which no gradient ties to the examples that chose them
 
     def __enter__(self) -> Any:
         """Record the functions that are called from now on. Compiled code runs eagerly, because it hides them."""
@@ -98,6 +101,7 @@ class LossTape(TorchFunctionMode, ABC):
         """Forget the forward pass, whose tensors the record keeps alive."""
         for record in (self.terms, self.before, self.choices, self.numbers, self.weighted, self.log_softmax):
             record.clear()
+        self.lookups.clear()
 
     def node_of(self, value: Tensor) -> Any:
         """The node that computed a value, before identities of DistributedDataParallel and of backward hooks."""
@@ -209,6 +213,9 @@ class LossTape(TorchFunctionMode, ABC):
         if dim is not None and dim % max(input.dim(), 1) == 1:
             self.log_softmax.add(value.grad_fn)
 
+    def _put_lookup(self, value: Tensor, *args: Any, **kwargs: Any) -> None:
+        self.lookups.add(value.grad_fn)
+
     def _put_negative(self, value: Tensor, input: Tensor) -> None:
         self._put_product("mul", value, input, -1)
 
@@ -236,6 +243,7 @@ class LossTape(TorchFunctionMode, ABC):
         **_each("cat concat concatenate", _put_joined),
         **_each("log_softmax", _put_log_softmax),
         F.log_softmax: (_put_log_softmax, ()),
+        **dict.fromkeys((F.embedding, F.embedding_bag), (_put_lookup, ())),
         **_each("__getitem__ masked_select", _put_choice, choices.getitem),
         **_each("select unbind __iter__ index_select", _put_choice, choices.select),
         **_each("narrow", _put_choice, choices.narrow),

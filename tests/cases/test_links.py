@@ -11,7 +11,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_bayes import LaplaceCallback, MCDropoutCallback, VOGNCallback
+from lightning_bayes import LaplaceCallback, MCDropoutCallback, SWAGCallback, VOGNCallback
 from lightning_bayes.errors import UnsupportedTrainingError
 
 X = torch.randn(32, 4, generator=torch.Generator().manual_seed(0))
@@ -38,8 +38,8 @@ class Net(LightningModule):
         return torch.optim.Adam(self.parameters(), 0.01)
 
 
-def fit(module, *callbacks):
-    trainer = Trainer(max_epochs=1, callbacks=list(callbacks), **QUIET)
+def fit(module, *callbacks, max_epochs=1):
+    trainer = Trainer(max_epochs=max_epochs, callbacks=list(callbacks), **QUIET)
     trainer.fit(module, LOADER)
     return trainer
 
@@ -121,6 +121,26 @@ def test_the_classes_of_tokens_are_in_the_last_dimension(name, through_forward):
     batch = trainer.predict(module, LOADER)[0]
     torch.testing.assert_close(batch["probs"].sum(2), torch.ones(16, 4))
     assert batch["entropy"].shape == batch["mutual_information"].shape == (16, 4)
+
+
+class Ids(Tokens):
+    """Tokens are known by a number: a table of vectors, a linear layer, and nothing else."""
+
+    def __init__(self, loss):
+        super().__init__(loss)
+        self.net = nn.Sequential(nn.Embedding(4, 8), nn.Linear(8, 3))
+
+    def forward(self, x):
+        return self.net((x > 0).long())
+
+
+@pytest.mark.filterwarnings("ignore:The loss does not show how it reduces")
+@pytest.mark.parametrize("callback", [VOGNCallback, lambda: SWAGCallback(start=0.0)])
+@pytest.mark.parametrize("name", TOKENS)
+def test_the_classes_of_a_table_of_vectors_are_known(name, callback):
+    callback, module = callback(), Ids(TOKENS[name])
+    fit(module, callback, max_epochs=2)
+    assert callback.link_of(module) == "softmax_last"
 
 
 def test_the_test_loss_of_tokens_is_plain_lightnings():
