@@ -60,9 +60,8 @@ class LossTape(TorchFunctionMode, ABC):
         self.numbers: dict[Any, Any] = {}  # numbers that multiplied other values
         self.weighted: set[Any] = set()  # nodes of values with constant factors or masks
         self.log_softmax: set[Any] = set()  # nodes of log-probabilities of classes
-        self.lookups: set[Any] = (
-            set()
-        )  # nodes of rows of a table, which no gradient ties to the examples that chose them
+        self.moved: set[Any] = set()  # nodes of values that are those of their input, elsewhere or in another dtype
+        self.lookups: set[Any] = set()  # nodes of rows of a table; no gradient ties them to the examples
 
     def __enter__(self) -> Any:
         """Record the functions that are called from now on. Compiled code runs eagerly, because it hides them."""
@@ -99,9 +98,9 @@ class LossTape(TorchFunctionMode, ABC):
 
     def clear(self) -> None:
         """Forget the forward pass, whose tensors the record keeps alive."""
-        for record in (self.terms, self.before, self.choices, self.numbers, self.weighted, self.log_softmax):
+        noted = (self.terms, self.before, self.choices, self.numbers, self.weighted, self.log_softmax)
+        for record in (*noted, self.moved, self.lookups):
             record.clear()
-        self.lookups.clear()
 
     def node_of(self, value: Tensor) -> Any:
         """The node that computed a value, before identities of DistributedDataParallel and of backward hooks."""
@@ -188,7 +187,14 @@ class LossTape(TorchFunctionMode, ABC):
             terms += of_part if factor == 1 else tuple(term.then(Step("mul", factor)) for term in of_part)
         self._put(value, terms)
 
+    def _put_moved(self, value: Tensor, *args: Any, **kwargs: Any) -> None:
+        self.moved.add(value.grad_fn)
+
     def _put_same(self, value: Tensor, input: Tensor, *args: Any, **kwargs: Any) -> None:
+        self.moved.add(value.grad_fn)
+        self._keep_terms(value, input)
+
+    def _keep_terms(self, value: Tensor, input: Tensor) -> None:
         terms = self._known(input)
         if terms is not None and (value.shape == input.shape or value.numel() == input.numel() == 1):
             self._put(value, terms)
@@ -222,9 +228,11 @@ class LossTape(TorchFunctionMode, ABC):
     def _put_choice(
         self, index_of: Callable[..., Any], value: Tensor, input: Tensor, *args: Any, **kwargs: Any
     ) -> None:
+        if index_of is not choices.over:
+            self.moved.add(value.grad_fn)
         if input.dim():
             self.choices[value.grad_fn] = (tuple(input.shape), index_of(value, input, *args, **kwargs))
-            self._put_same(value, input)
+            self._keep_terms(value, input)
 
     _handlers: ClassVar[dict[Any, tuple[Any, tuple[Any, ...]]]] = {
         **_losses(_put_loss),
@@ -238,6 +246,7 @@ class LossTape(TorchFunctionMode, ABC):
         **_each("neg negative", _put_negative),
         **_each("clone contiguous float double half bfloat16 to type type_as", _put_same),
         **_each("view view_as reshape squeeze unsqueeze flatten", _put_same),
+        **_each("permute transpose swapaxes swapdims movedim moveaxis t unflatten gather expand", _put_moved),
         **_each("sqrt exp log log1p expm1 square pow abs clamp clamp_min relu tanh sigmoid", _put_function),
         **_each("stack", _put_stack),
         **_each("cat concat concatenate", _put_joined),
