@@ -17,9 +17,9 @@ from lightning_bayes.callbacks.last_epoch import fit_kept, is_last_epoch
 from lightning_bayes.callbacks.loaders import OnDevice, random_state_kept
 from lightning_bayes.callbacks.num_data import infer_num_data
 from lightning_bayes.callbacks.posthoc import PosthocCallback
-from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.errors import HyperparameterError, UnsupportedTrainingError
 from lightning_bayes.posthoc import SWAG
-from lightning_bayes.predictive import Linearized, LinkArgument
+from lightning_bayes.predictive import Linearized, LinkArgument, evaluation_mode
 from lightning_bayes.predictive.recalibration import running_statistics
 
 
@@ -80,6 +80,7 @@ class SWAGCallback(PosthocCallback):
             )
         self.start, self.every, self.max_rank, self.lr = start, every, max_rank, lr
         self.moments = SWAG(max_rank)
+        self._has_tried = False  # the first batch of the current fit
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Require enough epochs.
@@ -87,6 +88,7 @@ class SWAGCallback(PosthocCallback):
         Raises:
             HyperparameterError: If fewer than two epochs would be collected.
         """
+        self._has_tried = False
         if not trainer.current_epoch:
             self.moments = SWAG(self.max_rank)
         epochs = trainer.max_epochs or -1
@@ -109,6 +111,25 @@ class SWAGCallback(PosthocCallback):
             for optimizer in trainer.optimizers:
                 for group in optimizer.param_groups:
                     group["lr"] = self.lr
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Try the first batch of a fit if the end of the fit has to estimate BatchNorm statistics."""
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        if self._has_tried or not running_statistics(pl_module):
+            return
+        self._has_tried = True
+        with torch.no_grad(), evaluation_mode(pl_module), random_state_kept(pl_module):
+            try:
+                _OfBatches(pl_module)(batch)
+            except UnsupportedTrainingError as error:
+                name, reason = type(pl_module).__name__, error.__cause__ or error
+                raise UnsupportedTrainingError(
+                    f"SWAGCallback estimates BatchNorm statistics at the end by calling {name}.forward on batches, but it "
+                    f"does not take the first one, a {type(batch).__name__}: {reason}. Let forward take the batch or "
+                    "its first entries, or use VOGNCallback, which keeps the statistics of training."
+                ) from error
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Collect the weights, and fit the posterior after the last epoch."""
