@@ -6,16 +6,18 @@ ranges come from the hyperparameter record of the callback's optimizer, so each 
 
 from __future__ import annotations
 
-import difflib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from lightning_bayes.callbacks.arguments import require_known
 from lightning_bayes.curvature import check_names
 from lightning_bayes.curvature.measurement import KroneckerQuantity
+from lightning_bayes.errors import PosteriorError
 from lightning_bayes.optim import FisherName, Schedule, VariationalOptimizer
 from lightning_bayes.optim.hyperparameters import HyperparameterFields, StepName
 from lightning_bayes.optim.kronecker.arguments import UnsupportedLayers
+from lightning_bayes.optim.parameters import require_pattern
 from lightning_bayes.optim.settings import plain
 from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.predictive import LinkArgument
@@ -53,7 +55,7 @@ class CallbackFields(HyperparameterFields, total=False):
             noise (`posteriors.shaped_noise`), and the data reduce it where they are informative. None: with an explicit
             `lr`, the noise of the variational bound. With the default step, classifiers (detected from `link` or the loss)
             use 0.005 with normalisation layers, else 0.3 with convolutions and 0.07 without; other models use 0.01; networks
-            of more than five layers use less (`optim.steps.base_optimizer.noise_of_depth`). These are heuristics.
+            of more than five layers use less (`optim.default_noise`). These are heuristics.
         noise_flatness: ε, flatness of the noise of size κ (`posteriors.shaped_noise`). None: 0.03; where κ defaults to
             0.3, 1; where it defaults to 0.07, 0.001.
         curvature_interval: T, updates between curvature measurements, after ten updates that all measure; the other updates
@@ -149,11 +151,13 @@ def complete_arguments(
     """Fill in the defaults of a callback's arguments, check their ranges, and split them by consumer."""
     record = optimizer_class.hyperparameters
     names = {*CallbackFields.__optional_keys__, *record.own_names(), *defaults}
-    _require_known(callback, fields, names)
+    require_known(callback, fields, names)
     passed = {name: value for name, value in fields.items() if name != "step"}  # the record's "step" is a counter
     values = {**record.defaults(), **optimizer_class.own_defaults, **_DEFAULTS, **defaults, **plain(passed)}
     record.check(values)
     check_names(values["engine"], values["loss_reduction"])
+    require_pattern(values["bayesian"])
+    _require_prior(values["prior"])
     values["step"] = fields.get("step")
     for_optimizer = {n: value for n, value in values.items() if n in names.difference(CallbackArguments._fields)}
     group_defaults = record.group_values(for_optimizer)
@@ -165,19 +169,24 @@ def complete_arguments(
     )
 
 
+def _require_prior(prior: object) -> None:
+    """Raise `PosteriorError` if ``prior`` is neither a posterior nor the path of a file."""
+    if prior is None or isinstance(prior, AbstractPosterior):
+        return
+    if not isinstance(prior, (str, os.PathLike)):
+        raise PosteriorError(
+            f"prior={prior!r} is a {type(prior).__name__}. Pass a posterior or the path of a checkpoint."
+        )
+    if not os.path.isfile(prior):
+        raise PosteriorError(
+            f"prior={os.fspath(prior)!r} is not a file. Pass the checkpoint of an earlier fit with a callback, such as "
+            "trainer.checkpoint_callback.best_model_path, or a posterior."
+        )
+
+
 def refuse_unnamed(callback: str, unnamed: Sequence[Any]) -> None:
     """Raise a `TypeError` for positional arguments, with the keyword that the first one probably means."""
     if unnamed:
         first = unnamed[0]
         name = "mc_samples" if isinstance(first, int) else "prior" if isinstance(first, str | os.PathLike) else "lr"
         raise TypeError(f"{callback} takes keyword arguments only, got {first!r}. Did you mean {name}={first!r}?")
-
-
-def _require_known(callback: str, fields: Iterable[str], names: set[str]) -> None:
-    unknown = sorted(set(fields) - names)
-    if unknown:
-        close = difflib.get_close_matches(unknown[0], names, 1)
-        hint = f" Did you mean {close[0]}?" if close else ""
-        raise TypeError(
-            f"{callback} has no argument {', '.join(unknown)}.{hint} Its arguments are: {', '.join(sorted(names))}."
-        )

@@ -7,7 +7,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,11 @@ from lightning_bayes.curvature.example_dims import Order, Shape
 from lightning_bayes.curvature.loss import LossRecord
 from lightning_bayes.curvature.loss_functions import LOSS_FUNCTIONS, read_call
 from lightning_bayes.curvature.loss_terms import Edge, Step, Term
-from lightning_bayes.private_torch import DDP_SINK, output_shapes
+from lightning_bayes.private_torch import DDP_SINK, PACK, output_shapes
+
+# "moved": the values are those of the input, elsewhere or in another dtype; "lookup": rows of a table, which no gradient
+# ties to the examples that chose them
+Note: TypeAlias = Literal["batch_norm", "join", "lookup", "moved", "pack", "scatter"]
 
 
 def _each(names: str, handler: Any, *first: Any) -> dict[Any, tuple[Any, tuple[Any, ...]]]:
@@ -60,8 +64,7 @@ class LossTape(TorchFunctionMode, ABC):
         self.numbers: dict[Any, Any] = {}  # numbers that multiplied other values
         self.weighted: set[Any] = set()  # nodes of values with constant factors or masks
         self.log_softmax: set[Any] = set()  # nodes of log-probabilities of classes
-        self.moved: set[Any] = set()  # nodes of values that are those of their input, elsewhere or in another dtype
-        self.lookups: set[Any] = set()  # nodes of rows of a table; no gradient ties them to the examples
+        self.noted: dict[Note, set[Any]] = {note: set() for note in get_args(Note)}  # nodes of other operations
 
     def __enter__(self) -> Any:
         """Record the functions that are called from now on. Compiled code runs eagerly, because it hides them."""
@@ -85,6 +88,7 @@ class LossTape(TorchFunctionMode, ABC):
         if func is Tensor.__iter__:
             result = list(result)
         value = result[0] if isinstance(result, (tuple, list)) and result else result
+        value = args[0] if func is Tensor.__setitem__ else value
         if isinstance(value, Tensor) and value.grad_fn is not None:
             handler, first = self._handlers[func]
             handler(self, *first, value, *(args if former is None else (former, *args[1:])), **kwargs)
@@ -98,8 +102,15 @@ class LossTape(TorchFunctionMode, ABC):
 
     def clear(self) -> None:
         """Forget the forward pass, whose tensors the record keeps alive."""
-        noted = (self.terms, self.before, self.choices, self.numbers, self.weighted, self.log_softmax)
-        for record in (*noted, self.moved, self.lookups):
+        records: tuple[Any, ...] = (
+            self.terms,
+            self.before,
+            self.choices,
+            self.numbers,
+            self.weighted,
+            self.log_softmax,
+        )
+        for record in (*records, *self.noted.values()):
             record.clear()
 
     def node_of(self, value: Tensor) -> Any:
@@ -187,11 +198,8 @@ class LossTape(TorchFunctionMode, ABC):
             terms += of_part if factor == 1 else tuple(term.then(Step("mul", factor)) for term in of_part)
         self._put(value, terms)
 
-    def _put_moved(self, value: Tensor, *args: Any, **kwargs: Any) -> None:
-        self.moved.add(value.grad_fn)
-
     def _put_same(self, value: Tensor, input: Tensor, *args: Any, **kwargs: Any) -> None:
-        self.moved.add(value.grad_fn)
+        self._note("moved", value)
         self._keep_terms(value, input)
 
     def _keep_terms(self, value: Tensor, input: Tensor) -> None:
@@ -212,15 +220,13 @@ class LossTape(TorchFunctionMode, ABC):
         self._put_stack(value, tensors)
 
     def _put_stack(self, value: Tensor, tensors: Sequence[Tensor], *args: Any, **kwargs: Any) -> None:
+        self._note("join", value)
         if value.numel() == len(tensors) and any(self._known(one) for one in tensors):
             self._put(value, tuple(t for one in tensors for t in self._all_terms(one)), Step("stack", len(tensors)))
 
     def _put_log_softmax(self, value: Tensor, input: Tensor, dim: int | None = None, *args: Any, **kwargs: Any) -> None:
         if dim is not None and dim % max(input.dim(), 1) == 1:
             self.log_softmax.add(value.grad_fn)
-
-    def _put_lookup(self, value: Tensor, *args: Any, **kwargs: Any) -> None:
-        self.lookups.add(value.grad_fn)
 
     def _put_negative(self, value: Tensor, input: Tensor) -> None:
         self._put_product("mul", value, input, -1)
@@ -229,10 +235,21 @@ class LossTape(TorchFunctionMode, ABC):
         self, index_of: Callable[..., Any], value: Tensor, input: Tensor, *args: Any, **kwargs: Any
     ) -> None:
         if index_of is not choices.over:
-            self.moved.add(value.grad_fn)
+            self._note("moved", value)
         if input.dim():
             self.choices[value.grad_fn] = (tuple(input.shape), index_of(value, input, *args, **kwargs))
             self._keep_terms(value, input)
+
+    def _note(self, note: Note, value: Tensor, *args: Any, **kwargs: Any) -> None:
+        self.noted[note].add(value.grad_fn)
+
+    def _note_written(self, value: Tensor, input: Tensor, index: Any, *args: Any) -> None:
+        if any(isinstance(item, Tensor) for item in (index if isinstance(index, tuple) else (index,))):
+            self._note("scatter", value)
+
+    def _note_norm(self, value: Tensor, *args: Any, training: bool = False, **kwargs: Any) -> None:
+        if training or (len(args) > 5 and args[5]):
+            self._note("batch_norm", value)
 
     _handlers: ClassVar[dict[Any, tuple[Any, tuple[Any, ...]]]] = {
         **_losses(_put_loss),
@@ -246,13 +263,13 @@ class LossTape(TorchFunctionMode, ABC):
         **_each("neg negative", _put_negative),
         **_each("clone contiguous float double half bfloat16 to type type_as", _put_same),
         **_each("view view_as reshape squeeze unsqueeze flatten", _put_same),
-        **_each("permute transpose swapaxes swapdims movedim moveaxis t unflatten gather expand", _put_moved),
+        **_each("permute transpose swapaxes swapdims movedim moveaxis t unflatten gather expand", _note, "moved"),
         **_each("sqrt exp log log1p expm1 square pow abs clamp clamp_min relu tanh sigmoid", _put_function),
         **_each("stack", _put_stack),
         **_each("cat concat concatenate", _put_joined),
         **_each("log_softmax", _put_log_softmax),
         F.log_softmax: (_put_log_softmax, ()),
-        **dict.fromkeys((F.embedding, F.embedding_bag), (_put_lookup, ())),
+        **dict.fromkeys((F.embedding, F.embedding_bag), (_note, ("lookup",))),
         **_each("__getitem__ masked_select", _put_choice, choices.getitem),
         **_each("select unbind __iter__ index_select", _put_choice, choices.select),
         **_each("narrow", _put_choice, choices.narrow),
@@ -262,4 +279,10 @@ class LossTape(TorchFunctionMode, ABC):
             "sort cumsum flip roll var std logsumexp amax amin max min prod median norm", _put_choice, choices.over
         ),
         **_each("masked_fill where", _put_mask),
+        **_each("index_put index_put_ index_add index_add_ index_copy index_copy_", _note, "scatter"),
+        **_each("scatter scatter_ scatter_add scatter_add_ masked_scatter masked_scatter_", _note, "scatter"),
+        **_each("__setitem__", _note_written),
+        **_each("batch_norm", _note_norm),
+        F.batch_norm: (_note_norm, ()),
+        PACK: (_note, ("pack",)),
     }
