@@ -108,6 +108,71 @@ def test_a_width_is_refused_after_the_first_batch():
     assert module.steps == 1
 
 
+class Tokens(Net):
+    """Logits [batch, tokens, classes] of ids."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Embedding(2, 5), nn.Linear(5, 3))
+
+    def forward(self, x):
+        return self.net((x > 0).long())
+
+    def loss(self, outputs, targets):
+        return F.cross_entropy(outputs.flatten(0, -2), targets.flatten())
+
+
+class Transposed(Tokens):
+    """Logits [batch, classes, tokens], as segmentation has them, which are not contiguous."""
+
+    def __init__(self, contiguous=False):
+        super().__init__()
+        self.contiguous = contiguous
+
+    def forward(self, x):
+        outputs = super().forward(x).transpose(1, 2)
+        return outputs.contiguous() if self.contiguous else outputs
+
+    def loss(self, outputs, targets):
+        return F.cross_entropy(outputs, targets)
+
+
+class Counts(Net):
+    def loss(self, outputs, targets):
+        return F.poisson_nll_loss(outputs, targets.float())
+
+
+LABELS = (X > 0).long() + (X > 1).long()
+
+
+@pytest.mark.parametrize(
+    ("module", "targets"),
+    [(Tokens, LABELS), (Transposed, LABELS), (Counts, F.one_hot(Y, 2))],
+    ids=lambda v: str(v)[:30],
+)
+def test_the_width_of_tokens_and_counts_is_found(module, targets):
+    trainer = quiet_trainer(VOGNCallback(calibrate=True), max_epochs=1, num_sanity_val_steps=0)
+    trainer.fit(module(), loader(X, targets), loader(X, targets))
+    assert "val/posterior_scale" in trainer.callback_metrics
+
+
+def test_laplace_of_transposed_outputs_is_that_of_their_copy():
+    found = []
+    for contiguous in (False, True):
+        module, callback = Transposed(contiguous), LaplaceCallback(subset="all", prior_precision=1.0)
+        trainer = quiet_trainer(callback, max_epochs=1, num_sanity_val_steps=0)
+        trainer.fit(module, loader(X, LABELS), loader(X, LABELS))
+        found.append(torch.cat([batch["probs"] for batch in trainer.predict(module, loader(X, LABELS))]))
+    torch.testing.assert_close(*found)
+
+
+def test_laplace_of_tokens_says_which_outputs_it_takes():
+    module = Tokens()
+    with pytest.raises(UnsupportedTrainingError, match=r"Return outputs\.transpose\(1, 2\) from forward"):
+        fit(module, LaplaceCallback(), data=loader(X, LABELS), max_epochs=50)
+    assert module.steps == 1
+
+
 class BreaksAtTheEnd(Callback):
     def on_train_epoch_end(self, trainer, pl_module):
         pl_module.forward = self.broken
