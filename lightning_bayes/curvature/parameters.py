@@ -68,7 +68,8 @@ def rows_without_gradient(model: nn.Module) -> dict[nn.Parameter, Tensor]:
     for module in model.modules():
         index = module.padding_idx if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) else None
         for param in own_parameters(module).values():
-            paddings.setdefault(param, set()).add(index)
+            if param is not None:
+                paddings.setdefault(param, set()).add(index)
     return {
         table: torch.arange(len(table), device=table.device) == index
         for table, (index, *others) in paddings.items()
