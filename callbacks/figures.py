@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -16,7 +16,8 @@ from torchmetrics.utilities.distributed import gather_all_tensors
 
 from lightning_bayes.callbacks.arguments import checked
 from lightning_bayes.callbacks.collected import CollectedPredictions, ExtremeImages, Gather, Predicted
-from lightning_bayes.callbacks.step_outputs import has_class_outputs, has_step_outputs, step_outputs
+from lightning_bayes.callbacks.predictions import class_names_of
+from lightning_bayes.callbacks.step_outputs import has_class_outputs, has_labels, has_step_outputs, step_outputs
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.metrics import (
     by_severity,
@@ -27,7 +28,6 @@ from lightning_bayes.metrics import (
     shift_curves,
 )
 from lightning_bayes.metrics.example_scores import SCORES_FILE, write_scores
-from lightning_bayes.predictive import TEMPERATURE
 
 SHEET = (2, 8)  # rows and columns, for the most and for the least certain images
 
@@ -39,7 +39,7 @@ class EvaluationFigures(Callback):
     The PNG files are ``reliability``, ``risk_coverage``, ``certainty`` (for images), ``ood_scores`` (with
     out-of-distribution sets) and ``shift`` (with shifted test sets). TensorBoard, Weights & Biases, MLflow and Comet log
     them as ``test/reliability`` and so on. With a posterior, each figure compares the Monte-Carlo prediction with the
-    prediction at the mean, and with `TemperatureScaling` also the scaled prediction.
+    prediction at the mean.
 
     The scores of each example are written to ``scores.csv``, from which ``lightning-bayes report`` compares runs in pairs.
     The module's ``test_step`` must return ``{"outputs": logits, "targets": classes}`` and may add ``mean_outputs`` and
@@ -59,6 +59,7 @@ class EvaluationFigures(Callback):
     def _forget(self) -> None:
         self._collected = CollectedPredictions()
         self._images = ExtremeImages(SHEET[0] * SHEET[1])
+        self._is_left_alone = False  # because of a batch that cannot be drawn
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Discard the results of an earlier test."""
@@ -77,10 +78,12 @@ class EvaluationFigures(Callback):
         if not has_class_outputs(outputs) and (not self.required or has_step_outputs(outputs)):
             self._require_classes(pl_module, outputs)
             return
+        if not self.required and not has_labels(outputs):
+            self._is_left_alone = True
+            return
         step = step_outputs(pl_module, "test_step", outputs)
         name = outputs.get("set", f"ood/set{dataloader_idx}" if dataloader_idx else "test")
-        temperature = getattr(pl_module, TEMPERATURE, None)
-        probs = self._collected.add(step, name, outputs.get("mean_outputs"), temperature)
+        probs = self._collected.add(step, name, outputs.get("mean_outputs"))
         inputs = batch[0] if isinstance(batch, (tuple, list)) else None
         if name == "test" and isinstance(inputs, Tensor):
             self._images.add(_unnormalised(inputs, trainer), step.targets, probs)
@@ -100,10 +103,16 @@ class EvaluationFigures(Callback):
         folder = trainer.log_dir or trainer.default_root_dir  # log_dir is a collective, so every process reads it
         gather = _gather(trainer, pl_module)
         predicted, images = self._collected.gathered(gather), self._images.gathered(gather)
+        is_left_alone = self._is_left_alone
         self._forget()
+        if is_left_alone:
+            rank_zero_info(
+                "EvaluationFigures: some targets are no classes, or outputs are not finite, so nothing is drawn."
+            )
+            return
         if predicted is None or not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        names = getattr(getattr(trainer, "datamodule", None), "class_names", None)
+        names = class_names_of(trainer, pl_module)
         figures = draw(predicted, images, names, trainer.callback_metrics)
         target = Path(folder) / "figures" if self.dirpath is None else Path(self.dirpath)
         publish(figures, target, trainer)
@@ -113,14 +122,14 @@ class EvaluationFigures(Callback):
 def draw(
     predicted: Predicted,
     images: tuple[Tensor, Tensor, Tensor] | None,
-    class_names: Any,
+    class_names: Sequence[str],
     logged: Mapping[str, Any],
 ) -> dict[str, Figure]:
     """Draw the figures of a test."""
     curves = {kind: (probs, predicted.targets) for kind, probs in predicted.probs.items()}
     figures = {"reliability": reliability_diagram(curves), "risk_coverage": risk_coverage_diagram(curves)}
     if images is not None:
-        matches = class_names is not None and len(class_names) == images[2].shape[-1]
+        matches = len(class_names) == images[2].shape[-1]
         figures["certainty"] = certainty_sheet(*images, class_names if matches else None, *SHEET)
     if len(next(iter(predicted.scores.values()))) > 1:
         figures["ood_scores"] = score_histograms(predicted.scores)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -16,7 +16,7 @@ from lightning_bayes.callbacks.arguments import checked
 from lightning_bayes.callbacks.evaluation import LINK_ATTRIBUTE
 from lightning_bayes.callbacks.prediction_files import require_format, save
 from lightning_bayes.callbacks.prediction_table import Column, decisions, origins
-from lightning_bayes.predictive import TEMPERATURE, Link, as_dict, check_threshold, summarise
+from lightning_bayes.predictive import Link, as_dict, check_threshold, summarise
 
 FILENAME = "predictions.pt"
 
@@ -78,10 +78,9 @@ class PredictionWriter(BasePredictionWriter):
         folder = trainer.log_dir if self.dirpath is None else self.dirpath
         if trainer.fast_dev_run or folder is None or self._is_replaced(trainer):  # type: ignore[attr-defined]
             return
-        temperature = getattr(pl_module, TEMPERATURE, None) or 1.0
         loaders = [predictions] if trainer.predict_loop.num_dataloaders == 1 else predictions
         rows = [
-            columns(output, link_of(pl_module), temperature) | {"dataloader_idx": torch.tensor(index)}
+            columns(output, link_of(pl_module)) | {"dataloader_idx": torch.tensor(index)}
             for index, outputs in enumerate(loaders)
             for output in outputs
         ]
@@ -93,14 +92,15 @@ class PredictionWriter(BasePredictionWriter):
             )
             return
         positions = [index for batches in batch_indices for batch in batches for index in batch]
-        all_columns: dict[str, Column] = {**table}
+        own: dict[str, Column] = {}
         if len(positions) == len(table["dataloader_idx"]):
             index = torch.tensor(positions)
             datasets = [getattr(loader, "dataset", None) for loader in _as_list(trainer.predict_dataloaders)]
-            all_columns |= {"index": index, **origins(datasets, table["dataloader_idx"], index)}
+            own = {"index": index, **origins(datasets, table["dataloader_idx"], index)}
         names = class_names_of(trainer, pl_module)
         if "probs" in table:
-            all_columns |= decisions(table["probs"], names, self.reject_below)
+            own |= decisions(table["probs"], names, self.reject_below)
+        all_columns = {**table, **own, **table}  # columns of the same name are predict_step's
         path = Path(folder) / filename(trainer, self.filename)
         save(all_columns, path, names)
         rank_zero_info(f"{len(table['dataloader_idx'])} predictions ({', '.join(all_columns)}) are in {path}")
@@ -111,13 +111,15 @@ class PredictionWriter(BasePredictionWriter):
 
 
 def class_names_of(trainer: Trainer, module: LightningModule) -> tuple[str, ...]:
-    """The class names of the module, which its checkpoint holds, else of the data module; empty if neither has them."""
-    data = getattr(trainer, "datamodule", None)
-    names = getattr(module, "class_names", None) or getattr(data, "class_names", None) or ()
-    return tuple(map(str, names))
+    """The class names of the module, which its checkpoint holds, else of the data module; empty if neither has a list."""
+    owners = (module, getattr(trainer, "datamodule", None))
+    lists = (getattr(owner, "class_names", None) for owner in owners)
+    return next((tuple(map(str, names)) for names in lists if names and isinstance(names, (list, tuple))), ())
 
 
 def _as_list(loaders: Any) -> list[Any]:
+    if isinstance(loaders, Mapping):
+        return list(loaders.values())
     return list(loaders) if isinstance(loaders, (list, tuple)) else [loaders]
 
 
@@ -127,13 +129,12 @@ def link_of(module: LightningModule) -> Link | None:
     return None if overrides_step else getattr(module, LINK_ATTRIBUTE, None)
 
 
-def columns(output: Any, link: Link | None, temperature: float = 1.0) -> dict[str, Tensor]:
+def columns(output: Any, link: Link | None) -> dict[str, Tensor]:
     """The columns of one batch's prediction.
 
     Args:
         output: A tensor or a dict; entries other than tensors are ignored.
         link: How a tensor becomes a prediction; None keeps it unchanged.
-        temperature: Divisor of a tensor of logits.
 
     Returns:
         Tensors, ``[batch, …]`` each; empty if the output has another type.
@@ -143,7 +144,7 @@ def columns(output: Any, link: Link | None, temperature: float = 1.0) -> dict[st
         tensor([1.3863, 1.3863])
     """
     if isinstance(output, Tensor):
-        return {"outputs": output} if link is None else as_dict(summarise(output[None] / temperature, link))
+        return {"outputs": output} if link is None else as_dict(summarise(output[None], link))
     return {k: v for k, v in output.items() if isinstance(v, Tensor)} if isinstance(output, dict) else {}
 
 
