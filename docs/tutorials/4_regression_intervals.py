@@ -11,9 +11,9 @@ from lightning.pytorch import Trainer, seed_everything
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bayes import (
+    Calibration,
     LaplaceCallback,
     NoisyKFACCallback,
-    PosteriorScale,
     VOGNCallback,
     mc_predict,
 )
@@ -67,7 +67,7 @@ def fit(*callbacks, epochs=400):
     return module.eval()
 
 
-default, scale = VOGNCallback(), PosteriorScale(linearized=True)
+default, scale = VOGNCallback(), Calibration(linearized=True)
 vogn = fit(default, scale)
 natural = NoisyKFACCallback(
     lr=0.01, prior_precision=1.0, stats_interval=1, inverse_interval=10
@@ -92,7 +92,7 @@ methods = {
     "VOGN, default": lambda x: moments(
         vogn, default.optimizer.posterior(), x, samples=200
     ),
-    "VOGN, PosteriorScale": lambda x: moments(
+    "VOGN, Calibration": lambda x: moments(
         vogn, scale.scaled(default.optimizer.posterior()), x, samples=200
     ),
     "Noisy K-FAC, natural step": lambda x: moments(
