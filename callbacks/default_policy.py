@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, final, get_args
-
-from torch import nn
+from typing import NamedTuple, get_args
 
 from lightning_bayes.callbacks.fields import CallbackArguments
 from lightning_bayes.errors import HyperparameterError
-from lightning_bayes.optim import VariationalOptimizer
+from lightning_bayes.optim.default_noise import DefaultNoise
 from lightning_bayes.optim.hyperparameters import StepName
 from lightning_bayes.optim.measuring import BASE_INTERVAL, require_interval
-from lightning_bayes.optim.parameters import has_convolutions, has_norms
-from lightning_bayes.optim.steps.base_optimizer import (
-    FLATNESS_OF_CLASSIFIERS,
-    FLATNESS_OF_CONVOLUTIONS,
-    NOISE_OF_CLASSIFIERS,
-    NOISE_OF_CONVOLUTIONS,
-    NOISE_OF_NORMALISED,
-    NOISE_OF_REGRESSIONS,
-    count_noisy_layers,
-    noise_of_depth,
-)
-from lightning_bayes.posteriors.shaped_noise import FLATNESS
-from lightning_bayes.predictive import Link
 
 
 class ChosenDefaults(NamedTuple):
@@ -68,40 +53,3 @@ def _check_step(callback: str, arguments: CallbackArguments) -> None:
             f"{callback} got step='natural' without lr. Pass lr=..., the learning rate of the paper's step, or omit step: "
             "the user's optimizer then moves the mean."
         )
-
-
-@final
-class DefaultNoise:
-    """κ and ε, chosen by the kind of prediction, the kind of network and the number of noisy layers."""
-
-    first = NOISE_OF_REGRESSIONS  # κ before the loss is known
-
-    def __init__(self, flatness: float | None) -> None:
-        self.flatness = flatness
-        self._applied: tuple[VariationalOptimizer, int] | None = None
-
-    def apply(self, optimizer: VariationalOptimizer, link: Link | None) -> None:
-        """Set κ and ε in all groups after the first update, and again when layers are frozen or unfrozen."""
-        layers = count_noisy_layers(optimizer.param_groups, optimizer.state)
-        if self._applied == (optimizer, layers):
-            return
-        self._applied = (optimizer, layers)
-        scale, flatness = _noise_of(optimizer.model, link)
-        chosen = {"relative_noise": noise_of_depth(scale, layers), "noise_flatness": self.flatness or flatness}
-        of_groups = [group["posterior"] for group in optimizer.param_groups]
-        is_changed = any(settings[name] != value for settings in of_groups for name, value in chosen.items())
-        for settings in (optimizer.posterior_defaults, *of_groups):
-            settings.update(chosen)
-        if is_changed:  # a resumed run keeps the scales of the noise that it restored
-            optimizer.refresh_noise()
-
-
-def _noise_of(model: nn.Module, link: Link | None) -> tuple[float, float]:
-    """κ for up to five layers, and ε."""
-    if link not in {"softmax", "softmax_last", "sigmoid"}:
-        return NOISE_OF_REGRESSIONS, FLATNESS
-    if has_norms(model):
-        return NOISE_OF_NORMALISED, FLATNESS
-    if has_convolutions(model):
-        return NOISE_OF_CONVOLUTIONS, FLATNESS_OF_CONVOLUTIONS
-    return NOISE_OF_CLASSIFIERS, FLATNESS_OF_CLASSIFIERS

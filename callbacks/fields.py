@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 from lightning_bayes.callbacks.arguments import require_known
 from lightning_bayes.curvature import check_names
 from lightning_bayes.curvature.measurement import KroneckerQuantity
+from lightning_bayes.errors import PosteriorError
 from lightning_bayes.optim import FisherName, Schedule, VariationalOptimizer
 from lightning_bayes.optim.hyperparameters import HyperparameterFields, StepName
 from lightning_bayes.optim.kronecker.arguments import UnsupportedLayers
+from lightning_bayes.optim.parameters import require_pattern
 from lightning_bayes.optim.settings import plain
 from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.predictive import LinkArgument
@@ -53,7 +55,7 @@ class CallbackFields(HyperparameterFields, total=False):
             noise (`posteriors.shaped_noise`), and the data reduce it where they are informative. None: with an explicit
             `lr`, the noise of the variational bound. With the default step, classifiers (detected from `link` or the loss)
             use 0.005 with normalisation layers, else 0.3 with convolutions and 0.07 without; other models use 0.01; networks
-            of more than five layers use less (`optim.steps.base_optimizer.noise_of_depth`). These are heuristics.
+            of more than five layers use less (`optim.default_noise`). These are heuristics.
         noise_flatness: ε, flatness of the noise of size κ (`posteriors.shaped_noise`). None: 0.03; where κ defaults to
             0.3, 1; where it defaults to 0.07, 0.001.
         curvature_interval: T, updates between curvature measurements, after ten updates that all measure; the other updates
@@ -154,6 +156,8 @@ def complete_arguments(
     values = {**record.defaults(), **optimizer_class.own_defaults, **_DEFAULTS, **defaults, **plain(passed)}
     record.check(values)
     check_names(values["engine"], values["loss_reduction"])
+    require_pattern(values["bayesian"])
+    _require_prior(values["prior"])
     values["step"] = fields.get("step")
     for_optimizer = {n: value for n, value in values.items() if n in names.difference(CallbackArguments._fields)}
     group_defaults = record.group_values(for_optimizer)
@@ -163,6 +167,21 @@ def complete_arguments(
         group_defaults=group_defaults,
         optimizer_kwargs={name: value for name, value in for_optimizer.items() if name not in group_defaults},
     )
+
+
+def _require_prior(prior: object) -> None:
+    """Raise `PosteriorError` if ``prior`` is neither a posterior nor the path of a file."""
+    if prior is None or isinstance(prior, AbstractPosterior):
+        return
+    if not isinstance(prior, (str, os.PathLike)):
+        raise PosteriorError(
+            f"prior={prior!r} is a {type(prior).__name__}. Pass a posterior or the path of a checkpoint."
+        )
+    if not os.path.isfile(prior):
+        raise PosteriorError(
+            f"prior={os.fspath(prior)!r} is not a file. Pass the checkpoint of an earlier fit with a callback, such as "
+            "trainer.checkpoint_callback.best_model_path, or a posterior."
+        )
 
 
 def refuse_unnamed(callback: str, unnamed: Sequence[Any]) -> None:

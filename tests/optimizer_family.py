@@ -42,8 +42,8 @@ def classifier(optimizer):
 def construct(optimizer, model, *groups, step_rule="natural", **arguments):
     """Build the optimizer around a model, with these arguments and, before them, what it needs."""
     given = {"num_data": 3200, **arguments, **NEEDS.get(optimizer.__name__, {})}
-    if step_rule == "user":
-        return optimizer(model, base=torch.optim.Adam(model.parameters(), lr=1e-2), **given)
+    if step_rule == "user":  # the noise of the bound, unless stated
+        return optimizer(model, base=torch.optim.Adam(model.parameters(), lr=1e-2), **{"relative_noise": None, **given})
     rule = {"step_rule": step_rule} if len(step_rules(optimizer)) > 1 else {}
     return optimizer(model, *groups, **{"lr": 1e-2, **rule, **given})
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
 from lightning_bayes.curvature import loss_choices as choices
@@ -36,6 +37,13 @@ def _losses(handler: Any) -> dict[Any, tuple[Any, tuple[Any, ...]]]:
 
 def _edge(value: Tensor) -> Edge | None:
     return None if value.grad_fn is None else (value.grad_fn, value.output_nr)
+
+
+def _factor(product: Tensor, factor: Tensor) -> Edge:
+    """The node of a product, and the position of a factor among its inputs."""
+    edge = get_gradient_edge(factor)
+    node: Any = product.grad_fn
+    return node, [tuple(child) for child in node.next_functions].index((edge.node, edge.output_nr))
 
 
 class _Former(NamedTuple):
@@ -161,8 +169,8 @@ class LossTape(TorchFunctionMode, ABC):
             self._put(value, terms, Step(kind, other.detach() if isinstance(other, Tensor) else other))
         elif not other.requires_grad:
             self._put(value, terms, Step("weigh"))
-        elif value.numel() == 1:
-            self._put(value, terms, Step("scale", other))
+        elif value.numel() == 1 or (value.numel() == other.numel() and all(term.is_stacked for term in terms)):
+            self._put(value, terms, Step("scale", other, edge=_factor(value, other)))
 
     def _note_factor(self, kind: str, value: Tensor, one: Any, other: Any) -> None:
         """Note the constant factor of values that are not reduced yet."""
@@ -265,9 +273,9 @@ class LossTape(TorchFunctionMode, ABC):
         **_each("narrow", _put_choice, choices.narrow),
         **_each("split chunk tensor_split", _put_choice, choices.split),
         **_each("topk", _put_choice, choices.topk),
-        **_each(
-            "sort cumsum flip roll var std logsumexp amax amin max min prod median norm", _put_choice, choices.over
-        ),
+        **_each("flip", _put_choice, choices.flip),
+        **_each("roll", _put_choice, choices.roll),
+        **_each("sort cumsum var std logsumexp amax amin max min prod median norm", _put_choice, choices.over),
         **_each("masked_fill where", _put_mask),
         **_each("index_put index_put_ index_add index_add_ index_copy index_copy_", _note, "scatter"),
         **_each("scatter scatter_ scatter_add scatter_add_ masked_scatter masked_scatter_", _note, "scatter"),

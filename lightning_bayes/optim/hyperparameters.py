@@ -71,7 +71,8 @@ class HyperparameterFields(TypedDict, total=False):
             average starts with the first batch. Steps other than the natural one discard the initial precision at the first
             measurement.
         relative_noise: κ, root mean square of each tensor's noise relative to the size of the tensor (a heuristic), see
-            `posteriors.shaped_noise`. None: the noise that the variational bound prescribes.
+            `posteriors.shaped_noise`. None: the noise that the variational bound prescribes. With a base optimizer and
+            without this argument: by loss and kind of network, as in the callbacks (`optim.default_noise`).
         noise_flatness: ε, flatness of the noise within a tensor if `relative_noise` is set. With a small ε the noise follows
             the curvature, with a large ε it is isotropic, see `posteriors.shaped_noise`. None: 0.03.
         max_noise: σ_max, upper bound on the standard deviation of every weight's noise, in the units of the weights. It adds

@@ -67,8 +67,8 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         shared = None if self.groups_owner is None else (self.groups_owner.param_groups, self.groups_owner.defaults)
         super().__init__(*(shared or (params, defaults)))
         self._holder = self.groups_owner or self._holder
-        # Whether the last loss read was a mean. Part of the state, so that a resumed run opens the same kind of pass.
-        self.param_groups[0][KEY]["loss_is_mean"] = False
+        # What the last loss read was. Part of the state, so that a resumed run opens the same kind of pass.
+        self.param_groups[0][KEY].update(loss_is_mean=False, loss_link=None)
 
     @abstractmethod
     def capture_pass(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:

@@ -62,15 +62,24 @@ def has_convolutions(model: nn.Module) -> bool:
     return any(isinstance(module, _CONVOLUTIONS) for module in model.modules())
 
 
+def require_pattern(bayesian: str | None) -> None:
+    """Raise `HyperparameterError` unless ``bayesian`` is a regular expression or None."""
+    try:
+        re.compile(bayesian or "")
+    except (re.error, TypeError) as error:
+        raise HyperparameterError(
+            f"bayesian={bayesian!r} is not a regular expression: {error}. Pass one for names of parameters, such as "
+            "'^head', with \\ before a literal bracket."
+        ) from error
+
+
 def deterministic_params(model: nn.Module, bayesian: str | None, *, norms: bool = True) -> set[nn.Parameter]:
     """The parameters without a posterior."""
     if bayesian is None:
         return set() if norms else _norm_params(model)
+    require_pattern(bayesian)
     named = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
-    try:
-        unmatched = {param for name, param in named if not re.search(bayesian, name)}
-    except (re.error, TypeError) as error:
-        raise HyperparameterError(f"bayesian={bayesian!r} is not a regular expression: {error}.") from error
+    unmatched = {param for name, param in named if not re.search(bayesian, name)}
     if len(unmatched) == len(named):
         names = ", ".join(name for name, _ in named)
         raise HyperparameterError(f"bayesian={bayesian!r} matches none of the trainable parameters {names}.")

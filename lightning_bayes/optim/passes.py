@@ -258,7 +258,7 @@ def _collect(
     elif not isinstance(captured, BareCapture):
         optimizer.engine.check_reached(captured)
     if not isinstance(captured, BareCapture):
-        optimizer.param_groups[0][KEY]["loss_is_mean"] = captured.shows_mean
+        optimizer.param_groups[0][KEY].update(loss_is_mean=captured.shows_mean, loss_link=captured.scale.link)
     update.add(finished, before, optimizer.read_pass(finished))
 
 

@@ -1,7 +1,6 @@
 """Base class of the optimizers that join a posterior family, a curvature estimator and a step.
 
-The family (`optim.diagonal.family`, `optim.kronecker.family`) samples the weights and updates the posterior. A mean-field
-method adds a pure, elementwise update of its state, a curvature estimator and class attributes, as `optim.diagonal.vogn`.
+The family samples the weights and updates the posterior. A method adds a pure update, an estimator and class attributes.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from typing_extensions import Unpack
 
 from lightning_bayes.curvature import Capture, GradientEngine, make_engine
 from lightning_bayes.curvature.parameters import require_full_precision
+from lightning_bayes.optim.default_noise import DefaultNoise
 from lightning_bayes.optim.diagonal.estimators import BatchSizeCheck, CurvatureEstimator, SquaredGradients
 from lightning_bayes.optim.diagonal.signed_curvature import keep_all_positive_
 from lightning_bayes.optim.diagonal.state import MeanFieldState
@@ -51,23 +51,21 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
         default_step: The step of the method's callback if no learning rate is given.
         hyperparameters: The record of its hyperparameters.
         own_defaults: Defaults that override the record's.
-        curvature_update: Pure update of s alone, used when another optimizer moves the mean. Its arguments are s, ĥ,
-            ``rate`` = 1-β₂ and keyword arguments of `natural_update`. None if s needs more than ĥ.
+        curvature_update: Pure update of s alone, if another optimizer moves the mean, from s, ĥ, ``rate`` = 1-β₂ and keyword
+            arguments of `natural_update`. None if s needs more.
         averages_curvature: Whether this update is the plain running average of ĥ.
         amortises: Whether updates may skip the measurement; see `optim.measuring`.
         signed_curvature: Whether the curvature may be negative, down to -δ̃.
         prior_at_sample: Whether the gradient of the prior is computed at the sample instead of the mean.
 
-    Numeric arguments may be functions of the number of updates; see `optim.schedules`.
-
     Args:
         model: The model to train. A curvature rule must cover each of its layers.
         params: Parameters or parameter groups, or another optimizer, whose list of groups is then shared: its ``lr``,
             ``weight_decay`` and schedulers apply, but not its ``betas``. Default: all trainable parameters of `model`.
-        base: The optimizer that moves the means; see `optim.steps.base_optimizer`. The list of its groups is shared. An L2
-            ``weight_decay`` stays its own, and gives the prior's precision, δ = Ñ·wd/τ.
+        base: The optimizer that moves the means; see `optim.steps.base_optimizer`. The list of its groups is shared. Its L2
+            ``weight_decay`` gives the prior's precision. ``curvature_interval`` and the noise default to the callbacks'.
         own: The hyperparameters that the algorithm's record adds to the shared ones.
-        **fields: Shared hyperparameters; see `OptimizerFields`.
+        **fields: See `OptimizerFields`; numbers may be functions of the number of updates (`optim.schedules`).
 
     Raises:
         HyperparameterError: If a value is out of range, or no parameter is trainable.
@@ -99,10 +97,12 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
     ) -> None:
         arguments: dict[str, Any] = {**fields, **(own or {})}
         self._states_precision = "prior_precision" in arguments
+        self._default_noise: DefaultNoise | None = None
         if base is not None:
+            if "relative_noise" not in arguments:
+                self._default_noise = DefaultNoise(arguments.get("noise_flatness"))
             arguments = {**defaults_with_base(arguments, amortises=self.amortises), **arguments}
-        values = self.hyperparameters.given(arguments, self.own_defaults)
-        self.steps = make_steps(base)
+        values, self.steps = self.hyperparameters.given(arguments, self.own_defaults), make_steps(base)
         norms, prior = step_for(values["step_rule"], self.steps).is_published, values["prior"]
         self._starting = StartingStates(model, bayesian=values["bayesian"], prior=prior, norms=norms)
         self.deterministic, self.weight_priors = self._starting.deterministic, self._starting.weight_priors
@@ -248,23 +248,23 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
             if self._settings.count_update(index, group) and self.signed_curvature:
                 keep_all_positive_(self.state, group)
         self.family.refresh(measured=bool(measurement.curvature))
+        if self._default_noise is not None:
+            self._default_noise.apply(self, self.param_groups[0][KEY].get("loss_link"))
         if self._check_batch_size is not None:
             self._check_batch_size(measurement, self.param_groups[0])
 
     def store_initial_values(self, group: dict[str, Any]) -> None:
         """Store what an algorithm derives from a group's hyperparameters, before the group's first update."""
-        return
 
     def update_arguments(self, group: dict[str, Any], step: int, precision: Tensor | None = None) -> dict[str, Any]:
         """Keyword arguments of `natural_update` at a parameter's update `step`; `precision` is δ where it has its own."""
         hyper = effective(group)
         return {
             "lr": float(group["lr"]),
-            "betas": group[KEY]["betas"],
             "prior": hyper.prior if precision is None else hyper.prior_of(precision),
             "damping": hyper.damping,
             "step": step,
-            **{name: group[KEY][name] for name in self._own_arguments},
+            **{name: group[KEY][name] for name in ("betas", *self._own_arguments)},
         }
 
     def set_num_data(self, num_data: int) -> None:

@@ -13,7 +13,12 @@ from tiny_training import Classifier, adamw, assert_same_bits, fit, loader, mlp,
 from torch import nn
 
 from lightning_bayes import VOGN, OGNCallback, VOGNCallback
-from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError, UnsupportedTrainingError
+from lightning_bayes.errors import (
+    HyperparameterError,
+    PosteriorError,
+    UnsupportedLayerError,
+    UnsupportedTrainingError,
+)
 
 
 def assert_refused(error, message, module, callback=None, **trainer):
@@ -267,3 +272,25 @@ def test_unknown_choice_is_refused_before_the_first_step(argument, choices):
 def test_unknown_engine_and_reduction_are_refused_at_once(wrong):
     with pytest.raises(HyperparameterError, match="is unknown; use"):
         VOGNCallback(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (
+            {"prior": "nope.ckpt"},
+            PosteriorError,
+            r"prior='nope.ckpt' is not a file. Pass the checkpoint of an earlier fit",
+        ),
+        ({"prior": 3.0}, PosteriorError, r"prior=3.0 is a float. Pass a posterior or the path of a checkpoint."),
+        (
+            {"bayesian": "("},
+            HyperparameterError,
+            r"bayesian='\(' is not a regular expression: .* Pass one for names",
+        ),
+        ({"bayesian": 3}, HyperparameterError, "bayesian=3 is not a regular expression"),
+    ],
+)
+def test_a_file_that_is_missing_and_a_bad_pattern_are_refused_at_construction(arguments, error, message):
+    with pytest.raises(error, match=message):
+        VOGNCallback(**arguments)

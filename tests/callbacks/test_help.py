@@ -1,7 +1,7 @@
 """The help of the callbacks' arguments says what the code does."""
 
 from lightning_bayes.callbacks.fields import CallbackFields
-from lightning_bayes.optim.steps.base_optimizer import (
+from lightning_bayes.optim.default_noise import (
     FLATNESS_OF_CLASSIFIERS,
     FLATNESS_OF_CONVOLUTIONS,
     NOISE_OF_CLASSIFIERS,

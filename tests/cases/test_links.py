@@ -86,6 +86,53 @@ def test_the_link_follows_the_calls_of_the_loss(name):
     assert callback.loss_link == link
 
 
+class Means(Net):
+    """Probabilities or rates instead of logits, whose logarithm the loss takes."""
+
+    def __init__(self, loss, head):
+        super().__init__(loss)
+        self.head = head
+
+    def forward(self, x):
+        return self.head(self.net(x))
+
+
+MEANS = {
+    "probabilities": (lambda f: f.softmax(1), lambda p, y: F.nll_loss(p.log(), y)),
+    "probabilities of labels": (torch.sigmoid, lambda p, y: F.binary_cross_entropy(p, one_hot(y))),
+    "rates": (F.softplus, lambda p, y: F.poisson_nll_loss(p, one_hot(y), log_input=False)),
+}
+
+
+@pytest.mark.parametrize("name", MEANS)
+def test_outputs_that_are_means_already_are_averaged_as_they_are(name):
+    head, loss = MEANS[name]
+    module, callback = Means(loss, head), VOGNCallback(relative_noise=1e-9)
+    trainer = fit(module, callback)
+    assert callback.loss_link == "identity"
+    mean = torch.cat([batch["mean"] for batch in trainer.predict(module, LOADER)])
+    torch.testing.assert_close(mean, module.eval()(X), rtol=1e-4, atol=1e-6)
+    with pytest.raises(UnsupportedTrainingError, match=r"returns the means .* Return them from forward"):
+        fit(Means(loss, head), LaplaceCallback())
+
+
+class Text(Net):
+    """Integers alone enter the graph, which has no trace of them."""
+
+    def __init__(self, loss):
+        super().__init__(loss)
+        self.words = nn.Embedding(10, 4, padding_idx=0)
+
+    def forward(self, x):
+        return self.net(self.words(x.abs().long()).sum(1))
+
+
+def test_the_link_of_a_text_classifier_is_that_of_its_loss():
+    callback = MCDropoutCallback(2)
+    fit(Text(LINKS["hard labels"][0]), callback)
+    assert callback.loss_link == "softmax"
+
+
 class Tokens(Net):
     """Logits [batch, tokens, classes], as language and tagging models have them."""
 

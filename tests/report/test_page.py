@@ -237,7 +237,7 @@ def test_runs_with_scores_of_the_same_examples_are_compared_in_pairs_with_the_fi
     (sentence,) = verdict(read_runs(folders))
     gap = both[1] - both[0]
     error = gap.std(ddof=1) / 200**0.5
-    assert sentence.startswith("b against a (the same test examples, paired): accuracy ")
+    assert sentence.startswith("b against a (the same 200 test examples, paired): accuracy ")
     assert f"({gap.mean():+.4f} ± {error:.4f}). By more than two standard errors: worse NLL." in sentence
     assert "(+0.0000 ± 0.0000), NLL" in sentence  # a temperature changes no label
 

@@ -26,15 +26,14 @@ small δ̃ is. AdamW's decoupled weight decay moves the mean too and is not part
 
 **Heuristics**, chosen on some seeds of the problems of ``python -m benchmarks.defaults`` and reported on others
 (docs/defaults.md): the temperatures τ_t, which give each tensor noise with a root mean square of κ times its size r_t; κ and
-ε by kind of network; and a bound on steps proportional to the gradient, such as SGD's. SGD trains at the edge of stability,
-where a few unlucky samples can throw the weights off for good. Its finished step, after all averaging, is shortened to 3 %
-of each tensor's size, RMS(Δμ) ≤ 0.03 r, and its momentum by the same factor, as in You et al. 2017
-(https://arxiv.org/abs/1708.03888).
+ε by kind of network (`optim.default_noise`); and a bound on steps proportional to the gradient, such as SGD's. SGD trains at
+the edge of stability, where a few unlucky samples can throw the weights off for good. Its finished step, after all
+averaging, is shortened to 3 % of each tensor's size, RMS(Δμ) ≤ 0.03 r, and its momentum by the same factor, as in You et al.
+2017 (https://arxiv.org/abs/1708.03888).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from itertools import compress
 from typing import Any, final
@@ -43,19 +42,13 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.errors import UnsupportedTrainingError
+from lightning_bayes.optim.default_noise import DefaultNoise
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.measuring import BASE_INTERVAL
 from lightning_bayes.optim.steps.step import CohortUpdate, Step
 from lightning_bayes.optim.weight_prior import prior_means
 from lightning_bayes.posteriors import root_mean_squares, tensor_sizes
 
-NOISE_OF_CLASSIFIERS = 0.07  # κ for classifiers without convolutions
-FLATNESS_OF_CLASSIFIERS = 0.001  # ε for classifiers without convolutions
-NOISE_OF_CONVOLUTIONS = 0.3  # κ for classifiers with convolutions
-FLATNESS_OF_CONVOLUTIONS = 1.0  # ε for classifiers with convolutions
-NOISE_OF_NORMALISED = 0.005  # κ for classifiers with normalisation layers
-NOISE_OF_REGRESSIONS = 0.01  # κ for regression and unknown losses
-SHALLOW = 5  # layers, as in LeNet; deeper networks get less noise
 PRIOR_PRECISION = 0.1  # δ for the width of the posterior without a stated prior
 LONGEST_MOVE = 0.03  # bound on a step of `GRADIENT_STEPS`, relative to the tensor's size
 GRADIENT_STEPS = (torch.optim.SGD, torch.optim.ASGD)  # optimizers whose steps are proportional to the gradient
@@ -112,13 +105,14 @@ class BaseOptimizerStep(Step):
 
 
 def defaults_with_base(arguments: Mapping[str, Any], *, amortises: bool) -> dict[str, Any]:
-    """Defaults if another optimizer moves the means: the curvature is measured less often, and no prior is implied."""
+    """Defaults if another optimizer moves the means: fewer measurements, no implied prior, noise relative to the weights."""
     states_prior = "prior_precision" in arguments or arguments.get("prior_mean", "zero") != "zero"
     return {
         "step_rule": "user",
         "prior_precision": PRIOR_PRECISION,
         "prior_on_mean": states_prior,
         "curvature_interval": BASE_INTERVAL if amortises else 1,
+        "relative_noise": DefaultNoise.first,
     }
 
 
@@ -146,31 +140,6 @@ def bound_steps_(
             end.copy_(torch.where(factor < 1, start.addcmul_(step, factor), end))  # a factor of 1 keeps the exact bits
             if (buffer := base_states[param].get("momentum_buffer")) is not None:
                 buffer.mul_(factor)
-
-
-def count_noisy_layers(groups: Sequence[Mapping[str, Any]], states: Mapping[Tensor, Mapping[str, Any]]) -> int:
-    """Count the layers that are trained with noise: tensors with two or more dimensions."""
-    params = (param for group in groups if group["posterior"]["noisy"] for param in group["params"])
-    return sum(param.dim() > 1 and param.requires_grad and states[param].get("noisy", True) for param in params)
-
-
-def noise_of_depth(noise: float, layers: int) -> float:
-    """κ for a network with L layers.
-
-    Every layer adds noise of about κ times the size of its output, κ √L in total, so κ √L is kept bounded.
-
-    Args:
-        noise: κ for networks with up to five layers.
-        layers: L.
-
-    Returns:
-        κ √(5 / L) if L is above 5, otherwise κ.
-
-    Example:
-        >>> noise_of_depth(0.3, 3), noise_of_depth(0.3, 20)
-        (0.3, 0.15)
-    """
-    return noise * math.sqrt(SHALLOW / max(SHALLOW, layers))
 
 
 def add_prior_gradient_(

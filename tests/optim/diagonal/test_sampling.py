@@ -204,9 +204,8 @@ def test_the_default_step_of_ivon_shares_draws_and_rests_at_the_hessian(generato
     x = torch.randn(200, 2, generator=generator)
     x = torch.linalg.qr(x - x.mean(0))[0] * 200**0.5
     model = nn.Linear(2, 1, bias=False)
-    opt = IVON(
-        model, base=torch.optim.SGD(model.parameters(), lr=0.0), num_data=200, betas=(0.9, 0.999), init_precision=200.0
-    )
+    still = torch.optim.SGD(model.parameters(), lr=0.0)
+    opt = IVON(model, base=still, num_data=200, betas=(0.9, 0.999), init_precision=200.0, relative_noise=None)
     assert opt.param_groups[0]["posterior"]["antithetic"] is True
     for _ in range(1500):
         with opt.sampled_params():
