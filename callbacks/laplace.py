@@ -197,6 +197,12 @@ class LaplaceCallback(PosthocCallback):
         if likelihood is None:
             self._require_one_noise()
             link = self.link_of(module)
+            if link == "softmax_last":
+                raise UnsupportedTrainingError(
+                    f"The outputs of {type(module).__name__} are [batch, tokens, classes], but {type(self).__name__} takes "
+                    "[batch, classes, tokens]. Return outputs.transpose(1, 2) from forward, or use VOGNCallback or "
+                    "SWAGCallback."
+                )
             if link == "identity":
                 self._refuse_means()
             likelihood = None if link is None else _NAMES.get(link)

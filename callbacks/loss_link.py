@@ -99,14 +99,17 @@ class LinkRecorder:
 
     def _of_output(self, link: Link | None, linked: Any, shapes: dict[Any, Shape]) -> Link | None:
         """The link of the output that leads to a node by functions of it alone: no product of outputs, no further layer."""
-        node = linked
+        node, is_same = linked, True  # whether the loss gets values of the output itself
         while node is not None and node not in shapes:
+            is_same &= node in self._recorder.noted["moved"]
             children = [child for child, _ in node.next_functions if child is not None]
             node = children[0] if len(set(children)) == 1 else None
         if node is None:
             return None if self._own else link
         if link is not None and node is not linked and self._is_undone(link, linked, node):
             return "identity"
+        if link == "identity" and not is_same:
+            return None
         return _with_class_dim(shapes[node], output_shapes(linked)[0]) if link == "softmax" else link
 
     def _is_undone(self, link: Link, linked: Any, node: Any) -> bool:

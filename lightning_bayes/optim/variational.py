@@ -142,8 +142,7 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
 
     def _start_group(self, group: dict[str, Any]) -> None:
         """Check a group's settings, take its schedules, and create the state of its parameters."""
-        owner, stated = self.groups_owner, self._states_precision
-        self._settings.start(group, self.posterior_defaults, owner, states_precision=stated)
+        self._settings.start(group, self.posterior_defaults, self.groups_owner, states_precision=self._states_precision)
         require_full_precision(group["params"])
         for param in group["params"]:
             self._start_state(param, group)
@@ -176,6 +175,7 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
         """Restore a state of the same algorithm, step, groups and base optimizer; see `optim.resuming`."""
         require_same(state_dict, self._record())
         super().load_state_dict(state_dict)
+        self._settings.follow(self.param_groups[0], self.posterior_defaults)
         if self.base_step is not None:
             self.base_step.load(state_dict)
 
