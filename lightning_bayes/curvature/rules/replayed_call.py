@@ -153,12 +153,9 @@ def used_outputs(grads: list[Tensor | None]) -> tuple[list[int], list[Tensor]]:
 
 
 def are_close(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors agree up to rounding, that of TF32 on an accelerator, relative to the largest element."""
-    scale, tolerance = (
-        float(one.abs().nan_to_num(posinf=0.0).max()) if one.numel() else 0.0,
-        1e-3 if one.is_cpu else 1e-2,
-    )
-    return torch.allclose(one, other, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
+    """Whether two tensors agree up to rounding relative to the largest element."""
+    scale = float(one.abs().nan_to_num(posinf=0.0).max()) if one.numel() else 0.0
+    return torch.allclose(one, other, rtol=1e-3, atol=1e-3 * scale, equal_nan=True)
 
 
 def in_parts(
