@@ -5,7 +5,7 @@ A fit takes these steps:
 1. `setup` patches the trainer.
 2. `_set_up_and_swap` replaces the user's optimizer, after Lightning has set it up and before it restores a checkpoint.
 3. `_wrap_closure` replaces Lightning's closure by a `MonteCarloClosure`, which runs each batch under weight samples.
-4. `on_train_batch_end` sets the default noise scale once the first loss is known; `on_train_batch_start` may move it.
+4. `on_train_batch_end` sets the default noise scale once the first loss is known; `_wrap_closure` may move it.
 5. Evaluation averages predictions over posterior samples (`find_samples`).
 6. Checkpoints hold the posterior mean as weights, and the optimizer's state as the posterior.
 7. `undo` removes the patches, also after an exception; the plugin for checkpoint files stays until Lightning tears it down.
@@ -165,6 +165,11 @@ class VariationalCallback(EvaluationCallback, ABC):
         optimizer = self.optimizer
         assert optimizer is not None  # the strategy sets optimizers up before the first batch
         optimizer.start_groups()
+        module = trainer.lightning_module
+        if trainer.fit_loop.epoch_loop.batch_idx == 0 and self._noise and self.compares_validations(module):
+            self._rule.start_epoch(sum_over_processes(trainer, module))
+            if self._rule.path:
+                self._noise.apply(optimizer, self.link_of(module), self._rule.share)
         if trainer.fit_loop.epoch_loop.batch_idx == 0 or optimizer.posterior_defaults["num_data"] is None:
             set_num_data(
                 trainer, optimizer, self.num_data
@@ -185,14 +190,6 @@ class VariationalCallback(EvaluationCallback, ABC):
         if self.optimizer is None or not self.optimizer.num_updates:
             return
         warn_of_changes(trainer, self.optimizer, self._chosen, self._resumed)
-
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Move the default noise at the start of an epoch; see `EvaluationCallback` for the rest."""
-        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
-        if batch_idx == 0 and self._noise and self.optimizer and self.compares_validations(pl_module):
-            self._rule.start_epoch(sum_over_processes(trainer, pl_module))
-            if self._rule.path:
-                self._noise.apply(self.optimizer, self.link_of(pl_module), self._rule.share)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the comparison of the validation, and its NLL for the default noise."""
@@ -218,7 +215,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         link = self.link_of(pl_module)
         if self._noise is not None:
             self._noise.apply(self.optimizer, link, self._rule.share)
-            self._rule.add_step(outputs, trainer.accumulate_grad_batches)
+            self._rule.add(outputs, trainer.accumulate_grad_batches)
         if not self._is_announced:
             self._is_announced = True
             follows = self.compares_validations(pl_module)

@@ -38,16 +38,14 @@ class NoiseRule:
         self._sum, self._count = torch.zeros(()), 0  # of the losses of this epoch
         self._lowest = math.inf  # validation NLL
 
-    def add_step(self, outputs: Any, accumulated: int) -> None:
+    def add(self, outputs: Any, accumulated: int = 1) -> None:
         """Add the loss of a training step, which Lightning divides by the number of accumulated batches."""
-        if isinstance(outputs, dict) and "loss" in outputs:
-            self.add(outputs["loss"] * accumulated)
-
-    def add(self, loss: Tensor) -> None:
-        """Add the loss of a batch."""
+        if not isinstance(outputs, dict) or "loss" not in outputs:
+            return
+        loss = outputs["loss"].detach() * accumulated
         if len(self._first) < FIRST_BATCHES:
             self._first.append(float(loss))
-        self._sum, self._count = self._sum.to(loss.device) + loss.detach(), self._count + 1
+        self._sum, self._count = self._sum.to(loss.device) + loss, self._count + 1
 
     def add_validation(self, nll: float) -> None:
         """Note the NLL of a validation."""

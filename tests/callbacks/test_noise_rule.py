@@ -83,9 +83,9 @@ def shares(epochs):
     """κ / κ₁ after epochs of one batch each, from pairs of training loss and validation NLL; the first losses are 2."""
     rule = NoiseRule()
     for _ in range(5):
-        rule.add(torch.tensor(2.0))
+        rule.add({"loss": torch.tensor(2.0)})
     for loss, validation in [(2.0, math.inf), *epochs]:
-        rule.add(torch.tensor(loss))
+        rule.add({"loss": torch.tensor(loss)})
         rule.add_validation(validation)
         rule.start_epoch(lambda total: total)
     return rule.path[1:]
@@ -102,7 +102,7 @@ def test_an_epoch_that_is_not_finite_leaves_the_noise(loss):
 
 def test_losses_of_processes_are_added():
     rule = NoiseRule()
-    rule.add(torch.tensor(0.5))
+    rule.add({"loss": torch.tensor(0.5)})
     rule.add_validation(1.0)
     rule.start_epoch(lambda total: total + torch.tensor([0.1, 1.0, 0.1, 1.0]))
     assert rule.share == pytest.approx((0.8 - 0.3) / 0.5 / 2)
