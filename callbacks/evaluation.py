@@ -38,7 +38,7 @@ OBSERVATION_ATTRIBUTE: Final = "lightning_bayes_observation"  # a method from ou
 
 @runtime_checkable
 class FinishesSamples(Protocol):
-    """A callback that changes the samples of evaluations outside of a fit, such as `PosteriorScale`."""
+    """A callback that changes the samples of evaluations outside of a fit, such as `Calibration`."""
 
     def finished_samples(self, trainer: Trainer, module: LightningModule, samples: Samples, link: Link) -> Samples:
         """Samples to evaluate under instead of `samples`."""

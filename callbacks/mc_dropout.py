@@ -29,8 +29,7 @@ class MCDropoutCallback(EvaluationCallback):
 
     Args:
         eval_samples: S, passes in validation, test and prediction; 0 evaluates without dropout.
-        val_samples: Passes for validation during a fit. None: 3, or S if S is smaller or `TemperatureScaling` fits a
-            temperature for S passes.
+        val_samples: Passes for validation during a fit. None: 3, or S if S is smaller.
         p: Probability with which inserted dropout sets an output to zero; None inserts no dropout.
         layers: Regular expression that matches the full names of the layers after which dropout is inserted.
         link: How outputs become predictions in evaluation. None: the module's

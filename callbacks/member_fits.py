@@ -17,12 +17,15 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
+from lightning_bayes.callbacks.calibration import Calibration
 from lightning_bayes.callbacks.evaluation import EvaluationCallback
 from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError, UnsupportedTrainingError, name_some
 from lightning_bayes.optim.readout import read_checkpoint
 from lightning_bayes.private_torch import ATTENTION_RESET
 
-_OBSERVERS: Final = (Checkpoint, DeviceStatsMonitor, EvaluationCallback, LearningRateMonitor, ModelSummary, ProgressBar)
+_OBSERVERS: Final = (
+    *(Calibration, Checkpoint, DeviceStatsMonitor, EvaluationCallback, LearningRateMonitor, ModelSummary, ProgressBar),
+)
 _REPEATED: Final = (
     "max_epochs",
     "max_steps",

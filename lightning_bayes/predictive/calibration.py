@@ -36,12 +36,11 @@ from lightning_bayes.predictive.line_search import minimise_over_logarithm
 from lightning_bayes.predictive.links import LikelihoodName, Link, combine, find_link
 from lightning_bayes.predictive.recalibration import recalibrate
 from lightning_bayes.predictive.samples import PosteriorSamples, at_posterior_mean
-from lightning_bayes.predictive.scale import LARGEST as LARGEST_SCALE
-from lightning_bayes.predictive.scale import SMALLEST as SMALLEST_SCALE
 from lightning_bayes.predictive.temperature import LARGEST, SMALLEST
 
 Choice: TypeAlias = Literal["neither", "temperature", "width", "both"]
 Reduce: TypeAlias = Callable[[Tensor], Tensor]
+SMALLEST_SCALE, LARGEST_SCALE = 2.0**-5, 2.0**6  # bounds of c > 0; smaller widths predict like the mean
 EVALUATIONS = 8  # of S samples each, about what a search over c costs
 _CLASS_LINKS = ("softmax", "softmax_last", "sigmoid")  # whose outputs are logits, which a temperature can divide
 _GRID, _TOLERANCE = 13, 1e-3  # of log T

@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from tiny_training import Classifier, ValidatedClassifier, loader, quiet_trainer, two_groups
+from tiny_training import Classifier, loader, quiet_trainer, two_groups
 from torch.optim import SGD, AdamW
 
 from lightning_bayes import (
@@ -18,13 +18,11 @@ from lightning_bayes import (
     MultiModeCallback,
     NoisyKFACCallback,
     OGNCallback,
-    PosteriorScale,
     SWAGCallback,
     VadamCallback,
     VOGNCallback,
     callbacks,
 )
-from lightning_bayes.callbacks import Calibration
 from lightning_bayes.callbacks.base import VariationalCallback
 from lightning_bayes.errors import PosteriorError
 from lightning_bayes.posthoc import SWAG
@@ -177,20 +175,6 @@ def test_arguments_that_belong_to_no_state_may_change(writer, reader, tmp_path):
     resumed = quiet_trainer(reader(), max_epochs=4)
     resumed.fit(Classifier(), loader(), ckpt_path=tmp_path / "epoch=2.ckpt")
     assert predicted(resumed, Classifier(), tmp_path / "epoch=3.ckpt").shape == (48, 3)
-
-
-@pytest.mark.filterwarnings("ignore:Be aware that when using .ckpt_path.")
-@pytest.mark.parametrize("writer", [PosteriorScale, Calibration])
-@pytest.mark.parametrize("reader", [PosteriorScale, Calibration])
-def test_a_width_is_read_by_the_other_callback_that_chooses_one(writer, reader, tmp_path):
-    module, chosen = ValidatedClassifier(), writer()
-    trainer = quiet_trainer(VOGNCallback(), chosen, max_epochs=1, num_sanity_val_steps=0)
-    trainer.fit(module, loader(), loader())
-    trainer.save_checkpoint(tmp_path / "last.ckpt")
-    read = reader()
-    found = predicted(quiet_trainer(VOGNCallback(), read), ValidatedClassifier(), tmp_path / "last.ckpt")
-    assert (read.scale, read.temperature) == (chosen.scale, chosen.temperature)
-    torch.testing.assert_close(found, predicted(trainer, module))
 
 
 def test_swag_with_a_larger_rank_scales_the_deviations_that_it_has():

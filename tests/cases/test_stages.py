@@ -11,16 +11,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bayes import (
     BatchNormRecalibration,
+    Calibration,
     LaplaceCallback,
-    MCDropoutCallback,
     MultiModeCallback,
-    PosteriorScale,
     RejectorCallback,
     SWAGCallback,
-    TemperatureScaling,
     VOGNCallback,
 )
-from lightning_bayes.callbacks import Calibration
 from lightning_bayes.zoo import BayesClassifier
 
 X = torch.randn(48, 4, generator=torch.Generator().manual_seed(0))
@@ -56,26 +53,23 @@ class Data(LightningDataModule):
 
 
 CALLBACKS = [
-    lambda: [VOGNCallback(), PosteriorScale()],
-    lambda: [VOGNCallback(), TemperatureScaling(refit=True)],
-    lambda: [VOGNCallback(), PosteriorScale(refit=True), BatchNormRecalibration(batches=2)],
+    lambda: [Calibration(refit=True)],
+    lambda: [VOGNCallback(), Calibration(refit=True), BatchNormRecalibration(batches=2)],
     lambda: [LaplaceCallback()],
     lambda: [LaplaceCallback(prior_precision="marglik", online_every=1, subset="all")],
     lambda: [SWAGCallback()],
+    lambda: [SWAGCallback(), Calibration(refit=True)],
     lambda: [VOGNCallback(calibrate=True)],
-    lambda: [VOGNCallback(), Calibration(refit=True)],
     lambda: [MultiModeCallback(num_modes=2)],
     lambda: [VOGNCallback(), MultiModeCallback(num_modes=2)],
     lambda: [MultiModeCallback(num_modes=2), BatchNormRecalibration(batches=2)],
     lambda: [VOGNCallback(), RejectorCallback()],
-    lambda: [SWAGCallback(), TemperatureScaling(refit=True)],
-    lambda: [MCDropoutCallback(p=0.1, layers=r"model\.0"), TemperatureScaling(refit=True)],
 ]
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers:UserWarning")
 @pytest.mark.filterwarnings("ignore:The test continues without rejection")
-@pytest.mark.filterwarnings("ignore:The (width|temperature|search for the prior precision):UserWarning")
+@pytest.mark.filterwarnings("ignore:The search for the prior precision:UserWarning")
 @pytest.mark.parametrize("callbacks", CALLBACKS)
 def test_every_batch_arrives_in_its_own_stage(callbacks):
     torch.manual_seed(0)
