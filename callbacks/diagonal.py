@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from typing import Literal, final, get_args
+from typing import Literal, cast, final, get_args
 
 from typing_extensions import Never, Unpack
 
@@ -20,20 +19,41 @@ from lightning_bayes.optim import (
     MomentumVON,
     NoisyAdam,
     NoisyAdamFisher,
-    Positivity,
     ReparameterisedVON,
-    Schedule,
     VadaGrad,
     Vadam,
     VariationalOptimizer,
     Vprop,
     Vprop0,
 )
-from lightning_bayes.optim.diagonal.ivon import check_rescaling
-from lightning_bayes.optim.diagonal.vadagrad import require_unit_kl_weight
-from lightning_bayes.optim.diagonal.vprop import Scaling
+from lightning_bayes.optim.diagonal.bbb import BBBOwn
+from lightning_bayes.optim.diagonal.ivon import IVONOwn
+from lightning_bayes.optim.diagonal.vadagrad import VadaGradOwn
+from lightning_bayes.optim.diagonal.von import NewtonOwn
+from lightning_bayes.optim.diagonal.vprop import VpropOwn
+from lightning_bayes.optim.settings import joined_help
 
 Hessian = Literal["exact", "reparameterised"]
+
+
+class _VadaGradFields(CallbackFields, VadaGradOwn, total=False):
+    __doc__ = joined_help(CallbackFields, VadaGradOwn)  # type: ignore[misc]
+
+
+class _VpropFields(CallbackFields, VpropOwn, total=False):
+    __doc__ = joined_help(CallbackFields, VpropOwn)  # type: ignore[misc]
+
+
+class _NewtonFields(CallbackFields, NewtonOwn, total=False):
+    __doc__ = joined_help(CallbackFields, NewtonOwn)  # type: ignore[misc]
+
+
+class _IVONFields(CallbackFields, IVONOwn, total=False):
+    __doc__ = joined_help(CallbackFields, IVONOwn)  # type: ignore[misc]
+
+
+class _BBBFields(CallbackFields, BBBOwn, total=False):
+    __doc__ = joined_help(CallbackFields, BBBOwn)  # type: ignore[misc]
 
 
 @final
@@ -86,19 +106,12 @@ class VadaGradCallback(VariationalCallback):
     """Trains with variational AdaGrad (`lightning_bayes.VadaGrad`), between inference and optimization.
 
     Default: ``betas=(0.0, 0.999)``, which is no momentum and, at temperature 1, the weight of the old curvature.
-
-    Args:
-        temperature: τ, from 1 (variational inference) to 0 (variational optimization, where the noise vanishes and leaves no
-            posterior). May be a schedule.
-        **fields: See `CallbackFields`; ``kl_weight`` must be 1.
     """
 
     optimizer_class = VadaGrad
 
-    def __init__(self, *unnamed: Never, temperature: float | Schedule = 0.0, **fields: Unpack[CallbackFields]) -> None:
-        super().__init__(*unnamed, **fields)
-        self.set_own(temperature=temperature)
-        require_unit_kl_weight(self.group_defaults)
+    def __init__(self, *unnamed: Never, **fields: Unpack[_VadaGradFields]) -> None:
+        super().__init__(*unnamed, **cast(CallbackFields, fields))
 
 
 @final
@@ -107,33 +120,22 @@ class VpropCallback(VariationalCallback):
 
     Default: ``betas=(0.0, 0.999)``, because the papers use no momentum. The posterior's width depends on the batch size, see
     `optim.diagonal.estimators.batch_square`.
-
-    Args:
-        scaling: ``"mean"`` (Khan et al. 2018) or ``"sum"`` (Khan et al. 2017, for all data in one batch).
-        **fields: See `CallbackFields`.
     """
 
     optimizer_class = Vprop
 
-    def __init__(self, *unnamed: Never, scaling: Scaling = "mean", **fields: Unpack[CallbackFields]) -> None:
-        super().__init__(*unnamed, **fields)
-        self.set_own(scaling=scaling)
+    def __init__(self, *unnamed: Never, **fields: Unpack[_VpropFields]) -> None:
+        super().__init__(*unnamed, **cast(CallbackFields, fields))
 
 
 @final
 class Vprop0Callback(VariationalCallback):
-    """Trains with Vprop without noise (`lightning_bayes.Vprop0`): it leaves no posterior.
-
-    Args:
-        scaling: ``"mean"`` (Khan et al. 2018) or ``"sum"`` (Khan et al. 2017, for all data in one batch).
-        **fields: See `CallbackFields`.
-    """
+    """Trains with Vprop without noise (`lightning_bayes.Vprop0`): it leaves no posterior."""
 
     optimizer_class = Vprop0
 
-    def __init__(self, *unnamed: Never, scaling: Scaling = "mean", **fields: Unpack[CallbackFields]) -> None:
-        super().__init__(*unnamed, **fields)
-        self.set_own(scaling=scaling)
+    def __init__(self, *unnamed: Never, **fields: Unpack[_VpropFields]) -> None:
+        super().__init__(*unnamed, **cast(CallbackFields, fields))
 
 
 @final
@@ -143,25 +145,17 @@ class VONCallback(VariationalCallback):
     Args:
         hessian: ``"exact"``, computed by BackPACK for the models that it supports; or ``"reparameterised"``, estimated from
             gradient and noise for any model.
-        positivity: How the precision stays positive: ``"backtracking"`` or ``"correction"``, see `optim.diagonal.von`.
-        **fields: See `CallbackFields`; ``engine`` has no effect.
+        **fields: See `CallbackFields` and `NewtonOwn`; ``engine`` has no effect.
 
     Raises:
         HyperparameterError: If `hessian` is unknown, or an argument lies outside of its range.
     """
 
-    def __init__(
-        self,
-        *unnamed: Never,
-        hessian: Hessian = "exact",
-        positivity: Positivity = "backtracking",
-        **fields: Unpack[CallbackFields],
-    ) -> None:
+    def __init__(self, *unnamed: Never, hessian: Hessian = "exact", **fields: Unpack[_NewtonFields]) -> None:
         if hessian not in get_args(Hessian):
             raise HyperparameterError(f"hessian={hessian!r} must be one of {', '.join(map(repr, get_args(Hessian)))}.")
         self.hessian = hessian  # selects `optimizer_class`, which the base class reads
-        super().__init__(*unnamed, **fields)
-        self.set_own(positivity=positivity)
+        super().__init__(*unnamed, **cast(CallbackFields, fields))
 
     @property
     def optimizer_class(self) -> type[VariationalOptimizer]:
@@ -171,20 +165,12 @@ class VONCallback(VariationalCallback):
 
 @final
 class MomentumVONCallback(VariationalCallback):
-    """Trains with variational online Newton and natural momentum (`lightning_bayes.MomentumVON`).
-
-    Args:
-        positivity: How the precision stays positive: ``"backtracking"`` or ``"correction"``, see `optim.diagonal.von`.
-        **fields: See `CallbackFields`; ``engine`` has no effect.
-    """
+    """Trains with variational online Newton and natural momentum (`lightning_bayes.MomentumVON`)."""
 
     optimizer_class = MomentumVON
 
-    def __init__(
-        self, *unnamed: Never, positivity: Positivity = "backtracking", **fields: Unpack[CallbackFields]
-    ) -> None:
-        super().__init__(*unnamed, **fields)
-        self.set_own(positivity=positivity)
+    def __init__(self, *unnamed: Never, **fields: Unpack[_NewtonFields]) -> None:
+        super().__init__(*unnamed, **cast(CallbackFields, fields))
 
 
 @final
@@ -192,19 +178,12 @@ class CVICallback(VariationalCallback):
     """Trains with conjugate-computation variational inference (`lightning_bayes.CVI`): VON with many samples per batch.
 
     Defaults: ``mc_samples=10`` and ``betas=(0.0, 0.999)``.
-
-    Args:
-        positivity: How the precision stays positive: ``"backtracking"`` or ``"correction"``, see `optim.diagonal.von`.
-        **fields: See `CallbackFields`; ``engine`` has no effect.
     """
 
     optimizer_class = CVI
 
-    def __init__(
-        self, *unnamed: Never, positivity: Positivity = "backtracking", **fields: Unpack[CallbackFields]
-    ) -> None:
-        super().__init__(*unnamed, **fields)
-        self.set_own(positivity=positivity)
+    def __init__(self, *unnamed: Never, **fields: Unpack[_NewtonFields]) -> None:
+        super().__init__(*unnamed, **cast(CallbackFields, fields))
 
 
 @final
@@ -212,40 +191,19 @@ class IVONCallback(VariationalCallback):
     """Trains with improved variational online Newton (`lightning_bayes.IVON`): one backward pass of any layer.
 
     Default: ``betas=(0.9, 0.99999)``. β₂ is close to 1, as in the paper, because the curvature estimate is noisy.
-
-    Args:
-        clip_radius: Bound of each component of the natural step, before the learning rate is applied.
-        rescale_lr: Whether to multiply an explicit `lr` by the initial curvature, which makes it comparable to SGD's.
-        **fields: See `CallbackFields`; ``engine`` has no effect.
     """
 
     optimizer_class = IVON
 
-    def __init__(
-        self,
-        *unnamed: Never,
-        clip_radius: float | Schedule = math.inf,
-        rescale_lr: bool = False,
-        **fields: Unpack[CallbackFields],
-    ) -> None:
-        super().__init__(*unnamed, **fields)
-        self.set_own(clip_radius=clip_radius, rescale_lr=rescale_lr)
-        check_rescaling(self.group_defaults)
+    def __init__(self, *unnamed: Never, **fields: Unpack[_IVONFields]) -> None:
+        super().__init__(*unnamed, **cast(CallbackFields, fields))
 
 
 @final
 class BBBCallback(VariationalCallback):
-    """Trains with Bayes by Backprop (`lightning_bayes.BBB`): Adam on the bound's pathwise gradient.
-
-    Args:
-        std_lr: Learning rate of log σ. None uses the mean's learning rate, which is the user's if `lr` is None.
-        **fields: See `CallbackFields`; ``engine`` has no effect.
-    """
+    """Trains with Bayes by Backprop (`lightning_bayes.BBB`): Adam on the bound's pathwise gradient."""
 
     optimizer_class = BBB
 
-    def __init__(
-        self, *unnamed: Never, std_lr: float | Schedule | None = None, **fields: Unpack[CallbackFields]
-    ) -> None:
-        super().__init__(*unnamed, **fields)
-        self.set_own(std_lr=std_lr)
+    def __init__(self, *unnamed: Never, **fields: Unpack[_BBBFields]) -> None:
+        super().__init__(*unnamed, **cast(CallbackFields, fields))

@@ -23,7 +23,7 @@ from typing import Any, TypeAlias, TypeVar, final
 
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim.groups import flat, split
-from lightning_bayes.optim.settings import Record, plain
+from lightning_bayes.optim.settings import Declaration, plain
 
 ValueT = TypeVar("ValueT")
 BetaSchedule: TypeAlias = Callable[[int], tuple[float, float]]
@@ -159,20 +159,22 @@ def value_at(value: ValueT | Callable[[int], ValueT], step: int) -> ValueT:
     return value(step) if callable(value) else value
 
 
-def take_schedules(group: dict[str, Any], record: type[Record]) -> dict[str, Callable[[int], Any]]:
+def take_schedules(group: dict[str, Any], declaration: Declaration) -> dict[str, Callable[[int], Any]]:
     """Replace the schedules in a parameter group by their values at its step, and return the schedules by name."""
     schedules = {name: value for name, value in flat(group).items() if callable(value)}
-    record.require_schedulable(schedules)
-    apply_schedules(group, schedules, record)
+    declaration.require_schedulable(schedules)
+    apply_schedules(group, schedules, declaration)
     return schedules
 
 
-def apply_schedules(group: dict[str, Any], schedules: Mapping[str, Callable[[int], Any]], record: type[Record]) -> None:
+def apply_schedules(
+    group: dict[str, Any], schedules: Mapping[str, Callable[[int], Any]], declaration: Declaration
+) -> None:
     """Write the values of schedules at the group's step into the group; raises `HyperparameterError` out of range."""
     step = int(group["posterior"]["step"])
     values = plain({name: function(step) for name, function in schedules.items()})
     try:
-        record.check(values, complete=True)
+        declaration.check(values)
     except HyperparameterError as error:
         raise HyperparameterError(f"{error} A function of the step returned this value at step {step}.") from None
     top, settings = split(values)

@@ -27,7 +27,11 @@ from lightning_bayes.optim.family import PosteriorFamily
 from lightning_bayes.optim.finished_pass import Curvature, FinishedPass
 from lightning_bayes.optim.group_settings import GroupSettings
 from lightning_bayes.optim.groups import KEY
-from lightning_bayes.optim.hyperparameters import Hyperparameters, OptimizerFields, StepRule
+from lightning_bayes.optim.hyperparameters import (
+    DeclaresArguments,
+    OptimizerFields,
+    StepRule,
+)
 from lightning_bayes.optim.measuring import FIRST_UPDATES
 from lightning_bayes.optim.noise import CounterNoise
 from lightning_bayes.optim.optimizer import NoisyOptimizer
@@ -35,26 +39,24 @@ from lightning_bayes.optim.parameters import trainable
 from lightning_bayes.optim.passes import Measurement
 from lightning_bayes.optim.readout import WeightPosterior, posterior_of_model, total_effective_parameters
 from lightning_bayes.optim.resuming import RECORD, record_of, require_same
+from lightning_bayes.optim.settings import declaration_of
 from lightning_bayes.optim.states import StartingStates
 from lightning_bayes.optim.steps import BaseOptimizerStep, Step, defaults_with_base, make_steps, step_for
 from lightning_bayes.optim.weight_prior import stated_prior_of
 
 
-class VariationalOptimizer(NoisyOptimizer, ABC):
+class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
     """A variational optimizer with independent weights, or another `PosteriorFamily`. Subclasses set the class attributes.
 
     Class attributes:
         noisy: Whether gradients are computed at posterior samples. If False, there is no posterior, only a point estimate.
-        family_type: The posterior family, built with a weak reference to the optimizer.
+        family_type: The posterior family, built with a weak reference to the optimizer. Those of arguments are inherited.
         estimator: Estimates the curvature ĥ from passes.
         state_type: The state of a parameter: mean, curvature, momentum, and anything else the algorithm needs.
         default_step: The step of the method's callback if no learning rate is given.
-        hyperparameters: The record of its hyperparameters.
-        own_defaults: Defaults that override the record's.
         curvature_update: Pure update of s alone, if another optimizer moves the mean, from s, ĥ, ``rate`` = 1-β₂ and keyword
             arguments of `natural_update`. None if s needs more.
         averages_curvature: Whether this update is the plain running average of ĥ.
-        amortises: Whether updates may skip the measurement; see `optim.measuring`.
         signed_curvature: Whether the curvature may be negative, down to -δ̃.
         prior_at_sample: Whether the gradient of the prior is computed at the sample instead of the mean.
 
@@ -64,7 +66,6 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
             ``weight_decay`` and schedulers apply, but not its ``betas``. Default: all trainable parameters of `model`.
         base: The optimizer that moves the means; see `optim.steps.base_optimizer`. The list of its groups is shared. Its L2
             ``weight_decay`` gives the prior's precision. ``curvature_interval`` and the noise default to the callbacks'.
-        own: The hyperparameters that the algorithm's record adds to the shared ones.
         **fields: See `OptimizerFields`; numbers may be functions of the number of updates (`optim.schedules`).
 
     Raises:
@@ -79,12 +80,9 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
     state_type: ClassVar[Any] = MeanFieldState
     curvature_update: ClassVar[Callable[..., Tensor] | None] = None
     averages_curvature: ClassVar[bool] = False
-    amortises: ClassVar[bool] = False
     signed_curvature: ClassVar[bool] = False
     prior_at_sample: ClassVar[bool] = False
     default_step: ClassVar[StepRule] = "user"
-    hyperparameters: ClassVar[type[Hyperparameters]] = Hyperparameters
-    own_defaults: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(
         self,
@@ -92,23 +90,25 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
         params: Iterable[Any] | torch.optim.Optimizer | None = None,
         *,
         base: torch.optim.Optimizer | None = None,
-        own: Mapping[str, Any] | None = None,
         **fields: Unpack[OptimizerFields],
     ) -> None:
-        arguments: dict[str, Any] = {**fields, **(own or {})}
+        arguments: dict[str, Any] = dict(fields)
         self._states_precision = "prior_precision" in arguments
         self._default_noise: DefaultNoise | None = None
         if base is not None:
             if "relative_noise" not in arguments:
                 self._default_noise = DefaultNoise(arguments.get("noise_flatness"))
             arguments = {**defaults_with_base(arguments, amortises=self.amortises), **arguments}
-        values, self.steps = self.hyperparameters.given(arguments, self.own_defaults), make_steps(base)
+        declaration, self.steps = self.declaration(), make_steps(base)
+        self.arguments = values = declaration.completed(arguments, self.own_defaults)
+        self.check_together(values)
+        self.configure(model, values)
         norms, prior = step_for(values["step_rule"], self.steps).is_published, values["prior"]
         self._starting = StartingStates(model, bayesian=values["bayesian"], prior=prior, norms=norms)
         self.deterministic, self.weight_priors = self._starting.deterministic, self._starting.weight_priors
-        accepted, record = signature(type(self).natural_update).parameters, self.hyperparameters
-        self._own_arguments = [name for name in record.own_names() if name in accepted]
-        self._settings = GroupSettings(type(self).__name__, record, self.steps, amortises=self.amortises)
+        accepted = signature(type(self).natural_update).parameters
+        self._own_arguments = [name for name in declaration_of(self.own_arguments).settings if name in accepted]
+        self._settings = GroupSettings(declaration, self.check_together, self.steps)
         self.fills_gradients = base is None
         self.family: PosteriorFamily = self.family_type(weakref.proxy(self))  # frees all tensors with us
         self._check_batch_size = None if self.estimator.is_linear else BatchSizeCheck(type(self).__name__)
@@ -117,7 +117,7 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
         engine, quantity, reduction = values["engine"], self.estimator.quantity, values["loss_reduction"]
         if base is not None and reduction == "auto":  # the noise of this step does not depend on the curvature's scale
             reduction = "auto_or_mean"
-        settings = self.hyperparameters.group_values(values)
+        settings = declaration.group_values(values)
         if values["radius"] != "sgd":
             del settings["momentum"]
         self._gradient_engine = GradientEngine(model, reduction)
@@ -125,7 +125,7 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
             model,
             make_engine(engine, model, reduction, values["workspace_mib"], quantity=quantity),
             params,
-            {**settings, "noisy": self.noisy, "noise_seed": values["seed"]},
+            {**settings, **self.group_state, "noisy": self.noisy, "noise_seed": values["seed"]},
             mc_samples=values["mc_samples"],
             max_nonfinite_steps=values["max_nonfinite_steps"],
         )

@@ -18,7 +18,8 @@ any other start s contains more than measurements, so ŝ = s here; the authors' 
 
 from __future__ import annotations
 
-from typing import Any, final
+from collections.abc import Mapping
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor
@@ -76,12 +77,8 @@ class Vadam(VariationalOptimizer):
     estimator = BatchSquare()
     averages_curvature = amortises = True
     natural_update = staticmethod(update)
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group; see `VariationalOptimizer.add_param_group`."""
-        # Present from the start, because torch.distributed.checkpoint only loads into existing keys.
-        super().add_param_group(param_group)
-        self.param_groups[-1]["posterior"].setdefault("from_zero", None)
+    # Present from the start, because torch.distributed.checkpoint only loads into existing keys.
+    group_state: ClassVar[Mapping[str, Any]] = {"from_zero": None}
 
     def store_initial_values(self, group: dict[str, Any]) -> None:
         """Decide once whether s starts at zero, because a schedule of the prior does not change s₀."""

@@ -21,7 +21,6 @@ from lightning_bayes.curvature import Capture
 from lightning_bayes.optim.diagonal.family import DiagonalFamily, DiagonalUpdate
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.family import PosteriorFamily
-from lightning_bayes.optim.kronecker.arguments import KroneckerHyperparameters
 from lightning_bayes.optim.kronecker.curvature import factor_shapes, refresh
 from lightning_bayes.optim.kronecker.distributed_inversion import WorkerGroup
 from lightning_bayes.optim.kronecker.intervals import is_due
@@ -44,7 +43,6 @@ class KroneckerFamily(PosteriorFamily):
 
     Args:
         optimizer: The optimizer.
-        settings: The arguments of K-FAC.
 
     Attributes:
         layers: The layers with factors.
@@ -55,11 +53,12 @@ class KroneckerFamily(PosteriorFamily):
 
     counters: ClassVar[Mapping[str, int]] = {"measurements": 0}
 
-    def __init__(self, optimizer: VariationalOptimizer, settings: KroneckerHyperparameters) -> None:
+    def __init__(self, optimizer: VariationalOptimizer) -> None:
         self._optimizer = optimizer
-        self.stats_interval, self.inverse_interval = settings.stats_interval, settings.inverse_interval
+        self.stats_interval: int = optimizer.arguments["stats_interval"]
+        self.inverse_interval: int = optimizer.arguments["inverse_interval"]
         self.workers: WorkerGroup | None = None
-        self.layers = KroneckerLayers(optimizer, settings)
+        self.layers = KroneckerLayers(optimizer)
         self._diagonal = DiagonalFamily(optimizer, self.layers.params)
 
     def state_fields(self, param: nn.Parameter, group: Mapping[str, Any]) -> Sequence[str]:
