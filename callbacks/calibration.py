@@ -14,6 +14,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from lightning_utilities.core.rank_zero import rank_zero_info
 from torch import Tensor
 
+from lightning_bayes.callbacks.arguments import checked
 from lightning_bayes.callbacks.chosen_posterior import ChosenPosterior, OutputsAt, Reduce
 from lightning_bayes.callbacks.loaders import OnDevice
 from lightning_bayes.errors import UnsupportedTrainingError
@@ -51,6 +52,7 @@ class Calibration(ChosenPosterior):
 
     number = "width and temperature"
 
+    @checked
     def __init__(self, linearized: bool | None = None, refit: bool = False) -> None:
         super().__init__(linearized, refit)
         self._rows_of_batch = 0  # of the fit

@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from lightning_bayes.callbacks.arguments import checked
 from lightning_bayes.callbacks.evaluation import EvaluationCallback
 from lightning_bayes.callbacks.last_epoch import fit_kept, is_last_epoch
 from lightning_bayes.callbacks.loaders import ValidationSet, random_state_kept, sum_over_processes
@@ -51,6 +52,7 @@ class ChosenPosterior(Callback, ABC):
     number = "width"  # what is chosen, for messages
     function = "lightning_bayes.calibrate"  # that chooses it without a callback
 
+    @checked
     def __init__(self, linearized: bool | None = None, refit: bool = False) -> None:
         self.linearized, self.refit = linearized, refit
         self.scale: float | None = None  # for the current posterior

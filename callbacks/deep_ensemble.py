@@ -10,6 +10,7 @@ from typing import Any, final
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
+from lightning_bayes.callbacks.arguments import checked
 from lightning_bayes.callbacks.evaluation import EvaluationCallback
 from lightning_bayes.callbacks.member_fits import MemberFits, member_path
 from lightning_bayes.errors import HyperparameterError, PosteriorError
@@ -55,6 +56,7 @@ class DeepEnsembleCallback(EvaluationCallback):
 
     opt_out_hint = "remove DeepEnsembleCallback"
 
+    @checked
     def __init__(
         self,
         members: int | Sequence[str | os.PathLike[str]],
@@ -154,7 +156,7 @@ def _weights(checkpoint: dict[str, Any], module: LightningModule) -> dict[str, T
 def _paths(members: Any) -> list[str]:
     """The paths among the argument `members`; none for a number."""
     if isinstance(members, (int, float)):
-        if members < 2 or members != int(members) or isinstance(members, (bool, float)):
+        if members < 2 or members != int(members) or isinstance(members, float):
             raise HyperparameterError(
                 f"members={members!r} must be a whole number of at least 2, such as 5, or a list of checkpoint paths."
             )

@@ -8,6 +8,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
+from lightning_bayes.callbacks.arguments import checked
 from lightning_bayes.callbacks.base import VariationalCallback
 from lightning_bayes.errors import HyperparameterError, UnsupportedTrainingError
 from lightning_bayes.optim import VariationalOptimizer
@@ -36,6 +37,7 @@ class PosteriorDiagnostics(Callback):
         HyperparameterError: If `every_n_epochs` is not a whole number of at least 1.
     """
 
+    @checked
     def __init__(self, every_n_epochs: int = 1, per_layer: bool = True) -> None:
         if not isinstance(every_n_epochs, int) or every_n_epochs < 1:
             raise HyperparameterError(f"every_n_epochs={every_n_epochs!r} must be a whole number of at least 1.")

@@ -5,13 +5,13 @@ An algorithm's own arguments come from its optimizer, `own_arguments`.
 
 from __future__ import annotations
 
-import difflib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from inspect import Parameter, Signature
 from typing import Annotated, Any, NamedTuple, TypedDict
 
+from lightning_bayes.callbacks.arguments import require_known
 from lightning_bayes.curvature import check_names
 from lightning_bayes.errors import PosteriorError
 from lightning_bayes.optim import Schedule, VariationalOptimizer
@@ -129,7 +129,7 @@ def complete_arguments(
 ) -> CallbackArguments:
     """Fill in the defaults of a callback's arguments, check them, and split them by consumer."""
     declared, of_optimizer = declaration(optimizer_class), optimizer_class.declaration()
-    _require_known(callback, fields, set(declared.settings))
+    require_known(callback, fields, set(declared.settings))
     values = {**declared.defaults, **optimizer_class.own_defaults, **defaults, **plain(fields)}
     declared.check(values)
     optimizer_class.check_together({name: value for name, value in values.items() if name != "curvature_interval"})
@@ -168,13 +168,3 @@ def refuse_unnamed(callback: str, unnamed: Sequence[Any]) -> None:
         first = unnamed[0]
         name = "mc_samples" if isinstance(first, int) else "prior" if isinstance(first, str | os.PathLike) else "lr"
         raise TypeError(f"{callback} takes keyword arguments only, got {first!r}. Did you mean {name}={first!r}?")
-
-
-def _require_known(callback: str, fields: Iterable[str], names: set[str]) -> None:
-    unknown = sorted(set(fields) - names)
-    if unknown:
-        close = difflib.get_close_matches(unknown[0], names, 1)
-        hint = f" Did you mean {close[0]}?" if close else ""
-        raise TypeError(
-            f"{callback} has no argument {', '.join(unknown)}.{hint} Its arguments are: {', '.join(sorted(names))}."
-        )

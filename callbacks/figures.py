@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torchmetrics.utilities.distributed import gather_all_tensors
 
+from lightning_bayes.callbacks.arguments import checked
 from lightning_bayes.callbacks.collected import CollectedPredictions, ExtremeImages, Gather, Predicted
 from lightning_bayes.callbacks.step_outputs import has_class_outputs, has_step_outputs, step_outputs
 from lightning_bayes.errors import UnsupportedTrainingError
@@ -25,6 +26,7 @@ from lightning_bayes.metrics import (
     score_histograms,
     shift_curves,
 )
+from lightning_bayes.metrics.example_scores import SCORES_FILE, write_scores
 from lightning_bayes.predictive import TEMPERATURE
 
 SHEET = (2, 8)  # rows and columns, for the most and for the least certain images
@@ -39,6 +41,7 @@ class EvaluationFigures(Callback):
     them as ``test/reliability`` and so on. With a posterior, each figure compares the Monte-Carlo prediction with the
     prediction at the mean, and with `TemperatureScaling` also the scaled prediction.
 
+    The scores of each example are written to ``scores.csv``, from which ``lightning-bayes report`` compares runs in pairs.
     The module's ``test_step`` must return ``{"outputs": logits, "targets": classes}`` and may add ``mean_outputs`` and
     ``set``, as `lightning_bayes.zoo.BayesClassifier` does. The probabilities of the test set are held in memory.
 
@@ -48,6 +51,7 @@ class EvaluationFigures(Callback):
         required: Whether to raise an error if the module does not return its logits. If False, no figures are drawn for it.
     """
 
+    @checked
     def __init__(self, dirpath: str | None = None, required: bool = True) -> None:
         self.dirpath, self.required = dirpath, required
         self._forget()
@@ -101,7 +105,9 @@ class EvaluationFigures(Callback):
             return
         names = getattr(getattr(trainer, "datamodule", None), "class_names", None)
         figures = draw(predicted, images, names, trainer.callback_metrics)
-        publish(figures, Path(folder) / "figures" if self.dirpath is None else Path(self.dirpath), trainer)
+        target = Path(folder) / "figures" if self.dirpath is None else Path(self.dirpath)
+        publish(figures, target, trainer)
+        write_scores(target / SCORES_FILE, next(iter(predicted.probs.values())), predicted.targets)
 
 
 def draw(

@@ -9,6 +9,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import RunningStage
 from lightning_utilities.core.rank_zero import rank_zero_info
 
+from lightning_bayes.callbacks.arguments import checked
 from lightning_bayes.callbacks.last_epoch import fit_kept, is_last_epoch
 from lightning_bayes.callbacks.loaders import OnDevice, ValidationSet, random_state_kept, training_loader
 from lightning_bayes.callbacks.posthoc import PosthocCallback
@@ -57,8 +58,8 @@ class LaplaceCallback(PosthocCallback):
         prior_structure: ``"scalar"`` or ``"layerwise"``.
         linearized: The predictive. ``"closed_form"``: linearised, with the probit approximation. True: linearised, with
             samples, which is cheaper for all layers of a large network. False: sampled networks.
-        eval_samples: S, number of samples; a regression in closed form represents its Gaussian by S values. 0 evaluates the
-            network.
+        eval_samples: S, number of samples; the closed form represents the Gaussian of the outputs by S values. 0 evaluates
+            the network.
         mc_samples: Labels drawn per example for ``"fisher"``.
         online_every: Epochs between maximisations of the marginal likelihood during the fit. Each sets the optimizer's
             weight decay to δ/N (Immer et al. 2021, https://arxiv.org/abs/2104.04975). None disables them.
@@ -74,6 +75,7 @@ class LaplaceCallback(PosthocCallback):
         HyperparameterError: If an argument is out of range.
     """
 
+    @checked
     def __init__(
         self,
         structure: StructureName = "kronecker",

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
+from lightning_bayes.callbacks.arguments import checked
 from lightning_bayes.callbacks.evaluation import EvaluationCallback, require_single_evaluation
 from lightning_bayes.callbacks.resume import refuse_noisy_state
 from lightning_bayes.callbacks.validation_samples import sample_count
@@ -43,6 +44,7 @@ class MCDropoutCallback(EvaluationCallback):
         >>> callback = MCDropoutCallback(eval_samples=32, p=0.1, layers=r"model\.(conv|fc)\d")
     """
 
+    @checked
     def __init__(
         self,
         eval_samples: int = 10,
@@ -142,5 +144,5 @@ class MCDropoutCallback(EvaluationCallback):
 def _require_pattern(layers: str) -> None:
     try:
         re.compile(layers)
-    except (re.error, TypeError) as error:
+    except re.error as error:
         raise HyperparameterError(f"layers={layers!r} is not a regular expression: {error}.") from error

@@ -12,6 +12,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
+from lightning_bayes.callbacks.arguments import checked
 from lightning_bayes.callbacks.base import VariationalCallback
 from lightning_bayes.callbacks.checks import check_strategy
 from lightning_bayes.callbacks.cycles import CyclicRates, cycle_ends, rate_at
@@ -60,6 +61,7 @@ class MultiModeCallback(EvaluationCallback):
 
     opt_out_hint = "remove MultiModeCallback"
 
+    @checked
     def __init__(
         self, num_modes: int = 3, peak: float = 2.0, first: float = 0.5, link: LinkArgument | None = None
     ) -> None:

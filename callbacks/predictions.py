@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
+from lightning_bayes.callbacks.arguments import checked
 from lightning_bayes.callbacks.evaluation import LINK_ATTRIBUTE
 from lightning_bayes.callbacks.prediction_files import require_format, save
 from lightning_bayes.callbacks.prediction_table import Column, decisions, origins
@@ -46,6 +47,7 @@ class PredictionWriter(BasePredictionWriter):
         ModuleNotFoundError: If Parquet needs a package that is not installed.
     """
 
+    @checked
     def __init__(self, dirpath: str | None = None, filename: str = FILENAME, reject_below: float | None = None) -> None:
         super().__init__("epoch")
         require_format(filename)

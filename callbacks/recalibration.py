@@ -13,6 +13,7 @@ from lightning.pytorch.trainer.states import RunningStage
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
+from lightning_bayes.callbacks.arguments import checked
 from lightning_bayes.callbacks.forward_arguments import ForwardArguments
 from lightning_bayes.callbacks.loaders import OnDevice, random_state_kept, training_loader
 from lightning_bayes.errors import HyperparameterError
@@ -38,6 +39,7 @@ class BatchNormRecalibration(Callback):
         HyperparameterError: If `batches` is not a whole number of at least 1, or `of` is unknown.
     """
 
+    @checked
     def __init__(self, batches: int = 50, of: Literal["sample", "mean"] = "sample", seed: int = 0) -> None:
         if batches < 1 or batches != int(batches):
             raise HyperparameterError(f"batches={batches!r} must be a whole number of at least 1.")

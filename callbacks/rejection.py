@@ -9,6 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
+from lightning_bayes.callbacks.arguments import checked
 from lightning_bayes.callbacks.loaders import ValidationSet
 from lightning_bayes.callbacks.step_outputs import StepOutputs, step_outputs
 from lightning_bayes.errors import DataError, HyperparameterError, UnsupportedTrainingError
@@ -39,6 +40,7 @@ class RejectorCallback(Callback):
         rejector: The rejector of the last test; None before a test, and if no threshold satisfies the risk.
     """
 
+    @checked
     def __init__(self, risk: float = 0.05, confidence: float = 0.95) -> None:
         if not (0 < risk < 1 and 0 < confidence < 1):
             raise HyperparameterError(f"risk={risk!r} and confidence={confidence!r} must lie between 0 and 1.")

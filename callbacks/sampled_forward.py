@@ -15,7 +15,7 @@ from typing import Any, final
 
 import torch
 from lightning.pytorch import LightningModule
-from lightning_utilities.core.rank_zero import rank_zero_warn
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.distributions import Distribution
 
@@ -33,7 +33,9 @@ from lightning_bayes.predictive import (
     find_link,
     summarise,
 )
+from lightning_bayes.predictive.mixture_output import Form, form_of, mixture_output
 from lightning_bayes.predictive.observations import Observation, observed
+from lightning_bayes.predictive.quantiles import grouped
 
 
 class _NoAverageError(UnsupportedTrainingError):
@@ -64,7 +66,8 @@ class SampledForward:
         self._dtype = torch.float32  # of the module's outputs
         self.last: Tensor | None = None  # outputs of the last call, [S, …]
         self._last_call: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
-        self._has_warned = False
+        self._has_warned = self._has_form = False
+        self._form: Form | None = None  # of outputs with mean and variance
         self._forward: Callable[..., Tensor] = module.forward
         self._arguments = ForwardArguments(module, self._forward)
         self._patches = Patches()
@@ -136,12 +139,42 @@ class SampledForward:
         if self._gave_up:
             return self._forward(*args, **kwargs)
         try:
-            return self._packing.unpack(combine(self.outputs(*args, **kwargs), self.link).to(self._dtype))
+            return self._packing.unpack(self._average(self.outputs(*args, **kwargs)).to(self._dtype))
         except UnsupportedTrainingError as error:
             if not self.lenient and not isinstance(error, _NoAverageError):
                 raise
             self._give_up(error)
             return self._forward(*args, **kwargs)
+
+    def _average(self, outputs: Tensor) -> Tensor:
+        """One output for all samples: of the mixture, if its form is known."""
+        if not self._has_form:
+            self._form, self._has_form = self._found_form(outputs), True
+        return combine(outputs, self.link) if self._form is None else mixture_output(outputs, self._form)
+
+    def _found_form(self, outputs: Tensor) -> Form | None:
+        """How outputs state mean and variance; a line tells if they do so in a form that cannot be averaged."""
+        found = self.distribution()
+        if found is None:
+            return None
+        mean, variance = (grouped(value, found[1]) for value in (found[0].mean, found[0].variance))
+        form = form_of(outputs, mean, variance)
+        is_told = form is not None or self.lenient  # a fit validates many times
+        if not is_told and not self._is_plain(combine(outputs, self.link), mean.mean(0), variance.mean(0)):
+            rank_zero_info(
+                f"{type(self.module).__name__}'s steps get the raw outputs averaged over samples, from which the "
+                "distribution of the targets does not follow: trainer.predict and the logged test/reg/... hold it. Let "
+                "forward return the mean and the variance (or its logarithm, or the standard deviation) to get those of "
+                "the mixture from self(...)."
+            )
+        return form
+
+    def _is_plain(self, average: Tensor, mean: Tensor, variance: Tensor) -> bool:
+        """Whether the averaged output states the mean of the mixture, and the mean variance."""
+        assert self.observation is not None
+        distribution = self.observation(self._packing.unpack(average))
+        pairs = ((distribution.mean, mean), (distribution.variance, variance))
+        return all(torch.allclose(one, other, rtol=1e-3, atol=1e-6, equal_nan=True) for one, other in pairs)
 
     def _give_up(self, error: Exception) -> None:
         """Go on with the module's current weights, as plain Lightning, because one batch cannot be averaged."""

@@ -12,6 +12,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import nn
 from torch.optim.swa_utils import update_bn
 
+from lightning_bayes.callbacks.arguments import checked
 from lightning_bayes.callbacks.forward_arguments import ForwardArguments
 from lightning_bayes.callbacks.last_epoch import fit_kept, is_last_epoch
 from lightning_bayes.callbacks.loaders import OnDevice, random_state_kept
@@ -61,6 +62,7 @@ class SWAGCallback(PosthocCallback):
         HyperparameterError: If an argument is out of range.
     """
 
+    @checked
     def __init__(
         self,
         start: float = 0.75,

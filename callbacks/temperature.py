@@ -7,6 +7,7 @@ from typing import Any, final
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
+from lightning_bayes.callbacks.arguments import checked
 from lightning_bayes.callbacks.evaluation import FinishesSamples
 from lightning_bayes.callbacks.loaders import ValidationSet, sum_over_processes
 from lightning_bayes.callbacks.patches import Patches
@@ -34,6 +35,7 @@ class TemperatureScaling(Callback):
             number of samples.
     """
 
+    @checked
     def __init__(self, refit: bool = False) -> None:
         self.refit = refit
         self.temperature: float | None = None  # for the current weights

@@ -65,6 +65,9 @@ def brief(message: str, options: Iterable[str] = ()) -> str:
     lines = [_WRAPPERS.sub("", line.strip()) for line in message.splitlines() if not _NOISE.match(line.strip())]
     lines = [line for line in lines if line]
     problems = [number for number, line in enumerate(lines) if _CLASS_PROBLEM.search(line)]
+    while problems[1:] and problems[1] == problems[0] + 1:  # an argument of the first class has the problem
+        lines = lines[problems[1] :]
+        problems = [number - problems[1] for number in problems[1:]]
     if len(problems) > 1:  # the user meant the first class; jsonargparse tried the others too
         second, end = problems[1], len(lines)
         given_value = next((i for i in range(second, end) if lines[i].startswith("Given")), end)
@@ -80,6 +83,8 @@ def _nearest(lines: list[str], options: Iterable[str]) -> list[str]:
     class_problem = _CLASS_PROBLEM.search(text)
     candidates = _arguments_of(class_problem[1]) if class_problem else list(options)
     close = difflib.get_close_matches(unknown[1] or unknown[2], candidates, 1)
+    if not close and class_problem and candidates:
+        return [f"Its arguments are: {', '.join(candidates)}."]
     return [f"Did you mean {close[0]}?"] if close else []
 
 

@@ -42,6 +42,7 @@ ATTENTION_RESET: Final = "_reset_parameters"  # of `nn.MultiheadAttention`, whic
 FLAT_WEIGHTS: Final = ("_flat_weights", "_flat_weight_refs")  # a recurrent layer's own lists of its parameters
 LAST_RATES: Final = "_last_lr"  # of a learning-rate scheduler
 INNER_SCHEDULERS: Final = "_schedulers"  # of a scheduler that chains others
+PACK: Final = torch._VF._pack_padded_sequence  # what `torch.nn.utils.rnn.pack_padded_sequence` calls
 DDP_SINK: Final = "_DDPSink"  # the operation that DistributedDataParallel applies to all outputs of a step
 
 
@@ -60,6 +61,7 @@ _ATTRIBUTES: Final[tuple[tuple[str, Any, tuple[str, ...]], ...]] = (
             "_will_engine_execute_node",
         ),
     ),
+    ("torch._VF", torch._VF, ("_pack_padded_sequence",)),
     ("torch.nn.MultiheadAttention", nn.MultiheadAttention, (ATTENTION_RESET,)),
     ("torch.nn.Module", nn.Module(), ("_parameters", "_buffers", "_modules", *CALL_HOOKS, BACKWARD_HOOK_KIND)),
     ("torch.nn.RNN", nn.RNN(1, 1), FLAT_WEIGHTS),

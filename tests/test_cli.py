@@ -227,7 +227,7 @@ def test_one_test_prints_samples_mean_and_scaling_side_by_side(fitted, capsys):
     assert len({found[key] for key in keys}) == 3
     assert found["test/post/cls/NLL"] < found["test/cls/NLL"]
     assert sorted(path.stem for path in (folder / "figures").iterdir()) == [
-        *("certainty", "ood_scores", "reliability", "risk_coverage")
+        *("certainty", "ood_scores", "reliability", "risk_coverage", "scores")
     ]
 
 
@@ -479,10 +479,12 @@ def test_a_value_out_of_range_is_refused_in_the_words_of_its_class(option, messa
         ("--trainer.callbacks.engine=faster", r"Expected a typing.Literal\['fused', 'backpack'\]. Got value: faster"),
         ("--model=BayesClasifier", "BayesClasifier"),
         ("--data.batchsize=3", "batchsize"),
+        ("--model.model.name=resnet19", r"ResNet18':\nOption 'name' is not accepted\nIts arguments are: num_classes,"),
     ],
 )
 def test_arguments_that_do_not_parse_are_named(option, message, capsys):
-    status, said = refused(capsys, "fit", "--config", "digits+lenet5+vogn", option)
+    network = "resnet18" if "resnet" in option else "lenet5"
+    status, said = refused(capsys, "fit", "--config", f"digits+{network}+vogn", option)
     assert status == 2
     assert re.search(message, said.err)
     assert said.err.startswith("lightning-bayes fit: ")

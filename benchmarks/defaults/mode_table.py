@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from benchmarks.over_seeds import mean_and_error
@@ -14,9 +14,9 @@ COLUMNS = ("error", "nll", "calibration", "mi", "entropy_auroc", "mi_auroc", "se
 TEMPERED = ("error", "nll", "calibration", "entropy_auroc", "mi_auroc")  # recorded at a fitted temperature too
 
 
-def table(records: Sequence[Record]) -> str:
+def table(records: Sequence[Record], tempered: Collection[str] = ("user", "modes", "ensemble", "short")) -> str:
     """Per problem and method: scores, and error and NLL minus those of the user with one temperature."""
-    rows = [*records, *(_tempered(r) for r in records if r["method"] in {"user", "modes", "ensemble", "short"})]
+    rows = [*records, *(_tempered(r) for r in records if r["method"] in tempered)]
     head = ("problem", "method", "seeds", *COLUMNS, "error - user T", "NLL - user T")
     lines = [head, ["---"] * len(head)]
     for problem in dict.fromkeys(r["problem"] for r in rows):

@@ -1,107 +1,84 @@
-"""Digits for pretraining, and a few clothing or letter images for adaptation, 28 × 28 and normalised like the digits.
+"""CIFAR-10 and SVHN in one file: seven classes for pretraining, three others and ten digits for adaptation.
 
-`--root` contains torchvision's folders ``MNIST`` and ``FashionMNIST``, and ``notMNIST`` with the files of
-https://github.com/davidflanagan/notMNIST-to-MNIST: 10 000 letters A to J in many fonts, 1000 of each, from Bulatov's
-notMNIST_small. A fixed random split divides that file into a pool and test images.
+    python -m benchmarks.finetune.data --root DATA --out finetune.npz
+
+`DATA` has torchvision's folder of CIFAR-10, and SVHN's ``test_32x32.mat``. The file has random images of both, as bytes.
 """
 
 from __future__ import annotations
 
-import gzip
-import struct
-from collections.abc import Callable
+import argparse
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_bayes.errors import DataError, DatasetError
-from lightning_bayes.zoo import FashionMNISTDataModule, MNISTDataModule
-from lightning_bayes.zoo.data.splits import few_shots, split_indices
+from benchmarks.defaults.mode_problems import Images
 
-SHOTS: Final = 100  # images for each of ten classes
-HELD_OUT: Final = 2000  # images in a test set
-VALIDATION: Final = 2000
-_LETTERS: Final = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
-
-
-class Images(NamedTuple):
-    """Normalised images ``[N, 1, 28, 28]`` with their classes ``[N]``."""
-
-    x: Tensor
-    y: Tensor
-
-    def at(self, indices: list[int]) -> Images:
-        """The images at some indices."""
-        return Images(self.x[indices], self.y[indices])
+TARGETS: Final[dict[str, tuple[int, ...]]] = {"cifar": (3, 4, 5), "svhn": tuple(range(10))}  # cats, deer, dogs; digits
+FAMILIAR: Final = tuple(label for label in range(10) if label not in TARGETS["cifar"])
+VALIDATION, TEST, OOD = 300, 1200, 1200  # OOD: test images of the other target
+SIZES: Final = {"cifar_train": 11_000, "cifar_test": 4_000, "svhn": 3_600}  # images in the file
+_MEAN, _STD = 0.47, 0.25  # of all pixels
+Arrays = Mapping[str, NDArray[np.uint8]]
 
 
-class Target(NamedTuple):
-    """The data of an adaptation: a few training images, and test images."""
+def read(root: Path) -> dict[str, NDArray[np.uint8]]:
+    """Random images of each set as ``[N, 32, 32, 3]``, and their labels under the name with ``_y``."""
+    from scipy.io import loadmat
+    from torchvision.datasets import CIFAR10
 
-    train: Images
-    test: Images
-
-
-def digits(root: Path) -> Images:
-    """All training digits of MNIST."""
-    return _normalised(*MNISTDataModule.read(str(root), train=True))
-
-
-def target(name: str, root: Path, seed: int, validate: bool = False, shots: int = SHOTS) -> Target:
-    """Images to adapt to."""
-    pool, test = TARGETS[name](root)
-    order = torch.randperm(len(pool.y), generator=torch.Generator().manual_seed(seed)).tolist()
-    train = few_shots(order, pool.y, shots)
-    if validate:
-        chosen = set(train)
-        test = pool.at([index for index in order if index not in chosen][:VALIDATION])
-    return Target(pool.at(train), test)
+    sets = {f"cifar_{name}": CIFAR10(str(root), name == "train") for name in ("train", "test")}
+    digits = loadmat(str(root / "test_32x32.mat"))
+    pairs = {name: (part.data, np.array(part.targets)) for name, part in sets.items()}
+    pairs["svhn"] = digits["X"].transpose(3, 0, 1, 2), digits["y"].ravel() % 10
+    found = dict[str, NDArray[np.uint8]]()
+    for name, (images, labels) in pairs.items():
+        order = np.random.default_rng(0).permutation(len(labels))[: SIZES[name]]
+        found |= {name: images[order], f"{name}_y": labels[order].astype(np.uint8)}
+    return found
 
 
-def unfamiliar(name: str, root: Path) -> dict[str, Tensor]:
-    """Out-of-distribution test images by score ``[N, 1, 28, 28]``: the other target, and the digits of the pretraining."""
-    (other,) = (read for key, read in TARGETS.items() if key != name)
-    digit_images = _normalised(*MNISTDataModule.read(str(root), train=False))
-    return {"ood_auroc": other(root)[1].x, "digits_auroc": digit_images.x[:HELD_OUT]}
+def pretraining(arrays: Arrays, classes: Sequence[int] = FAMILIAR) -> tuple[Tensor, Tensor]:
+    """The training images of some of CIFAR-10's classes."""
+    return _chosen(arrays, "cifar_train", classes)
 
 
-def _clothes(root: Path) -> tuple[Images, Images]:
-    pool = _normalised(*FashionMNISTDataModule.read(str(root), train=True))
-    test = _normalised(*FashionMNISTDataModule.read(str(root), train=False))
-    return pool, Images(test.x[:HELD_OUT], test.y[:HELD_OUT])
+def target(arrays: Arrays, name: str, shots: int, seed: int) -> Images:
+    """Images to adapt to: a random training set of `shots` images, and fixed validation and test images."""
+    if name == "cifar":
+        pool, test = (_chosen(arrays, f"cifar_{part}", TARGETS[name]) for part in ("train", "test"))
+        ood = _chosen(arrays, "svhn", TARGETS["svhn"])[0]
+    else:
+        images, labels = _chosen(arrays, "svhn", TARGETS[name])
+        pool, test = (images[TEST:], labels[TEST:]), (images[:TEST], labels[:TEST])
+        ood = _chosen(arrays, "cifar_test", TARGETS["cifar"])[0]
+    (val_x, val_y), (x, y) = ((part[:VALIDATION] for part in pool), (part[VALIDATION:] for part in pool))
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))[:shots]
+    return Images(x[order], y[order], val_x, val_y, test[0][:TEST], test[1][:TEST], ood[:OOD])
 
 
-def _letters(root: Path) -> tuple[Images, Images]:
-    images, labels = (_read_idx(root / "notMNIST" / name) for name in _LETTERS)
-    everything = _normalised(images.unsqueeze(1), labels)
-    pool, test = split_indices(len(labels), val_size=min(HELD_OUT, len(labels) // 2))
-    return everything.at(pool), everything.at(test)
+def _chosen(arrays: Arrays, name: str, classes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Standardised images ``[N, 3, 32, 32]`` of some classes, numbered from 0."""
+    labels = arrays[f"{name}_y"]
+    rows = np.isin(labels, classes)
+    x = torch.tensor(arrays[name][rows]).permute(0, 3, 1, 2).contiguous()
+    y = torch.tensor(np.searchsorted(np.array(classes), labels[rows]))
+    return (x / 255 - _MEAN) / _STD, y
 
 
-TARGETS: Final[dict[str, Callable[[Path], tuple[Images, Images]]]] = {"FashionMNIST": _clothes, "notMNIST": _letters}
+def main() -> None:
+    """Write the file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", type=Path, default=Path("data"))
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    np.savez(options.out, allow_pickle=False, **read(options.root))
 
 
-def _read_idx(path: Path) -> Tensor:
-    packed = path.with_name(f"{path.name}.gz")
-    if not packed.exists() and not path.exists():
-        raise DatasetError(
-            f"notMNIST is not below {path.parent.absolute()}: {packed.name} and {path.name} are missing. Download the "
-            "files of https://github.com/davidflanagan/notMNIST-to-MNIST, or pass --targets FashionMNIST."
-        )
-    content = path.read_bytes() if path.exists() else gzip.decompress(packed.read_bytes())
-    dimensions = (
-        content[3] if len(content) > 3 else 0
-    )  # two zeros, 8 for bytes, the number of dimensions, then the sizes
-    start = 4 + 4 * dimensions
-    sizes = struct.unpack(f">{dimensions}I", content[4:start]) if len(content) >= start else ()
-    if content[:3] != b"\0\0\x08" or len(content) != start + int(np.prod(sizes)):
-        raise DataError(f"{path} is not a complete IDX file of bytes. Download it again.")
-    return torch.from_numpy(np.frombuffer(content, np.uint8, offset=start).reshape(sizes).copy())
-
-
-def _normalised(images: Tensor, labels: Tensor) -> Images:
-    (mean,), (std,) = MNISTDataModule.mean, MNISTDataModule.std  # the normalisation of the pretraining
-    return Images((images.float() / 255 - mean) / std, labels.long())
+if __name__ == "__main__":
+    main()

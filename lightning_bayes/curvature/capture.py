@@ -13,16 +13,14 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.example_probe import ExampleProbe
-from lightning_bayes.curvature.example_rows import example_rows
-from lightning_bayes.curvature.layout_search import LayoutSearch, PassLayouts
+from lightning_bayes.curvature.layer_graph import is_layer
+from lightning_bayes.curvature.layout_probe import LayoutProbe, PassLayouts, ProbedPass
 from lightning_bayes.curvature.layouts import ROWS, LayerOutput, retained_grads_kept
 from lightning_bayes.curvature.loss import LossRecord, LossReduction, require_scalar, settled
 from lightning_bayes.curvature.loss_recorder import LossRecorder
 from lightning_bayes.curvature.model_call import ModelCall, model_call
-from lightning_bayes.curvature.parameter_uses import is_layer
 from lightning_bayes.curvature.per_example_loss import KEY, attached_losses, compared, mark_division
-from lightning_bayes.curvature.single_examples import SingleExamples, can_repeat_backward
+from lightning_bayes.curvature.single_examples import ExampleRows, SingleExamples, can_repeat_backward, example_rows
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedTrainingError, name_some
 from lightning_bayes.private_torch import is_alive
 
@@ -53,7 +51,7 @@ class Capture(ABC):
         has_taken_examples: Whether the squares come from explicit per-example losses.
     """
 
-    def __init__(self, loss_reduction: LossReduction = "auto", finder: ExampleProbe | None = None) -> None:
+    def __init__(self, loss_reduction: LossReduction = "auto", finder: LayoutProbe | None = None) -> None:
         self.loss_reduction, self.finder = loss_reduction, finder
         self.outputs: list[LayerOutput] = []
         self.model_call: ModelCall | None = None
@@ -120,8 +118,7 @@ class Capture(ABC):
         if self.finder is None or loss.grad_fn is None or not outputs or self.is_empty:
             return []
         with self.following():
-            search = LayoutSearch(loss, outputs, self.model_call, self.recorder, num_losses)
-            result = self.finder.find(search)
+            result = self.finder.find(ProbedPass(loss, outputs, self.model_call, self.recorder, num_losses))
         if result is None:
             return []
         self.layouts = result
@@ -133,10 +130,9 @@ class Capture(ABC):
     def single_examples(self, loss: Tensor, leaves: Sequence[nn.Parameter]) -> SingleExamples | None:
         """Backward passes from the losses of single examples to `leaves`; None if they are impossible."""
         n = self.known_batch_size
-        if n == 1:
-            return SingleExamples(loss, None, (), leaves)
-        rows = None if n is None else example_rows(self.recorder, loss, n, self.layouts.order)
-        return SingleExamples(loss, rows, (), leaves) if rows is not None and can_repeat_backward(loss) else None
+        rows = ExampleRows(1) if n == 1 else n and example_rows(self.recorder, loss, n, self.layouts.order)
+        can_follow = rows and (n == 1 or can_repeat_backward(loss))
+        return SingleExamples(self.recorder, loss, rows, leaves) if rows and can_follow else None
 
     def note_model_call(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """Forward hook: record the first call whose first input and first output have equally many rows."""

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 from torch import nn
 
 from lightning_bayes.curvature.capture import Capture
-from lightning_bayes.curvature.example_probe import ExampleProbe
+from lightning_bayes.curvature.layout_probe import LayoutProbe
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.measured_modules import MeasuredModule, find_measured_modules
 from lightning_bayes.curvature.model_call import Uncopied
@@ -41,7 +41,7 @@ class AbstractEngine(ABC):
         self.loss_reduction = loss_reduction
         self.workspace = Workspace(workspace_mib)
         self.left_out: set[nn.Parameter] = set()  # trainable parameters that are not measured
-        self.probe = ExampleProbe()
+        self.probe = LayoutProbe()
         self.has_warned_of_loop = False
         self.checked: Checked = set()  # calls of modules without a rule that passed their check
         self.checked_once: set[tuple[str, ...]] = set()  # labels of calls whose backward passed a `RunningCheck`

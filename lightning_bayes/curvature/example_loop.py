@@ -53,14 +53,14 @@ class ExampleLoop:
         squares: list[Tensor | float] = [0.0 for _ in leaves]
         with examples.separated() as gradients:
             # Gradients of the terms that depend on no example, such as a penalty on the weights.
-            constant = gradients(None).others
-            for example in range(examples.num_examples):
-                for index, grad in enumerate(gradients(example).others):
+            constant = gradients(torch.zeros(examples.num_examples, dtype=torch.bool))
+            for chosen in torch.eye(examples.num_examples, dtype=torch.bool):
+                for index, grad in enumerate(gradients(chosen)):
                     own = constant[index]
                     if grad is not None:
                         value = grad if own is None else grad - own
                         sums[index], squares[index] = sums[index] + value, squares[index] + value.square()
-        batch = examples.batch_gradients().others
+        batch = examples.of_batch()
         self._require_equal(leaves, batch, constant, sums)
         for param, grad, own, square in zip(leaves, batch, constant, squares, strict=True):
             is_of_layer = param in self.captured.calls and bool(torch.as_tensor(square).any())

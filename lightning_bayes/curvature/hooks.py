@@ -42,7 +42,6 @@ from lightning_bayes.private_torch import (
     is_in_backward,
     is_in_functorch,
     will_execute,
-    without_torch_functions,
 )
 
 _HALF = {torch.float16, torch.bfloat16}
@@ -103,9 +102,8 @@ class HookedCapture(Capture, ABC):
             call = GenericCall(unit, args, kwargs, start, self.workspace, self.engine.checked)
             result = call.watch(output, self._on_gradients)
         else:
-            with without_torch_functions():
-                call = RuleCall(unit, args, kwargs, start, self.workspace)
-                result = call.watch(output, self._on_gradients)
+            call = RuleCall(unit, args, kwargs, start, self.workspace)
+            result = call.watch(output, self._on_gradients)
         self.note_call(unit.label, call.rows)
         if call.output.edges and not is_in_backward():
             self.outputs.append(call.output)
@@ -291,5 +289,5 @@ class HookedCapture(Capture, ABC):
         if examples is None:
             return {}
         with self.following(), user_hooks_off(params), examples.separated() as gradients:
-            grads = gradients(None).others
+            grads = gradients(torch.zeros(examples.num_examples, dtype=torch.bool))
         return {param: grad for param, grad in zip(params, grads, strict=True) if grad is not None}

@@ -28,7 +28,7 @@ from lightning_bayes.curvature.rules.replayed_call import Checked, ReplayedCall
 from lightning_bayes.curvature.rules.whole_batch import ReplayedBatch
 from lightning_bayes.curvature.workspace import Workspace
 from lightning_bayes.errors import BayesError, UnsupportedLayerError
-from lightning_bayes.private_torch import has_children, is_view, tree_leaves
+from lightning_bayes.private_torch import has_children, is_view, tree_leaves, without_torch_functions
 
 OnGradients = Callable[["LayerCall", list[Tensor | None]], None]
 
@@ -137,14 +137,16 @@ class RuleCall(LayerCall):
     def __init__(
         self, unit: MeasuredModule, args: Any, kwargs: dict[str, Any], start: Start | None, workspace: Workspace
     ) -> None:
-        super().__init__(unit, unit.bind(args, kwargs), workspace)
+        with without_torch_functions():
+            super().__init__(unit, unit.bind(args, kwargs), workspace)
         self._rng = None if start is None else start.rng
 
     def watch(self, output: Any, on_gradients: OnGradients) -> Any:
         """See `LayerCall.watch`. Packed sequences are padded for the rule, and packed again."""
         if isinstance(output, Tensor):
-            self._reused = self.rule.saved(self.unit.module, output)
-            return super().watch(output, on_gradients)
+            with without_torch_functions():
+                self._reused = self.rule.saved(self.unit.module, output)
+                return super().watch(output, on_gradients)
         padded, packed_again = padded_output(self.unit.module, output)
         self._reused = self.rule.saved(self.unit.module, padded)
         return packed_again(super().watch(padded, on_gradients))

@@ -1,4 +1,4 @@
-"""Layouts: where a layer's output holds the examples of the batch. Gradients of single-example losses reveal it.
+"""Layouts: where a layer's output holds the examples of the batch. Gradients of chosen examples reveal it.
 
 rows     example i is row i of the dimension where the layer's rule expects the examples
 groups   example i has k consecutive rows: images of a video, or positions that a reshape turned into rows
@@ -21,11 +21,11 @@ from torch.autograd.graph import get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from lightning_bayes.curvature.example_dims import Shape
+from lightning_bayes.curvature.layer_graph import mark_layer
 from lightning_bayes.curvature.measured_modules import MeasuredModule
-from lightning_bayes.curvature.parameter_uses import mark_measured
 from lightning_bayes.errors import UnsupportedTrainingError
 
-_TOLERANCE = 1e-6  # relative to the largest gradient
+_KEPT, _ZERO = 5e-2, 1e-6  # tolerances relative to the largest gradient: rounding to half precision, and no gradient
 
 
 class Layout(NamedTuple):
@@ -53,7 +53,7 @@ class LayerOutput:
         self.layout, self.is_reached = ROWS, False
         self.hook: RemovableHandle | None = None
         for node, _ in self.edges:
-            mark_measured(node, unit)
+            mark_layer(node, unit)
 
     def drop(self) -> None:
         """Drop the autograd nodes and the hook on them. They refer to the capture, a cycle that Python cannot collect."""
@@ -84,33 +84,35 @@ class LayerOutput:
         """Whether some dimension of the outputs could hold this many examples."""
         return any(size % num_examples == 0 for shape in self.shapes for size in shape[: -self._num_features])
 
-    def layouts(self, grads: list[Tensor | None], example: int, num_examples: int) -> list[Layout] | None:
-        """The layouts consistent with the gradient of one example's loss, most likely first; None if it is zero."""
-        consistent = [
-            list(self._fitting(grad.reshape(shape), dim, example, num_examples))
-            for grad, shape, dim in zip(grads, self.shapes, self.dims, strict=True)
-            if grad is not None and bool(grad.any())
-        ]
-        if not consistent:
-            return None
-        return [layout for layout in consistent[0] if all(layout in others for others in consistent)]
+    def possible_layouts(self, num_examples: int) -> list[Layout]:
+        """The layouts that the sizes allow, most likely first."""
+        in_rows = (
+            [ROWS] if self.rows == num_examples else [Layout(k) for k in REGROUPED if not self.rows % num_examples]
+        )
+        rank = max(map(len, self.shapes), default=0) if self.takes_positions else 0
+        return in_rows + [Layout("dim", dim) for dim in range(rank - self._num_features) if dim != self.dim]
 
-    @property
-    def dims(self) -> list[int | None]:
-        """The dimension of each output that holds the rows; None if unknown."""
+    def fits(
+        self, layout: Layout, batch: Sequence[Tensor | None], grads: Sequence[Tensor | None], chosen: Tensor
+    ) -> bool:
+        """Whether exactly the chosen examples have the gradients of the batch, and the others none."""
         later = () if self.unit.rule is None or self.dim is None else self.unit.rule.later_dims
-        return [self.dim, *later, *(self.dim for _ in self.shapes)][: len(self.shapes)]
+        dims = [self.dim, *later, *(self.dim for _ in self.shapes)]
+        return all(
+            self._fits_output(layout, whole.reshape(shape), grad.reshape(shape), dim, chosen)
+            for whole, grad, shape, dim in zip(batch, grads, self.shapes, dims[: len(self.shapes)], strict=True)
+            if whole is not None and grad is not None and bool(whole.any())
+        )
 
-    def _fitting(self, grad: Tensor, row_dim: int | None, example: int, n: int) -> Iterator[Layout]:
-        """The layouts of one output in which only this example has a gradient."""
-        dims = [d for d in range(grad.dim()) if row_dim in {d, None} and grad.shape[d] == self.rows]
-        regrouped = [Layout(kind) for kind in REGROUPED if self.rows % n == 0]
-        for layout in [ROWS] if self.rows == n else regrouped:
-            if any(entries(examples_first(grad, d, layout, n), 0) <= {example} for d in dims):
-                yield layout
-        if self.takes_positions:
-            others = (d for d in range(grad.dim() - self._num_features) if d != row_dim and grad.shape[d] == n)
-            yield from (Layout("dim", d) for d in others if entries(grad, d) <= {example})
+    def _fits_output(self, layout: Layout, batch: Tensor, grad: Tensor, dim: int | None, chosen: Tensor) -> bool:
+        """`fits` for one output, whose rows are in `dim` if that is known."""
+        n = len(chosen)
+        if layout.kind == "dim":
+            places = [layout.dim] if grad.shape[layout.dim] == n else []
+        else:
+            places = [d for d, size in enumerate(grad.shape) if dim in {d, None} and size == self.rows]
+        moved = ((examples_first(batch, d, layout, n), examples_first(grad, d, layout, n)) for d in places)
+        return any(keeps_chosen(*pair, chosen) for pair in moved)
 
 
 @contextmanager
@@ -134,12 +136,14 @@ def gradients_restored(tensors: Iterable[Tensor]) -> Iterator[None]:
             tensor.grad = grad
 
 
-def entries(grad: Tensor, dim: int) -> set[int]:
-    """The indices of a dimension at which a gradient is not zero, up to rounding."""
-    if not grad.numel() or not bool(grad.any()):
-        return set()
-    sizes = grad.detach().abs().movedim(dim, 0).reshape(grad.shape[dim], -1).amax(1)
-    return set((sizes > _TOLERANCE * sizes.max()).nonzero().flatten().tolist())
+def keeps_chosen(batch: Tensor, grad: Tensor, chosen: Tensor) -> bool:
+    """Whether `grad` ``[n, …]`` is the gradient of the batch for the chosen examples, and zero for the others."""
+    if not grad.numel():
+        return True
+    chosen = chosen.to(grad.device)
+    kept = chosen.view(-1, *(1 for _ in grad.shape[1:]))
+    difference = (grad - torch.where(kept, batch, 0)).abs().reshape(len(grad), -1).amax(1)
+    return bool((difference <= batch.abs().max() * torch.where(chosen, _KEPT, _ZERO)).all())
 
 
 def examples_first(value: Tensor, dim: int, layout: Layout, num_examples: int) -> Tensor:

@@ -33,6 +33,12 @@ def chosen(shape: Shape, index: Any, batch_size: int | None, order: Order = "row
     return "permuted" if torch.equal(flat.sort().values, everything) else "some"
 
 
+def selects_rows(shape: Shape, index: Any) -> bool:
+    """Whether a tensor selects entries of dimension 0, other than all of them in order."""
+    rows = _index_at(0, index, len(shape))
+    return isinstance(rows, (Tensor, list)) and chosen(shape, index, shape[0] or None) != "all"
+
+
 def _index_at(dim: int, index: Any, rank: int) -> Any:
     """What an index says about one dimension."""
     items = index if isinstance(index, tuple) else (index,)

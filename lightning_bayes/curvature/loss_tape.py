@@ -7,7 +7,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,9 @@ from lightning_bayes.curvature.example_dims import Order, Shape
 from lightning_bayes.curvature.loss import LossRecord
 from lightning_bayes.curvature.loss_functions import LOSS_FUNCTIONS, read_call
 from lightning_bayes.curvature.loss_terms import Edge, Step, Term
-from lightning_bayes.private_torch import DDP_SINK, output_shapes
+from lightning_bayes.private_torch import DDP_SINK, PACK, output_shapes
+
+Note: TypeAlias = Literal["batch_norm", "join", "pack", "scatter"]
 
 
 def _each(names: str, handler: Any, *first: Any) -> dict[Any, tuple[Any, tuple[Any, ...]]]:
@@ -60,6 +62,7 @@ class LossTape(TorchFunctionMode, ABC):
         self.numbers: dict[Any, Any] = {}  # numbers that multiplied other values
         self.weighted: set[Any] = set()  # nodes of values with constant factors or masks
         self.log_softmax: set[Any] = set()  # nodes of log-probabilities of classes
+        self.noted: dict[Note, set[Any]] = {note: set() for note in get_args(Note)}  # nodes of other operations
 
     def __enter__(self) -> Any:
         """Record the functions that are called from now on. Compiled code runs eagerly, because it hides them."""
@@ -83,6 +86,7 @@ class LossTape(TorchFunctionMode, ABC):
         if func is Tensor.__iter__:
             result = list(result)
         value = result[0] if isinstance(result, (tuple, list)) and result else result
+        value = args[0] if func is Tensor.__setitem__ else value
         if isinstance(value, Tensor) and value.grad_fn is not None:
             handler, first = self._handlers[func]
             handler(self, *first, value, *(args if former is None else (former, *args[1:])), **kwargs)
@@ -96,7 +100,15 @@ class LossTape(TorchFunctionMode, ABC):
 
     def clear(self) -> None:
         """Forget the forward pass, whose tensors the record keeps alive."""
-        for record in (self.terms, self.before, self.choices, self.numbers, self.weighted, self.log_softmax):
+        records: tuple[Any, ...] = (
+            self.terms,
+            self.before,
+            self.choices,
+            self.numbers,
+            self.weighted,
+            self.log_softmax,
+        )
+        for record in (*records, *self.noted.values()):
             record.clear()
 
     def node_of(self, value: Tensor) -> Any:
@@ -202,6 +214,7 @@ class LossTape(TorchFunctionMode, ABC):
         self._put_stack(value, tensors)
 
     def _put_stack(self, value: Tensor, tensors: Sequence[Tensor], *args: Any, **kwargs: Any) -> None:
+        self._note("join", value)
         if value.numel() == len(tensors) and any(self._known(one) for one in tensors):
             self._put(value, tuple(t for one in tensors for t in self._all_terms(one)), Step("stack", len(tensors)))
 
@@ -218,6 +231,17 @@ class LossTape(TorchFunctionMode, ABC):
         if input.dim():
             self.choices[value.grad_fn] = (tuple(input.shape), index_of(value, input, *args, **kwargs))
             self._put_same(value, input)
+
+    def _note(self, note: Note, value: Tensor, *args: Any, **kwargs: Any) -> None:
+        self.noted[note].add(value.grad_fn)
+
+    def _note_written(self, value: Tensor, input: Tensor, index: Any, *args: Any) -> None:
+        if any(isinstance(item, Tensor) for item in (index if isinstance(index, tuple) else (index,))):
+            self._note("scatter", value)
+
+    def _note_norm(self, value: Tensor, *args: Any, training: bool = False, **kwargs: Any) -> None:
+        if training or (len(args) > 5 and args[5]):
+            self._note("batch_norm", value)
 
     _handlers: ClassVar[dict[Any, tuple[Any, tuple[Any, ...]]]] = {
         **_losses(_put_loss),
@@ -245,4 +269,10 @@ class LossTape(TorchFunctionMode, ABC):
             "sort cumsum flip roll var std logsumexp amax amin max min prod median norm", _put_choice, choices.over
         ),
         **_each("masked_fill where", _put_mask),
+        **_each("index_put index_put_ index_add index_add_ index_copy index_copy_", _note, "scatter"),
+        **_each("scatter scatter_ scatter_add scatter_add_ masked_scatter masked_scatter_", _note, "scatter"),
+        **_each("__setitem__", _note_written),
+        **_each("batch_norm", _note_norm),
+        F.batch_norm: (_note_norm, ()),
+        PACK: (_note, ("pack",)),
     }

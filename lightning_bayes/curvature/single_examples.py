@@ -1,16 +1,17 @@
-"""Backward passes for the loss of one example, in the graph of the batch loss.
+"""Backward passes for chosen examples, in the graph of the batch loss.
 
-`example_rows` tells which tensors between layers and loss hold the examples. A mask on the gradient of these values keeps
-only the gradient of one example:
+The record of the loss tells which values it reduces over the examples, or which arguments its loss function has. A mask on
+the gradient of these values keeps only that of the chosen examples:
 
-    c_i = ∂L/∂v_i · ∂v_i/∂θ        v_i: the values of example i just before the reduction
+    Σ_{i chosen} ∂L/∂v_i · ∂v_i/∂θ        v_i: the values of example i just before the reduction
 
-BatchNorm in training mode may mix the rows: its input gradient is set to zero in rows without an output gradient.
+For a loss without such a record, the outputs of the last layers hold the examples. BatchNorm in training mode mixes the
+rows, so it is skipped: its input gets the gradient of its output.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
@@ -18,82 +19,107 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from lightning_bayes.curvature.example_rows import ExampleRows
-from lightning_bayes.curvature.layouts import LayerOutput
-from lightning_bayes.curvature.parameter_uses import nodes_behind
+from lightning_bayes.curvature.example_dims import Order, example_dim, outer_size
+from lightning_bayes.curvature.layer_graph import is_layer, nodes_behind
+from lightning_bayes.curvature.loss_recorder import LossRecorder
+from lightning_bayes.curvature.loss_terms import Edge
+from lightning_bayes.private_torch import output_shapes
 
-_BATCH_NORMS = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm")
 _UNREPEATABLE = ("CheckpointFunction", "SyncBatchNorm")  # backward runs only once, or in all processes together
 
 
-class Gradients(NamedTuple):
-    """The results of one backward pass; None for a tensor that the loss does not depend on."""
+class ExampleRows(NamedTuple):
+    """Tensors between layers and loss that hold n examples as ``[outer, n, inner]``, after flattening and splitting."""
 
-    calls: list[list[Tensor | None]]  # of the outputs of each call
-    others: list[Tensor | None]
+    num_examples: int  # n
+    order: Order = "rows"
+    outer: dict[Edge, int] = {}  # noqa: RUF012
+    is_recorded: bool = (
+        False  # whether the record tells where the examples are, and no term uses a lone piece of the rows
+    )
+
+
+def example_rows(recorder: LossRecorder, loss: Tensor, num_examples: int, order: Order) -> ExampleRows | None:
+    """Where the tensors between layers and loss hold the examples; None if these shapes do not fit."""
+    found = recorder.rows(loss, num_examples, order)
+    if found is not None and not _last_layers(loss.grad_fn, found.outer):
+        return ExampleRows(num_examples, order, found.outer, not found.has_lone_pieces)
+    outer = {edge: _outer(edge, num_examples, order) for edge in _last_layers(loss.grad_fn, ())}
+    sizes = {edge: size for edge, size in outer.items() if size is not None}
+    return ExampleRows(num_examples, order, sizes) if sizes and len(sizes) == len(outer) else None
+
+
+def _last_layers(root: Any, ends: Collection[Edge]) -> list[Edge]:
+    """The outputs of layers that a node depends on, not by way of another layer or of one of the ends."""
+    found: list[Edge] = []
+    stack: list[Edge] = [(root, 0)]
+    seen = set(stack)
+    while stack:
+        edge = stack.pop()
+        if edge in ends:
+            continue
+        if is_layer(edge[0]):
+            found.append(edge)
+            continue
+        children = [child for child in edge[0].next_functions if child[0] is not None and child not in seen]
+        seen.update(children)
+        stack += children
+    return found
+
+
+def _outer(edge: Edge, num_examples: int, order: Order) -> int | None:
+    shape = output_shapes(edge[0])[edge[1]]
+    dim = example_dim(shape, num_examples, order)
+    return None if dim is None else outer_size(shape, dim, num_examples, order)
 
 
 class SingleExamples:
-    """Runs backward passes for single examples."""
+    """Runs backward passes for chosen examples, to edges or leaves."""
 
     def __init__(
-        self,
-        loss: Tensor,
-        rows: ExampleRows | None,
-        outputs: Sequence[LayerOutput],
-        others: Sequence[GradientEdge | Tensor] = (),
+        self, recorder: LossRecorder, loss: Tensor, rows: ExampleRows, ends: Sequence[GradientEdge | Tensor]
     ) -> None:
-        self.loss, self.outputs = loss, outputs
-        self.num_examples = 1 if rows is None else rows.num_examples
+        self.loss, self.num_examples = loss, rows.num_examples
+        self._ends: list[Any] = list(ends)  # torch accepts a mix of edges and leaves, but its annotation does not
+        self._norms = [node for node in nodes_behind([loss.grad_fn]) if node in recorder.noted["batch_norm"]]
         self._cuts: dict[Any, dict[int, int]] = {}  # `ExampleRows.outer` by node and index
-        for (node, index), outer in ({} if rows is None else rows.outer).items():
+        for (node, index), outer in rows.outer.items():
             self._cuts.setdefault(node, {})[index] = outer
-        # torch accepts a mix of edges and leaves, but its annotation does not
-        self._edges: list[Any] = [*(GradientEdge(*edge) for out in outputs for edge in out.edges), *others]
-        self._example: int | None = None
 
     @contextmanager
-    def separated(self) -> Iterator[Callable[[int | None], Gradients]]:
-        """Mask gradients inside the context, so that each backward pass belongs to one example."""
+    def separated(self) -> Iterator[Callable[[Tensor], list[Tensor | None]]]:
+        """Inside the context, the function returns the gradients of the examples that a mask ``[n]`` chooses."""
+        chosen = torch.ones(self.num_examples, dtype=torch.bool)
+
+        def gradients(mask: Tensor) -> list[Tensor | None]:
+            chosen.copy_(mask)
+            if not self._cuts:  # all terms count as terms of the only example
+                return self.of_batch() if bool(mask.all()) else [None] * len(self._ends)
+            # Autograd captures the gradient of an edge before the prehooks of its node run.
+            pairs = zip(self._ends, self.of_batch(), strict=True)
+            return [g if isinstance(e, Tensor) else self._masked(g, e.node, e.output_nr, chosen) for e, g in pairs]
+
         with ExitStack() as hooks:
-            for node, cuts in self._cuts.items():
-                hooks.enter_context(node.register_prehook(self._masked(cuts)))
-            for node in nodes_behind([self.loss.grad_fn]):
-                if self.num_examples > 1 and node.name().startswith(_BATCH_NORMS):
-                    hooks.enter_context(node.register_hook(_rows_with_gradient))
-            yield self._gradients
+            for node in self._cuts:
+                hooks.enter_context(node.register_prehook(self._mask_of(node, chosen)))
+            for node in self._norms if self._cuts else ():
+                hooks.enter_context(node.register_hook(_skipped))
+            yield gradients
 
-    def batch_gradients(self) -> Gradients:
-        """The gradients of the whole loss, without masks."""
-        return self._by_call(torch.autograd.grad(self.loss, self._edges, retain_graph=True, allow_unused=True))
+    def of_batch(self) -> list[Tensor | None]:
+        """The gradients of the whole loss."""
+        return list(torch.autograd.grad(self.loss, self._ends, retain_graph=True, allow_unused=True))
 
-    def _gradients(self, example: int | None) -> Gradients:
-        self._example = example
-        if example is None and self.num_examples == 1:  # all terms count as terms of the only example
-            return self._by_call([None] * len(self._edges))
-        grads = torch.autograd.grad(self.loss, self._edges, retain_graph=True, allow_unused=True)
-        # Autograd captures the gradient of an edge before the prehooks of its node run.
-        return self._by_call(
-            grad if isinstance(edge, Tensor) else self._of_example(grad, self._cuts.get(edge.node, {}), edge.output_nr)
-            for edge, grad in zip(self._edges, grads, strict=True)
-        )
+    def _mask_of(self, node: Any, chosen: Tensor) -> Callable[[tuple[Tensor | None, ...]], tuple[Tensor | None, ...]]:
+        return lambda grads: tuple(self._masked(grad, node, index, chosen) for index, grad in enumerate(grads))
 
-    def _by_call(self, grads: Iterable[Tensor | None]) -> Gradients:
-        remaining = iter(grads)
-        return Gradients([[next(remaining) for _ in out.edges] for out in self.outputs], list(remaining))
-
-    def _masked(self, cuts: dict[int, int]) -> Callable[[tuple[Tensor | None, ...]], tuple[Tensor | None, ...]]:
-        return lambda grads: tuple(self._of_example(grad, cuts, index) for index, grad in enumerate(grads))
-
-    def _of_example(self, grad: Tensor | None, cuts: dict[int, int], index: int) -> Tensor | None:
-        """The gradient of output `index` of a node, masked if `cuts` holds the layout of its per-example values."""
-        if grad is None or index not in cuts:
+    def _masked(self, grad: Tensor | None, node: Any, index: int, chosen: Tensor) -> Tensor | None:
+        """The gradient of an output of a node, masked if `_cuts` holds the layout of its per-example values."""
+        outer = self._cuts.get(node, {}).get(index)
+        if grad is None or outer is None:
             return grad
-        masked = torch.zeros_like(grad, memory_format=torch.contiguous_format)
-        if self._example is not None:
-            shape = (cuts[index], self.num_examples, -1)
-            masked.view(shape)[:, self._example] = grad.reshape(shape)[:, self._example]
-        return masked
+        split = grad.reshape(outer, self.num_examples, -1)
+        return torch.where(chosen.to(grad.device)[:, None], split, 0).reshape(grad.shape)
 
 
 def can_repeat_backward(loss: Tensor) -> bool:
@@ -103,10 +129,8 @@ def can_repeat_backward(loss: Tensor) -> bool:
     return not any(node.name().startswith(_UNREPEATABLE) for node in nodes_behind([loss.grad_fn]))
 
 
-def _rows_with_gradient(grad_inputs: tuple[Tensor | None, ...], grad_outputs: tuple[Tensor | None, ...]) -> Any:
-    """Keep the rows of a BatchNorm's input gradient that have an output gradient."""
-    grad = grad_outputs[0]
-    if grad is None or grad_inputs[0] is None:
+def _skipped(grad_inputs: tuple[Tensor | None, ...], grad_outputs: tuple[Tensor | None, ...]) -> Any:
+    """Pass the gradient of a BatchNorm's output on to its input."""
+    if grad_inputs[0] is None or grad_outputs[0] is None:
         return None
-    has_gradient = grad.reshape(len(grad), -1).any(1).view(-1, *(1 for _ in grad.shape[1:]))
-    return (grad_inputs[0] * has_gradient, *grad_inputs[1:])
+    return (grad_outputs[0].to(grad_inputs[0].dtype), *grad_inputs[1:])

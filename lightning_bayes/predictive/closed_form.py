@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import combinations
-from typing import Final, Literal, TypeAlias, final
+from typing import Literal, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
@@ -27,10 +27,10 @@ from lightning_bayes.curvature.selection import only_trained, require_measured
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.predictive.linearized import LinearizedSamples
-from lightning_bayes.predictive.links import Link
+from lightning_bayes.predictive.links import CLASS_DIMS, Link
+from lightning_bayes.predictive.probit_samples import probit_samples
 from lightning_bayes.predictive.samples import PosteriorSamples, Samples, require_tensor, temporary_weights
 
-_PROBIT: Final = ("softmax", "softmax_last")  # links of several outputs; the others average over values of N(f, v)
 Linearized: TypeAlias = bool | Literal["closed_form"]
 _VarianceOf: TypeAlias = Callable[[Tensor], Tensor]
 
@@ -185,23 +185,28 @@ def spread_points(count: int) -> Tensor:
 class ClosedFormSamples(Samples):
     """The linearised predictive in closed form, behind the interface of `Samples`.
 
-    For classes there is one sample, whose softmax is the prediction, so the mutual information is 0. Otherwise there are S
-    samples with the mean and variance of each output.
+    For classes there are S samples whose mean probability is that of the probit approximation (`probit_samples`). Otherwise
+    there are S samples with the mean and variance of each output.
 
     Args:
-        samples: The posterior and, for the identity link, S.
+        samples: The posterior, S, and the seed.
         link: How outputs become predictions.
     """
 
     def __init__(self, samples: PosteriorSamples, link: Link) -> None:
         self.samples, self.link = samples, link
-        self.count = 1 if link in _PROBIT else samples.count
+        self.count = samples.count
 
     def subset_outputs(self, model: nn.Module, forward: Callable[[], Tensor], indices: Iterable[int]) -> Tensor:
         """Compute outputs from one mean and variance; see `Samples.subset_outputs`."""
         outputs, variance = output_moments(model, self.samples.posterior, forward)
-        if self.link in _PROBIT:
-            return probit(outputs, variance)[None]
+        if self.link in CLASS_DIMS:
+            dim = CLASS_DIMS[self.link]
+            prediction = probit(outputs, variance)
+            drawn = probit_samples(
+                outputs, variance, prediction, self.count, dim if dim < 0 else dim - 1, self.samples.seed
+            )
+            return drawn[list(indices)]
         points = spread_points(self.count)[list(indices)].to(outputs)
         return outputs + points.view(-1, *[1] * outputs.dim()) * variance.sqrt()
 

@@ -61,8 +61,9 @@ def mc_predict(
         linearized: True predicts with the model's first-order expansion around the mean, f(x, μ) + J (θ - μ), which still
             works under wide posteriors; see `LinearizedSamples` for the supported models. ``"closed_form"`` evaluates the
             expansion without sampling; see `lightning_bayes.predictive.closed_form`. For logits it uses the probit
-            approximation, with one sample and a mutual information of 0. For regression it uses the exact mean and
-            variance. None uses the setting with which the scale of a `ScaledPosterior` was fitted, otherwise False.
+            approximation; S draws of logits with this average give the mutual information. For regression it uses the
+            exact mean and variance. None uses the setting with which the scale of a `ScaledPosterior` was fitted, otherwise
+            False.
 
     Returns:
         `Prediction` with ``probs [B, C]``, ``entropy [B]`` and ``mutual_information [B]`` in nats, and ``sample_probs

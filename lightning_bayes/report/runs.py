@@ -14,7 +14,7 @@ import yaml
 
 from lightning_bayes.errors import RunError
 
-METRICS, CONFIG, FIGURES, CHECKPOINTS = "metrics.csv", "config.yaml", "figures", "checkpoints"
+METRICS, CONFIG, FIGURES, SCORES, CHECKPOINTS = "metrics.csv", "config.yaml", "figures", "scores.csv", "checkpoints"
 
 
 # Settings that may differ between a fit and its test: where the data lie, what else is tested, how weights were found.
@@ -43,6 +43,7 @@ class Run(NamedTuple):
     config_text: str
     figures: dict[str, Path]
     checkpoints: list[Path]
+    scores: Path | None = None  # of each test example
     tests: tuple[Test, ...] = ()  # further tests of this fit's checkpoints
 
 
@@ -116,6 +117,7 @@ def read_run(folder: Path, name: str) -> Run:
         config_text=text,
         figures={path.stem: path for path in sorted((folder / FIGURES).glob("*.png"))},
         checkpoints=sorted((folder / CHECKPOINTS).glob("*.ckpt")),
+        scores=next((folder / FIGURES).glob(SCORES), None),
     )
 
 
@@ -214,7 +216,12 @@ def _with_tests(fit: Run, tests: Sequence[Run]) -> Run:
     if not own:
         return fit._replace(tests=tuple(others))
     test = tests[own[-1]]
-    return fit._replace(last={**fit.last, **test.last}, figures={**fit.figures, **test.figures}, tests=tuple(others))
+    return fit._replace(
+        last={**fit.last, **test.last},
+        figures={**fit.figures, **test.figures},
+        scores=test.scores or fit.scores,
+        tests=tuple(others),
+    )
 
 
 def _fit_of(run: Run, by_folder: Mapping[Path, Run]) -> Path | None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from lightning_bayes.report.comparison import against_first, standard_error
 from lightning_bayes.report.runs import CONFIG, Run
 from lightning_bayes.report.tables import EVALUATIONS, HEADINGS, OOD_HEADINGS, Cell, config_differences, logged_table
 
@@ -118,15 +119,8 @@ def _cells(runs: Sequence[Run], keys: Sequence[str] = tuple(MEASURES)) -> list[l
     return cells
 
 
-def standard_error(run: Run, key: str) -> float | None:
-    """The standard error of a test's accuracy or NLL; None if the run did not log the number of examples or the error."""
-    if key == "test/cls/Acc" and {key, "test/n"} <= run.last.keys():
-        return math.sqrt(run.last[key] * (1 - run.last[key]) / run.last["test/n"])
-    return run.last.get(f"{key}_SE")
-
-
 def verdict(runs: Sequence[Run]) -> Iterator[str]:
-    """Sentences on what the posterior changes in each run, and on the run with the lowest NLL."""
+    """Sentences on what the posterior changes in each run, and on what changes from the first run to the others."""
     for run in runs:
         changes = [
             f"{MEASURES[key][:-2]} {run.last[key]:.4f} instead of {run.last[at_mean]:.4f}{_paired_error(run, key)}"
@@ -137,27 +131,13 @@ def verdict(runs: Sequence[Run]) -> Iterator[str]:
             information = run.last.get("test/cls/MI", math.inf)
             remark = " The samples hardly differ from each other." if information < _SMALL_MUTUAL_INFORMATION else ""
             yield f"{run.name}: averaging over the posterior gives {', '.join(changes)} at its mean.{remark}"
-    for key in ("test/cls/NLL", "test/reg/NLL"):
-        ranked = sorted((run.last[key], run.name, standard_error(run, key)) for run in runs if key in run.last)
-        if len(ranked) > 1:
-            (best, name, error), (second, other, other_error) = ranked[:2]
-            relation = _in_errors(second - best, error, other_error)
-            yield f"The lowest NLL is {name}'s, {second - best:.4f} below {other}'s{relation}."
+    yield from against_first(runs)
 
 
 def _paired_error(run: Run, key: str) -> str:
     """The standard error of the difference between the samples and the mean on the same examples, if it was logged."""
     error = run.last.get(f"{key.replace('test/', 'test_diff/', 1)}_SE")
     return "" if error is None else f" (± {error:.4f} for the difference)"
-
-
-def _in_errors(difference: float, *errors: float | None) -> str:
-    known = [error for error in errors if error is not None]
-    if len(known) < len(errors):
-        return ""
-    joint = math.sqrt(sum(error**2 for error in known))
-    relation = "more" if difference > 2 * joint else "less"
-    return f"; that is {relation} than two standard errors of independent tests ({2 * joint:.4f})"
 
 
 def shared_settings(runs: Sequence[Run]) -> str:

@@ -80,7 +80,7 @@ def run_with(*callbacks, logger=False, folder=None):
 
 def test_all_figures_are_written_below_the_run(tmp_path, drawn):
     found, _ = run_with(VOGNCallback(eval_samples=3), TemperatureScaling(), EvaluationFigures(), folder=tmp_path)
-    written = {path.name: path.read_bytes() for path in (tmp_path / "figures").iterdir()}
+    written = {path.name: path.read_bytes() for path in (tmp_path / "figures").glob("*.png")}
     names = ["certainty.png", "ood_scores.png", "reliability.png", "risk_coverage.png", "shift.png"]
     assert sorted(written) == names
     assert all(content.startswith(PNG) for content in written.values())
@@ -106,6 +106,15 @@ def test_figures_show_the_predictions_that_the_metrics_are_of(tmp_path, drawn):
     for line, prefix in ((monte_carlo, ""), (mean, "_mean")):
         keys = [f"test{prefix}/cls/Acc", *(f"shift{prefix}/fog/{level}/cls/Acc" for level in (1, 2))]
         assert line.get_ydata().tolist() == pytest.approx([100 * found[key] for key in keys])
+
+
+def test_the_scores_of_each_example_are_those_of_the_metrics(tmp_path):
+    found, _ = run_with(VOGNCallback(eval_samples=3), EvaluationFigures(), folder=tmp_path)
+    header, *rows = (tmp_path / "figures" / "scores.csv").read_text().split()
+    columns = dict(zip(header.split(","), zip(*(map(float, row.split(",")) for row in rows), strict=True), strict=True))
+    assert columns["target"] == tuple(range(CLASSES)) * (60 // CLASSES)
+    for key in ("cls/Acc", "cls/NLL"):
+        assert sum(columns[key]) / 60 == pytest.approx(found[f"test/{key}"], rel=1e-5)
 
 
 def test_images_are_shown_in_their_own_colours_with_their_class_names(tmp_path, drawn):
@@ -136,7 +145,8 @@ def test_class_names_that_do_not_fit_the_classes_are_left_out(names, expected):
 def test_without_images_other_sets_and_samples_there_are_two_figures(tmp_path, drawn):
     module = classifier(mlp())
     quiet_trainer(EvaluationFigures(str(tmp_path / "here"))).test(module, loader(), verbose=False)
-    assert sorted(path.name for path in (tmp_path / "here").iterdir()) == ["reliability.png", "risk_coverage.png"]
+    names = sorted(path.name for path in (tmp_path / "here").iterdir())
+    assert names == ["reliability.png", "risk_coverage.png", "scores.csv"]
     assert list(drawn["predicted"].probs) == ["prediction"]
 
 

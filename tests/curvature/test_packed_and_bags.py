@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from oracles import one_example_at_a_time, relative_error
 from torch import nn
-from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence, pad_packed_sequence
 
 from lightning_bayes import IVON
-from lightning_bayes.curvature import measure
+from lightning_bayes.curvature import make_engine, measure
 from lightning_bayes.errors import UnsupportedLayerError
 
 LENGTHS = (3, 6, 1, 3, 5)
@@ -92,6 +92,43 @@ def test_packed_sequences_are_counted_by_methods_that_measure_no_examples(genera
         expected = torch.autograd.grad(loss, layer.weight_ih_l0, retain_graph=True)[0] / len(LENGTHS)
         loss.backward()
     torch.testing.assert_close(layer.weight_ih_l0.grad, expected)
+
+
+class OnPackedRows(nn.Module):
+    """A layer on the rows of all time steps, of a packed input or of a recurrent layer's output."""
+
+    def __init__(self, recurrent):
+        super().__init__()
+        self.rnn = nn.LSTM(4, 4) if recurrent else None
+        self.first, self.rows, self.head = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x, lengths):
+        packed = pack_padded_sequence(self.first(x).tanh(), lengths, batch_first=True, enforce_sorted=False)
+        packed = packed if self.rnn is None else self.rnn(packed)[0]
+        rows = PackedSequence(self.rows(packed.data).tanh(), *packed[1:])
+        return self.head(pad_packed_sequence(rows, batch_first=True)[0].sum(1))
+
+
+@pytest.mark.filterwarnings("ignore:.*all examples share these:UserWarning")
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_rows_of_packed_sequences_are_told_apart_in_every_batch(recurrent, generator):
+    """Two sequences of two steps have a layout that a later batch, with as many rows, does not have."""
+    model, y = OnPackedRows(recurrent).double(), torch.tensor([0, 1])
+    engine = make_engine("fused", model)
+    for lengths in ((2, 2), (1, 3)):
+        x = torch.randn(2, max(lengths), 3, generator=generator, dtype=torch.float64)
+        model.zero_grad()
+        with engine.capture() as captured:
+            loss = F.cross_entropy(model(x, torch.tensor(lengths)), y)
+            captured.observe(loss)
+            loss.backward()
+        curvature = captured.mean_curvature()
+        found = {name: curvature[p] for name, p in model.named_parameters()}
+
+        def one(model, i, x=x, lengths=lengths):
+            return F.cross_entropy(model(x[i : i + 1, : lengths[i]], torch.tensor(lengths[i : i + 1])), y[i : i + 1])
+
+        assert relative_error(found, one_example_at_a_time(model, [0, 1], one)[1]) < 1e-10
 
 
 def test_dropout_between_layers_of_packed_sequences_is_refused(generator):

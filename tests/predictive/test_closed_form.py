@@ -13,6 +13,9 @@ from lightning_bayes.errors import ExampleDimensionError, HyperparameterError
 from lightning_bayes.posteriors import FullGaussian, MeanField, ScaledPosterior
 from lightning_bayes.predictive import LinearizedSamples, PosteriorSamples, mc_predict, output_moments, probit
 from lightning_bayes.predictive.closed_form import spread_points
+from lightning_bayes.predictive.decomposition import mutual_information
+from lightning_bayes.predictive.links import predicted
+from lightning_bayes.predictive.probit_samples import probit_samples
 
 F64 = torch.float64
 
@@ -95,12 +98,27 @@ def test_mc_predict_supports_the_closed_form(net, x, generator):
     posterior = full(net, generator)
     mean, variance = output_moments(net, posterior, lambda: net(x))
     found = mc_predict(net, posterior, x, linearized="closed_form")
-    torch.testing.assert_close(found.probs, probit(mean, variance).softmax(1))
-    assert found.sample_probs.shape == (1, 6, 3)
-    assert not found.mutual_information.any()
+    torch.testing.assert_close(found.probs, probit(mean, variance).softmax(1), rtol=1e-5, atol=1e-5)
+    normal = mean + variance.sqrt() * torch.randn(20_000, 6, 3, generator=generator, dtype=F64)
+    expected = mutual_information(normal.softmax(-1))
+    many = mc_predict(net, posterior, x, samples=512, linearized="closed_form").mutual_information
+    torch.testing.assert_close(many, expected, rtol=0.15, atol=1e-4)  # the probit's average is not the exact one
     values = mc_predict(net, posterior, x, samples=16, link="identity", linearized="closed_form")
     torch.testing.assert_close(values.mean, mean)
     torch.testing.assert_close(values.variance, variance)
+
+
+@pytest.mark.parametrize(("link", "dim"), [("softmax", 1), ("softmax_last", -1)])
+def test_samples_average_to_the_probit_and_equal_it_without_variance(link, dim, generator):
+    outputs = 3 * torch.randn(5, 4, 6, generator=generator)
+    variance = 5 * torch.rand(5, 4, 6, generator=generator)
+    prediction = probit(outputs, variance)
+    drawn = probit_samples(outputs, variance, prediction, 8, dim)
+    assert drawn.std(0).min() > 0
+    found = predicted(drawn, link).mean(0)
+    torch.testing.assert_close(found, prediction.softmax(dim), rtol=0, atol=2e-6)
+    certain = predicted(probit_samples(outputs, torch.zeros_like(outputs), outputs, 8, dim), link)
+    torch.testing.assert_close(certain, outputs.softmax(dim).expand_as(certain))
 
 
 def test_points_have_mean_0_and_variance_1():

@@ -7,10 +7,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from matplotlib.figure import Figure
 
-from lightning_bayes.report import main, read_run, write_report
+from lightning_bayes.metrics.example_scores import write_scores
+from lightning_bayes.report import main, read_run, read_runs, write_report
 from lightning_bayes.report.summary import verdict
 
 VOID = {"meta", "img", "br", "wbr"}
@@ -215,7 +217,32 @@ def test_the_verdict_compares_samples_with_the_mean_and_runs_in_standard_errors(
     runs = [write_run(tmp_path / "a", values), write_run(tmp_path / "b", {**values, "test/cls/NLL": 0.52})]
     text = write_report(runs, tmp_path / "report.html").read_text("utf-8")
     assert "a: averaging over the posterior gives NLL 0.5000 instead of 0.6000 at its mean. The samples hardly" in text
-    assert "below b&#39;s; that is less than two standard errors of independent tests (0.0849)." in text
+    assert "b against a (independent tests): NLL 0.5200 instead of 0.5000 (+0.0200 ± 0.0424). No difference" in text
+
+
+def test_runs_with_scores_of_the_same_examples_are_compared_in_pairs_with_the_first(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    targets = torch.arange(200) % 4
+    logits = torch.randn(200, 4, generator=generator) + 3 * torch.nn.functional.one_hot(targets, 4)
+    folders, both = [], []
+    for name, scale in (("a", 1.0), ("b", 0.5)):
+        probs = (scale * logits).softmax(1)
+        nlls = -probs.log()[torch.arange(200), targets]
+        accuracy = (probs.argmax(1) == targets).float().mean().item()
+        values = {"epoch": 0, "test/cls/Acc": accuracy, "test/cls/NLL": nlls.mean().item(), "test/n": 200}
+        folders.append(write_run(tmp_path / name, values))
+        (tmp_path / name / "figures").mkdir()
+        write_scores(tmp_path / name / "figures" / "scores.csv", probs, targets)
+        both.append(nlls.numpy())
+    (sentence,) = verdict(read_runs(folders))
+    gap = both[1] - both[0]
+    error = gap.std(ddof=1) / 200**0.5
+    assert sentence.startswith("b against a (the same test examples, paired): accuracy ")
+    assert f"({gap.mean():+.4f} ± {error:.4f}). By more than two standard errors: worse NLL." in sentence
+    assert "(+0.0000 ± 0.0000), NLL" in sentence  # a temperature changes no label
+
+    (tmp_path / "b" / "figures" / "scores.csv").write_text("target,cls/Acc,cls/NLL\n1,1,0.5\n2,1,0.5\n")
+    assert "b against a (independent tests)" in next(iter(verdict(read_runs(folders))))
 
 
 def test_a_report_replaces_no_other_unless_told(tmp_path, monkeypatch):

@@ -1,0 +1,37 @@
+"""The outputs of measured layers in an autograd graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+_KEY = "measured_module"  # in a node's metadata
+
+
+def mark_layer(node: Any, unit: Any) -> None:
+    """Mark a node as the output of a call of `unit`."""
+    node.metadata[_KEY] = unit
+
+
+def is_layer(node: Any) -> bool:
+    """Whether `node` is the output of a measured layer."""
+    return _KEY in node.metadata
+
+
+def comes_after_layer(node: Any) -> bool:
+    """Whether `node` depends on the output of a measured layer."""
+    return any(map(is_layer, nodes_behind([node])))
+
+
+def nodes_behind(roots: list[Any], *, to_layers: bool = False) -> Iterator[Any]:
+    """Yield every node that `roots` depend on, including the roots, each once; `to_layers` ends at the outputs of layers."""
+    stack, seen = list(roots), set(roots)
+    while stack:
+        node = stack.pop()
+        yield node
+        if to_layers and is_layer(node):
+            continue
+        for child, _ in node.next_functions:
+            if child is not None and child not in seen:
+                seen.add(child)
+                stack.append(child)

@@ -1,0 +1,57 @@
+"""The score of each example of a test, in a file, and how the scores of two tests on the same examples differ.
+
+Δ = mean_i (a_i - b_i)        se(Δ) = sqrt(Var_i(a_i - b_i) / N)
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from torch import Tensor
+
+from lightning_bayes.metrics.scoring import nll_per_example
+from lightning_bayes.metrics.top_label import top_label
+
+SCORES_FILE: Final = "scores.csv"
+_TARGET: Final = "target"
+
+
+class Difference(NamedTuple):
+    """The mean of a score in one test minus that in another."""
+
+    value: float
+    error: float  # standard error
+
+
+def write_scores(path: Path, probs: Tensor, targets: Tensor) -> None:
+    """Write the target, the accuracy (0 or 1) and the NLL of each example, from probabilities ``[examples, classes]``."""
+    columns = (targets, top_label(probs, targets).correct.int(), nll_per_example(probs, targets))
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow([_TARGET, "cls/Acc", "cls/NLL"])
+        writer.writerows(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def paired_differences(first: Path, other: Path) -> dict[str, Difference]:
+    """For each score, the mean of `other` minus that of `first`; empty if the tests had other examples."""
+    ours, theirs = _columns(first), _columns(other)
+    if len(ours.get(_TARGET, ())) < 2 or ours[_TARGET] != theirs.get(_TARGET):
+        return {}
+    shared = [key for key in ours if key in theirs and key != _TARGET]
+    return {key: _difference(ours[key], theirs[key]) for key in shared}
+
+
+def _columns(path: Path) -> dict[str, list[float]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        names, *rows = csv.reader(file)
+        return {name: list(map(float, column)) for name, column in zip(names, zip(*rows, strict=True), strict=False)}
+
+
+def _difference(first: Sequence[float], other: Sequence[float]) -> Difference:
+    gaps = [b - a for a, b in zip(first, other, strict=True)]
+    mean = math.fsum(gaps) / len(gaps)
+    return Difference(mean, math.sqrt(math.fsum((gap - mean) ** 2 for gap in gaps) / (len(gaps) - 1) / len(gaps)))
