@@ -13,7 +13,9 @@ derives Ñ, τ, δ̃ and γ from a group.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from inspect import signature
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypedDict, get_args
 
 from torch import nn
@@ -176,8 +178,8 @@ class NoArguments(TypedDict, total=False):
     """The own arguments of an algorithm that has none."""
 
 
-class DeclaresArguments:
-    """What an algorithm says about its arguments.
+class DeclaresArguments(ABC):
+    """The update of an algorithm, and what it says about its arguments.
 
     Class attributes:
         own_arguments: Typed dictionary of the arguments that only this algorithm has.
@@ -202,8 +204,20 @@ class DeclaresArguments:
         require_bounded_prior(values, cls.declaration().defaults)
         require_interval(cls.__name__, values.get("curvature_interval") or 1, amortises=cls.amortises)
 
+    @classmethod
+    def arguments_of_update(cls) -> list[str]:
+        """Names of the own arguments that the update takes."""
+        accepted = signature(cls.natural_update).parameters
+        return [name for name in declaration_of(cls.own_arguments).settings if name in accepted]
+
+    @staticmethod
+    @abstractmethod
+    def natural_update(*arguments: Any, **hyperparameters: Any) -> Any:
+        """The algorithm's pure, elementwise update. Its arguments are the state, ĝ, ĥ and, by keyword, hyperparameters."""
+
     def configure(self, model: nn.Module, values: Mapping[str, Any]) -> None:
         """Take what the arguments choose for all groups, before the posterior family is built."""
+        return
 
 
 def require_bounded_prior(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:

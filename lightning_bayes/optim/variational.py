@@ -6,10 +6,9 @@ The family samples the weights and updates the posterior. A method adds a pure u
 from __future__ import annotations
 
 import weakref
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from inspect import signature
 from typing import Any, ClassVar
 
 import torch
@@ -26,7 +25,7 @@ from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.family import PosteriorFamily
 from lightning_bayes.optim.finished_pass import Curvature, FinishedPass
 from lightning_bayes.optim.group_settings import GroupSettings
-from lightning_bayes.optim.groups import KEY
+from lightning_bayes.optim.groups import KEY, apart, beside
 from lightning_bayes.optim.hyperparameters import (
     DeclaresArguments,
     OptimizerFields,
@@ -39,7 +38,6 @@ from lightning_bayes.optim.parameters import trainable
 from lightning_bayes.optim.passes import Measurement
 from lightning_bayes.optim.readout import WeightPosterior, posterior_of_model, total_effective_parameters
 from lightning_bayes.optim.resuming import RECORD, record_of, require_same
-from lightning_bayes.optim.settings import declaration_of
 from lightning_bayes.optim.states import StartingStates
 from lightning_bayes.optim.steps import BaseOptimizerStep, Step, defaults_with_base, make_steps, step_for
 from lightning_bayes.optim.weight_prior import stated_prior_of
@@ -106,8 +104,7 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
         norms, prior = step_for(values["step_rule"], self.steps).is_published, values["prior"]
         self._starting = StartingStates(model, bayesian=values["bayesian"], prior=prior, norms=norms)
         self.deterministic, self.weight_priors = self._starting.deterministic, self._starting.weight_priors
-        accepted = signature(type(self).natural_update).parameters
-        self._own_arguments = [name for name in declaration_of(self.own_arguments).settings if name in accepted]
+        self._own_arguments = self.arguments_of_update()
         self._settings = GroupSettings(declaration, self.check_together, self.steps)
         self.fills_gradients = base is None
         self.family: PosteriorFamily = self.family_type(weakref.proxy(self))  # frees all tensors with us
@@ -129,11 +126,6 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
             mc_samples=values["mc_samples"],
             max_nonfinite_steps=values["max_nonfinite_steps"],
         )
-
-    @staticmethod
-    @abstractmethod
-    def natural_update(*arguments: Any, **hyperparameters: Any) -> Any:
-        """The algorithm's pure, elementwise update. Its arguments are the state, ĝ, ĥ and, by keyword, hyperparameters."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group and create its state, so that a posterior always exists; see `torch.optim.Optimizer`."""
@@ -169,15 +161,16 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
         return step if isinstance(step, BaseOptimizerStep) else None
 
     def state_dict(self) -> dict[str, Any]:
-        """The state, with a base optimizer's own under ``base``; see `torch.optim.Optimizer`."""
-        return {**super().state_dict(), RECORD: self._record(), **(self.base_step.state() if self.base_step else {})}
+        """The state; that of a user's optimizer stands where it would load it, see `optim.groups.beside`."""
+        return beside(self.groups_owner, {**super().state_dict(), RECORD: self._record()})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a state of the same algorithm, step, groups and base optimizer; see `optim.resuming`."""
         require_same(state_dict, self._record())
-        super().load_state_dict(state_dict)
+        ours, theirs = apart(state_dict)
+        super().load_state_dict(ours)
         if self.base_step is not None:
-            self.base_step.load(state_dict)
+            self.base_step.base.load_state_dict(theirs)
 
     def _record(self) -> dict[str, Any]:
         """What a state must agree with to be loaded; see `optim.resuming`."""

@@ -116,5 +116,5 @@ def test_the_posterior_of_another_callback_is_not_evaluated(new, writer, written
 def test_a_state_of_another_format_is_refused_by_its_number():
     optimizer = torch.optim.Adam((model := torch.nn.Linear(2, 1)).parameters())
     noisy = VOGN(model, base=optimizer, num_data=4)
-    with pytest.raises(PosteriorError, match="has format 1, and this version reads format 3"):
+    with pytest.raises(PosteriorError, match="has format 1, and this version reads format 4"):
         noisy.load_state_dict({**noisy.state_dict(), "format": 1})

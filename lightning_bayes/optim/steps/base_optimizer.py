@@ -52,7 +52,6 @@ from lightning_bayes.posteriors import root_mean_squares, tensor_sizes
 PRIOR_PRECISION = 0.1  # δ for the width of the posterior without a stated prior
 LONGEST_MOVE = 0.03  # bound on a step of `GRADIENT_STEPS`, relative to the tensor's size
 GRADIENT_STEPS = (torch.optim.SGD, torch.optim.ASGD)  # optimizers whose steps are proportional to the gradient
-STATE_KEY = "base"  # key of the base optimizer in the noisy optimizer's state_dict
 
 
 @final
@@ -73,14 +72,6 @@ class BaseOptimizerStep(Step):
     def follows_gradients(self) -> bool:
         """Whether the steps are proportional to the gradient."""
         return isinstance(self.base, GRADIENT_STEPS)
-
-    def state(self) -> dict[str, Any]:
-        """The base optimizer's state without its groups, under its key in the noisy optimizer's state."""
-        return {STATE_KEY: {n: value for n, value in self.base.state_dict().items() if n != "param_groups"}}
-
-    def load(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore the base optimizer from the noisy optimizer's state."""
-        self.base.load_state_dict({**state_dict[STATE_KEY], "param_groups": state_dict["param_groups"]})
 
     def apply(self, update: CohortUpdate) -> None:
         """Update the curvature of one cohort, and add the prior's gradient to ``param.grad``; see `Step`."""
