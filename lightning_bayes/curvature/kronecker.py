@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, final
 
 import torch
@@ -26,7 +26,7 @@ from lightning_bayes.curvature.hooks import HookedCapture
 from lightning_bayes.curvature.layer_calls import LayerCall
 from lightning_bayes.curvature.likelihood import Likelihood
 from lightning_bayes.curvature.loss import LossReduction
-from lightning_bayes.curvature.loss_calls import LIKELIHOODS, LossCalls
+from lightning_bayes.curvature.loss_calls import LIKELIHOODS, likelihood_call, num_terms
 from lightning_bayes.curvature.model_call import Uncopied
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
 from lightning_bayes.errors import NoMeasurementError, UnsupportedLayerError, UnsupportedTrainingError
@@ -53,9 +53,8 @@ class KroneckerEngine(HookedEngine):
     def capture(self, request: Request = _NO_FACTORS) -> Iterator[KroneckerCapture]:
         """Measure the passes inside the context: factors of the layers in `request`, squares of all others."""
         captured = KroneckerCapture(self, request)
-        loss_calls = request.likelihood if isinstance(request.likelihood, LossCalls) else nullcontext()
         hook = self.model.register_forward_hook(Uncopied(captured.keep_outputs))
-        with hook, loss_calls, captured.records.watching(self.model), self.run(captured):
+        with hook, captured.records.watching(self.model), self.run(captured):
             yield captured
 
     def check_reached(self, captured: Capture) -> None:
@@ -143,9 +142,9 @@ class KroneckerCapture(HookedCapture):
         super().observe(loss, divided_by_host)
         self.records.observe(loss, divided_by_host)
         labels = self.request.likelihood
-        if isinstance(labels, LossCalls):
-            call = labels.call_of(loss)
-            self._measure_with_sampled_labels(LIKELIHOODS[call.function], [call.outputs], call.terms)
+        if labels == "of_loss":
+            call = likelihood_call(self.scale.call, "The Fisher")
+            self._measure_with_sampled_labels(LIKELIHOODS[call.function], [call.outputs], num_terms(call))
         elif labels is not None and self.model_outputs and not self.reached:
             self._measure_with_sampled_labels(labels, self.model_outputs)
 

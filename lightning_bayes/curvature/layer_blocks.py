@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from torch import nn
 
 from lightning_bayes.curvature.factors import Request, split_bias
 from lightning_bayes.curvature.kronecker import KroneckerCapture, KroneckerEngine
-from lightning_bayes.curvature.loss_calls import LossCalls
 from lightning_bayes.curvature.measured_modules import find_measured_modules, refuse, tied_parameters
 from lightning_bayes.curvature.measurement import KroneckerFactors
 from lightning_bayes.curvature.rules.random_numbers import new_seed
@@ -26,8 +27,8 @@ def request_all_layers(
     )
     layers = {unit.module: _trains_bias(unit.module) for unit in units}
     # BackPACK's KFAC samples its labels itself.
-    labels = None if source == "BackPACK" else LossCalls("The Fisher")
-    return Request(layers, labels, new_seed() if seed is None else seed, mc_samples=mc_samples)
+    likelihood: Literal["of_loss"] | None = None if source == "BackPACK" else "of_loss"
+    return Request(layers, likelihood, new_seed() if seed is None else seed, mc_samples=mc_samples)
 
 
 def blocks_by_parameter(captured: KroneckerCapture) -> dict[nn.Parameter, KroneckerFactors]:

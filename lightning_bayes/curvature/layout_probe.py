@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -59,37 +59,21 @@ class NotFiniteError(Exception):
     """A gradient of the pass is not finite."""
 
 
-class _Plan(NamedTuple):
-    """The layouts for one kind of pass. Its n is the size at `position` among the sizes of the pass, divided by `factor`."""
-
-    position: int
-    factor: int
-    result: PassLayouts
-
-    def for_pass(self, probed: ProbedPass) -> PassLayouts | None:
-        """The layouts for a pass of this kind; None if its sizes do not allow them."""
-        n, remainder = divmod(probed.sizes[self.position], self.factor)
-        pairs = zip(probed.outputs, self.result.layouts, strict=True)
-        regrouped = [out for out, layout in pairs if layout is not None and layout.kind in REGROUPED]
-        if remainder or any(out.rows % max(n, 1) for out in regrouped):
-            return None
-        return replace(self.result, num_examples=max(n, 1))
-
-
 class LayoutProbe:
     """Finds the layouts of passes, and remembers them by kind."""
 
     def __init__(self) -> None:
-        self._plans: dict[Kind, _Plan] = {}
+        self._known: dict[Kind, tuple[int, PassLayouts]] = {}  # and the position of n among the sizes of the pass
         self._probes: Counter[Kind] = Counter()
         self.failing: dict[Kind, set[nn.Parameter]] = {}  # parameters that failed the check, by checked kind
 
     def find(self, probed: ProbedPass) -> PassLayouts | None:
         """The layouts of a pass; None if no backward can follow chosen examples."""
         kind, sizes = probed.kind, probed.sizes
-        planned = self._plans[kind].for_pass(probed) if kind in self._plans else None
-        if planned is not None:
-            return planned
+        if kind in self._known:
+            position, known = self._known[kind]
+            if probed.allows(known.layouts, sizes[position]):
+                return replace(known, num_examples=max(1, sizes[position]))
         try:
             result = probed.layouts()
         except NotFiniteError:  # the update will be skipped
@@ -99,9 +83,7 @@ class LayoutProbe:
         result = replace(result, kind=kind)
         self._probes[kind] += 1
         if result.is_settled or self._probes[kind] >= _MAX_PROBES:
-            n = result.num_examples
-            position = sizes.index(n if n in sizes else next(size for size in sizes if size and size % n == 0))
-            self._plans[kind] = _Plan(position, sizes[position] // n, result)
+            self._known[kind] = sizes.index(result.num_examples), result
         return result
 
 
@@ -118,8 +100,8 @@ class ProbedPass:
     @cached_property
     def sizes(self) -> list[int]:
         """All sizes of the pass, in a fixed order."""
-        of_outputs = (size for out in self.outputs for shape in ((out.rows,), *out.shapes) for size in shape)
-        return [self.num_losses, self._model_rows, *of_outputs]
+        of_outputs = [size for out in self.outputs for shape in ((out.rows,), *out.shapes) for size in shape]
+        return [self.num_losses, self._model_rows, *of_outputs, *self.recorder.sizes(self.loss), 1]
 
     @property
     def kind(self) -> Kind:
@@ -127,6 +109,12 @@ class ProbedPass:
         numbers: dict[int, int] = {}
         pattern = tuple(numbers.setdefault(size, len(numbers)) for size in self.sizes)
         return tuple(out.unit.label for out in self.outputs), pattern
+
+    def allows(self, layouts: Sequence[Layout | None], num_examples: int) -> bool:
+        """Whether the sizes allow layouts of another pass of this kind."""
+        pairs = zip(self.outputs, layouts, strict=True)
+        regrouped = [out for out, layout in pairs if layout is not None and layout.kind in REGROUPED]
+        return not any(out.rows % max(1, num_examples) for out in regrouped)
 
     @property
     def _model_rows(self) -> int:

@@ -89,6 +89,22 @@ def topk(value: Tensor, input: Tensor, k: int, dim: int = -1, *args: Any, **kwar
     return at(dim % input.dim(), slice(0, k))
 
 
+def flip(value: Tensor, input: Tensor, *dims: Any, **kwargs: Any) -> Any:
+    """The order in which `torch.flip` takes the entries of each dimension."""
+    given = kwargs.get("dims", dims[0] if dims and isinstance(dims[0], (tuple, list)) else dims)
+    flipped = {dim % input.dim() for dim in ([given] if isinstance(given, int) else given)}
+    return tuple(torch.arange(size - 1, -1, -1) if d in flipped else slice(None) for d, size in enumerate(input.shape))
+
+
+def roll(value: Tensor, input: Tensor, shifts: Any, dims: Any = ()) -> Any:
+    """The order in which `torch.roll` takes the entries of each dimension; one entry if it rolls all of them as one."""
+    pairs = list(zip(*([x] if isinstance(x, int) else x for x in (shifts, dims)), strict=False))
+    index: list[Any] = [slice(None) for _ in input.shape] if pairs else [0 for _ in input.shape]
+    for shift, dim in pairs:
+        index[dim] = torch.arange(input.shape[dim]).roll(shift)
+    return tuple(index)
+
+
 def over(value: Tensor, input: Tensor, *args: Any, dim: Any = None, **kwargs: Any) -> Any:
     """The index of one entry of each dimension that a reduction such as a variance removes."""
     dims = dim if dim is not None else next((arg for arg in args if isinstance(arg, (int, tuple, list))), None)

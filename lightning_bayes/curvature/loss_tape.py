@@ -265,9 +265,9 @@ class LossTape(TorchFunctionMode, ABC):
         **_each("narrow", _put_choice, choices.narrow),
         **_each("split chunk tensor_split", _put_choice, choices.split),
         **_each("topk", _put_choice, choices.topk),
-        **_each(
-            "sort cumsum flip roll var std logsumexp amax amin max min prod median norm", _put_choice, choices.over
-        ),
+        **_each("flip", _put_choice, choices.flip),
+        **_each("roll", _put_choice, choices.roll),
+        **_each("sort cumsum var std logsumexp amax amin max min prod median norm", _put_choice, choices.over),
         **_each("masked_fill where", _put_mask),
         **_each("index_put index_put_ index_add index_add_ index_copy index_copy_", _note, "scatter"),
         **_each("scatter scatter_ scatter_add scatter_add_ masked_scatter masked_scatter_", _note, "scatter"),

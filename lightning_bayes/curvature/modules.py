@@ -19,7 +19,8 @@ from backpack.custom_module.branching import SumModule
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from lightning_bayes.curvature.loss_calls import ADVICE, read_call
+from lightning_bayes.curvature.loss_calls import ADVICE, likelihood_call
+from lightning_bayes.curvature.loss_functions import read_call
 from lightning_bayes.errors import UnsupportedLayerError, UnsupportedTrainingError
 
 # From an operation to the module that computes it, built with the operation's arguments after the input.
@@ -113,10 +114,11 @@ class AsModules(TorchFunctionMode):
         return output
 
     def _loss(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        call = read_call(func, args, kwargs, "BackPACK")
-        module = extend(_LOSSES[func](**call.options))
+        call = likelihood_call(read_call(func, args, kwargs), "BackPACK")
+        smoothing = {name: value for name, value in call.options.items() if name == "label_smoothing"}
+        module = extend(_LOSSES[func](reduction=call.reduction, **smoothing))
         self.require_known(call.outputs, type(module).__name__)
-        loss: Tensor = module(call.outputs, call.target)
+        loss: Tensor = module(call.outputs, call.targets)
         self.losses.append(loss)
         return loss
 

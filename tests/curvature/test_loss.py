@@ -113,6 +113,10 @@ RECORDED = {
     "another precision": lambda f, t, y, p: F.mse_loss(f, t).double().clone().reshape(()),
     "permuted rows": lambda f, t, y, p: F.mse_loss(f[(i := torch.arange(len(f)).flip(0))], t[i]),
     "reordered rows": lambda f, t, y, p: F.l1_loss(f[(i := torch.arange(len(f)).roll(1))], t[i], reduction="sum"),
+    "flipped rows": lambda f, t, y, p: F.mse_loss(f.flip(0, 1), t.flip(0, 1)),
+    "flipped rows by name": lambda f, t, y, p: F.mse_loss(torch.flip(f, dims=(0,)), t.flip(0), reduction="sum"),
+    "rolled rows": lambda f, t, y, p: F.l1_loss(f.roll(1, 0), torch.roll(t, 1, dims=0), reduction="sum"),
+    "rolled rows and columns": lambda f, t, y, p: F.mse_loss(f.roll((1, 2), dims=(0, 1)), t.roll((1, 2), (0, 1))),
     "one column": lambda f, t, y, p: F.mse_loss(f[:, 0], t[:, 0]),
     "batchmean": lambda f, t, y, p: F.kl_div(f.log_softmax(1), p, reduction="batchmean"),
 }

@@ -364,6 +364,15 @@ def test_nll_is_that_of_torch_distributions(generator):
     torch.testing.assert_close(Gaussian(0.7).nll(outputs, normal), -truth.sum((1, 2)))
 
 
+def test_sampled_labels_take_the_outputs_in_either_argument_of_the_loss(generator):
+    model, x = nn.Sequential(nn.Linear(4, 3)).double(), torch.randn(5, 4, generator=generator, dtype=torch.float64)
+    target = torch.zeros(5, 3, dtype=torch.float64)
+    first = measure(model, lambda: F.mse_loss(model(x), target), "kfac", seed=0)
+    second = measure(model, lambda: F.mse_loss(target, model(x)).clone(), "kfac", seed=0)
+    for name, factors in first.curvature.items():
+        torch.testing.assert_close(vars(factors), vars(second.curvature[name]), rtol=0, atol=0)
+
+
 def test_labels_come_from_the_given_generator_alone(generator):
     outputs = torch.randn(5, 3, generator=generator)
     state = torch.get_rng_state()

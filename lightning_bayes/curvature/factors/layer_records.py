@@ -6,14 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple, final
+from typing import Any, Literal, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.factors.factors import input_factor, input_rows, output_rows
 from lightning_bayes.curvature.likelihood import Likelihood
-from lightning_bayes.curvature.loss_calls import LossCalls
 from lightning_bayes.curvature.measurement import KroneckerFactors
 from lightning_bayes.curvature.workspace import Workspace
 
@@ -32,7 +31,7 @@ class Request:
 
     Attributes:
         layers: The measured layers, and whether the matrix of each includes the bias.
-        likelihood: Likelihood from which labels are sampled; `LossCalls` uses the likelihood of the loss function. None uses
+        likelihood: Likelihood from which labels are sampled; ``"of_loss"`` is that of the recorded loss function. None uses
             the labels of the data, except that BackPACK's KFAC samples its labels itself.
         seed: Random seed of the labels.
         loss_scale: Loss scale of mixed precision.
@@ -40,7 +39,7 @@ class Request:
     """
 
     layers: Mapping[nn.Module, bool]
-    likelihood: Likelihood | LossCalls | None = None
+    likelihood: Likelihood | Literal["of_loss"] | None = None
     seed: int = 0
     loss_scale: float = 1.0
     mc_samples: int = 1
