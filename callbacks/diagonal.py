@@ -78,7 +78,7 @@ class OGNCallback(VariationalCallback):
 class NoisyAdamCallback(VariationalCallback):
     """Trains with Noisy Adam (`lightning_bayes.NoisyAdam`): one backward pass of any layer, at Adam's cost.
 
-    The width of the posterior depends on the batch size, see `optim.diagonal.estimators.batch_square`.
+    The width of the posterior depends on the batch size, see `optim.diagonal.batch_square`.
     """
 
     optimizer_class = NoisyAdam
@@ -95,7 +95,7 @@ class NoisyAdamFisherCallback(VariationalCallback):
 class VadamCallback(VariationalCallback):
     """Trains with variational Adam (`lightning_bayes.Vadam`): one backward pass of any layer, at Adam's cost.
 
-    The width of the posterior depends on the batch size, see `optim.diagonal.estimators.batch_square`.
+    The width of the posterior depends on the batch size, see `optim.diagonal.batch_square`.
     """
 
     optimizer_class = Vadam
@@ -119,7 +119,7 @@ class VpropCallback(VariationalCallback):
     """Trains with variational RMSprop (`lightning_bayes.Vprop`): one backward pass of any layer.
 
     Default: ``betas=(0.0, 0.999)``, because the papers use no momentum. The posterior's width depends on the batch size, see
-    `optim.diagonal.estimators.batch_square`.
+    `optim.diagonal.batch_square`.
     """
 
     optimizer_class = Vprop

@@ -32,11 +32,11 @@ class CallbackOwn(TypedDict, total=False):
 
     Attributes:
         lr: Learning rate α of the paper's natural-gradient step, at the peak of the user's schedule. None selects the
-            default step: the user's optimizer updates the mean (see `optim.steps.base_optimizer`; a heuristic). Schedulers
+            default step: the user's optimizer updates the mean (see `optim.base_optimizer`; a heuristic). Schedulers
             act on both.
         step: ``"user"``: the user's optimizer updates the mean. ``"natural"``, which requires `lr`: the paper's step.
             None: ``"user"`` without `lr`, ``"natural"`` with it; without `lr`, OGN, K-FAC and
-            Vprop-0 take their natural step within a trust region (`optim.steps.trust_region`).
+            Vprop-0 take their natural step within a trust region (`optim.steps`).
         mc_samples: K, weight samples per batch and process in training; default 1, for CVI 10.
         eval_samples: S, weight samples in validation, test and prediction; 0 evaluates at the posterior mean. Default 10.
         linearized: Whether validation, test and prediction linearise the model around the mean, f(x, μ) + J (θ - μ), which

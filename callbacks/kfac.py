@@ -31,7 +31,7 @@ class _NoisyKFACFields(CallbackFields, NoisyKroneckerOwn, total=False):
 class KFACCallback(VariationalCallback):
     """Trains with K-FAC (`lightning_bayes.KFAC`), without noise: it leaves no posterior.
 
-    Without `lr` its own step is bounded by `optim.steps.trust_region`. Defaults: ``damping=1e-3`` and
+    Without `lr` its own step is bounded by `optim.steps`. Defaults: ``damping=1e-3`` and
     ``betas=(0.9, 0.95)``: β₁ weights the old momentum in each update, β₂ the old curvature in each measurement.
     """
 

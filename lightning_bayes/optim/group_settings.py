@@ -7,12 +7,12 @@ from typing import Any, final
 
 from torch.optim import Optimizer
 
+from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.optim.base_optimizer import decay_kind, step_for
 from lightning_bayes.optim.effective import effective
-from lightning_bayes.optim.groups import KEY, SHARED, flat
-from lightning_bayes.optim.schedules import apply_schedules, take_schedules
+from lightning_bayes.optim.groups import KEY, SHARED, flat, split
 from lightning_bayes.optim.settings import Declaration, plain
-from lightning_bayes.optim.steps import Step, step_for
-from lightning_bayes.optim.steps.decay import decay_kind
+from lightning_bayes.optim.steps import Step
 
 
 @final
@@ -65,3 +65,26 @@ class GroupSettings:
             apply_schedules(group, self._schedules[index], self._declaration)
         after = effective(group)
         return after.prior < before.prior or after.scale > before.scale
+
+
+def take_schedules(group: dict[str, Any], declaration: Declaration) -> dict[str, Callable[[int], Any]]:
+    """Replace the schedules in a parameter group by their values at its step, and return the schedules by name."""
+    schedules = {name: value for name, value in flat(group).items() if callable(value)}
+    declaration.require_schedulable(schedules)
+    apply_schedules(group, schedules, declaration)
+    return schedules
+
+
+def apply_schedules(
+    group: dict[str, Any], schedules: Mapping[str, Callable[[int], Any]], declaration: Declaration
+) -> None:
+    """Write the values of schedules at the group's step into the group; raises `HyperparameterError` out of range."""
+    step = int(group["posterior"]["step"])
+    values = plain({name: function(step) for name, function in schedules.items()})
+    try:
+        declaration.check(values)
+    except HyperparameterError as error:
+        raise HyperparameterError(f"{error} A function of the step returned this value at step {step}.") from None
+    top, settings = split(values)
+    group.update(top)
+    group["posterior"].update(settings)

@@ -46,7 +46,7 @@ from lightning_bayes.posteriors import AbstractPosterior
 PriorMean: TypeAlias = Literal["zero", "initial"]
 StepRule: TypeAlias = Literal["natural", "trust_region", "user"]
 StepName: TypeAlias = Literal["user", "natural"]  # of callbacks
-DecayKind: TypeAlias = Literal["decoupled", "unknown", "prior", "replaced"]  # see `optim.steps.decay`
+DecayKind: TypeAlias = Literal["decoupled", "unknown", "prior", "replaced"]  # see `optim.base_optimizer`
 RadiusRule: TypeAlias = Literal["adam", "sgd"]
 Number: TypeAlias = float | Schedule
 

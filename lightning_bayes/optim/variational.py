@@ -17,8 +17,10 @@ from typing_extensions import Unpack
 
 from lightning_bayes.curvature import Capture, GradientEngine, make_engine
 from lightning_bayes.curvature.parameters import require_full_precision
+from lightning_bayes.optim.base_optimizer import BaseOptimizerStep, defaults_with_base, make_steps, step_for
 from lightning_bayes.optim.default_noise import DefaultNoise
-from lightning_bayes.optim.diagonal.estimators import BatchSizeCheck, CurvatureEstimator, SquaredGradients
+from lightning_bayes.optim.diagonal.batch_square import BatchSizeCheck
+from lightning_bayes.optim.diagonal.estimators import CurvatureEstimator, SquaredGradients
 from lightning_bayes.optim.diagonal.signed_curvature import keep_all_positive_
 from lightning_bayes.optim.diagonal.state import MeanFieldState
 from lightning_bayes.optim.effective import effective
@@ -34,12 +36,11 @@ from lightning_bayes.optim.hyperparameters import (
 from lightning_bayes.optim.measuring import FIRST_UPDATES
 from lightning_bayes.optim.noise import CounterNoise
 from lightning_bayes.optim.optimizer import NoisyOptimizer
-from lightning_bayes.optim.parameters import trainable
+from lightning_bayes.optim.parameters import StartingStates, trainable
 from lightning_bayes.optim.passes import Measurement
 from lightning_bayes.optim.readout import WeightPosterior, posterior_of_model, total_effective_parameters
 from lightning_bayes.optim.resuming import RECORD, record_of, require_same
-from lightning_bayes.optim.states import StartingStates
-from lightning_bayes.optim.steps import BaseOptimizerStep, Step, defaults_with_base, make_steps, step_for
+from lightning_bayes.optim.steps import Step
 from lightning_bayes.optim.weight_prior import stated_prior_of
 
 
@@ -62,7 +63,7 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
         model: The model to train. A curvature rule must cover each of its layers.
         params: Parameters or parameter groups, or another optimizer, whose list of groups is then shared: its ``lr``,
             ``weight_decay`` and schedulers apply, but not its ``betas``. Default: all trainable parameters of `model`.
-        base: The optimizer that moves the means; see `optim.steps.base_optimizer`. The list of its groups is shared. Its L2
+        base: The optimizer that moves the means; see `optim.base_optimizer`. The list of its groups is shared. Its L2
             ``weight_decay`` gives the prior's precision. ``curvature_interval`` and the noise default to the callbacks'.
         **fields: See `OptimizerFields`; numbers may be functions of the number of updates (`optim.schedules`).
 

@@ -20,7 +20,7 @@ tempered posterior; the paper's s + τδ̃ instead of s + δ̃ agrees only at bo
 optimization (App. L, Fig. 7), pass a schedule from 1 to 0 as `temperature`.
 
 The temperature acts as the KL weight and also decays the old s, so ``kl_weight`` must remain 1. ĝ² is not a Hessian:
-the width of q depends on the batch size, see `optim.diagonal.estimators.batch_square`.
+the width of q depends on the batch size, see `optim.diagonal.batch_square`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from lightning_bayes.errors import HyperparameterError
-from lightning_bayes.optim.diagonal.estimators import BatchSquare
+from lightning_bayes.optim.diagonal.batch_square import BatchSquare
 from lightning_bayes.optim.diagonal.family import DiagonalFamily
 from lightning_bayes.optim.diagonal.state import MeanFieldState, average, with_prior
 from lightning_bayes.optim.hyperparameters import Number, VariationalArguments

@@ -13,7 +13,7 @@ correction.
 The paper starts from s₀ = 0, which is ``init_precision=prior_precision``: the first noise is as wide as the prior. With
 any other start s contains more than measurements, so ŝ = s here; the authors' code divides by 1-β₂ᵗ nevertheless.
 
-ĝ² is not a Hessian: the posterior's width depends on the batch size, see `optim.diagonal.estimators.batch_square`.
+ĝ² is not a Hessian: the posterior's width depends on the batch size, see `optim.diagonal.batch_square`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor
 
-from lightning_bayes.optim.diagonal.estimators import BatchSquare
+from lightning_bayes.optim.diagonal.batch_square import BatchSquare
 from lightning_bayes.optim.diagonal.family import DiagonalFamily
 from lightning_bayes.optim.diagonal.state import MeanFieldState, average, with_prior
 from lightning_bayes.optim.effective import effective

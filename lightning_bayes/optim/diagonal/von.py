@@ -47,23 +47,7 @@ Positivity: TypeAlias = Literal["backtracking", "correction"]
 def moved_curvature(
     curvature: Tensor, hessian: Tensor, rate: float, prior: float | Tensor, positivity: Positivity
 ) -> Tensor:
-    """Move s towards ĥ and keep s + δ̃ positive; pure.
-
-    Args:
-        curvature: s. Its magnitude is used where the first batch has initialised it at or below -δ̃.
-        hessian: ĥ, of any sign.
-        rate: β = 1-β₂.
-        prior: δ̃.
-        positivity: How s + δ̃ is kept positive.
-
-    Returns:
-        The new s.
-
-    Example:
-        >>> s, h = torch.tensor([1.0]), torch.tensor([-9.0])
-        >>> moved_curvature(s, h, rate=0.5, prior=1.0, positivity="backtracking")  # s + δ̃ halves: 2 → 1
-        tensor([0.])
-    """
+    """Move s towards ĥ at the rate β, and keep s + δ̃ positive; pure. An s at or below -δ̃ counts as its magnitude."""
     start = torch.where(curvature > -prior, curvature, curvature.abs())
     if positivity == "correction":
         return corrected_curvature(start, hessian, rate, prior)

@@ -21,7 +21,7 @@ the power 1/τ). The fixed points of the precision are
     mean:   1/Σ = δ + (Ñ/τ) E[ĝ²]           about right with batches of one example, too small with more
     sum:    1/Σ = δ + (Ñ/τ)² E[ĝ²]          about right with all data in one batch, about N/M times too large with M examples
 
-because E_q[G²] = E_q[∇²f] if q is the posterior itself; see `optim.diagonal.estimators.batch_square` for ĝ².
+because E_q[G²] = E_q[∇²f] if q is the posterior itself; see `optim.diagonal.batch_square` for ĝ².
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from lightning_bayes.optim.diagonal.estimators import BatchSquare
+from lightning_bayes.optim.diagonal.batch_square import BatchSquare
 from lightning_bayes.optim.diagonal.family import DiagonalFamily
 from lightning_bayes.optim.diagonal.state import MeanFieldState, average, with_prior
 from lightning_bayes.optim.hyperparameters import VariationalArguments

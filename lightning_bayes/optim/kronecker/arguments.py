@@ -32,7 +32,7 @@ class KroneckerOwn(TypedDict, total=False):
             None samples if the likelihood is known. With ``engine="backpack"`` it applies to the other layers only.
         likelihood: The likelihood of the outputs. None looks for a `Likelihood` in the model's
             attribute ``lightning_bayes_likelihood``.
-        kl_clip: c, the bound on the squared Fisher norm of the whole step; see `optim.kronecker.kl_clip`. None: no bound.
+        kl_clip: c, the bound on the squared Fisher norm of the whole step; see `optim.kronecker.moves`. None: no bound.
             Zhang et al. use ``ExponentialSchedule(1e-3, 0.95, every=updates_per_epoch)``.
         factors: ``"kfac"`` with either engine; ``"kflr"`` or ``"kfra"`` with ``engine="backpack"``, which reads the
             likelihood from the loss. See `optim.kronecker.layers`. Default: ``"kfac"``.
