@@ -173,7 +173,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         is_tuned = self not in trainer.callbacks  # type: ignore[attr-defined]
         samples = ranks.noise_samples(trainer, self.mc_samples)
         wrapped = MonteCarloClosure(closure, trainer, optimizer, samples, always_measures=is_tuned)
-        if self.num_data is None:
+        if self.arguments.num_data is None and not optimizer.num_updates:
             wrapped.on_first_capture = example_count_check(trainer, optimizer)
         return wrapped
 

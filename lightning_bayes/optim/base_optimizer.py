@@ -64,21 +64,18 @@ class BaseOptimizerStep(Step):
     def __init__(self, base: torch.optim.Optimizer) -> None:
         self.base = base
         self._move = base.step  # bound before a callback redirects it
-
-    @property
-    def follows_gradients(self) -> bool:
-        """Whether the steps are proportional to the gradient."""
-        return isinstance(self.base, GRADIENT_STEPS)
+        self._follows_gradients = isinstance(base, GRADIENT_STEPS)
 
     def apply(self, update: CohortUpdate) -> None:
         """Update the curvature of one cohort, and add the prior's gradient to ``param.grad``; see `Step`."""
         update.average_()
-        add_prior_gradient_(update.params, update.states, update.prior_weights(), effective(update.group).penalty)
+        if prior := update.prior_weights():
+            add_prior_gradient_(update.params, update.states, prior, effective(update.group).penalty)
 
     @torch.no_grad()
     def finish(self, groups: Sequence[Mapping[str, Any]], states: Mapping[Tensor, dict[str, Any]]) -> None:
         """Move the means; see `Step`."""
-        starts = copies_before_step(groups, states) if self.follows_gradients else {}
+        starts = copies_before_step(groups, states) if self._follows_gradients else {}
         try:
             self._move()
         except Exception as error:

@@ -138,7 +138,7 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
         owner, stated = self.groups_owner, self._states_precision
         self._settings.start(group, self.posterior_defaults, owner, states_precision=stated)
         require_full_precision(group["params"])
-        for param in group["params"]:
+        for param in (param for param in group["params"] if not self.state[param]):
             self._start_state(param, group)
         self.family.check_groups()
 
@@ -148,7 +148,8 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
             if KEY not in group:
                 self._start_group(group)
             for param in group["params"]:
-                self._start_state(param, group)
+                if not self.state[param]:
+                    self._start_state(param, group)
         self._settings.complete(self.param_groups, self.posterior_defaults)
 
     def step_of(self, group: Mapping[str, Any]) -> Step:
@@ -179,9 +180,7 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
         return record_of(self, step_rule, base, self.deterministic if self.noisy else None)
 
     def _start_state(self, param: nn.Parameter, group: Mapping[str, Any]) -> None:
-        """Create the state of a parameter unless it exists."""
-        if self.state[param]:
-            return
+        """Create the state of a parameter."""
         fields = self.family.state_fields(param, group)
         self.state[param] |= {**self._starting.new(param, group, fields), **self.family.counters}
         if not fields and self.estimator.quantity == "squared_gradients":
@@ -235,7 +234,7 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
         for group in (group for group in self.param_groups if not group[KEY]["step"]):
             self.store_initial_values(group)
         for update in self.family.updates(measurement):
-            self.step_of(update.group).apply(update)
+            self.steps[update.group[KEY]["step_rule"]].apply(update)
         for step in self.steps.values():
             step.finish(self.param_groups, self.state)
         for index, group in enumerate(self.param_groups):
