@@ -24,12 +24,10 @@ from lightning_bayes.callbacks.kfac import KFACCallback, NoisyKFACCallback
 from lightning_bayes.callbacks.laplace import LaplaceCallback
 from lightning_bayes.callbacks.mc_dropout import MCDropoutCallback
 from lightning_bayes.callbacks.multi_mode import MultiModeCallback
-from lightning_bayes.callbacks.posterior_scale import PosteriorScale
 from lightning_bayes.callbacks.predictions import PredictionWriter
 from lightning_bayes.callbacks.recalibration import BatchNormRecalibration
 from lightning_bayes.callbacks.rejection import RejectorCallback
 from lightning_bayes.callbacks.swag import SWAGCallback
-from lightning_bayes.callbacks.temperature import TemperatureScaling
 from lightning_bayes.callbacks.warm_start import WarmStart
 
 __all__ = [
@@ -50,11 +48,9 @@ __all__ = [
     "NoisyKFACCallback",
     "OGNCallback",
     "PosteriorDiagnostics",
-    "PosteriorScale",
     "PredictionWriter",
     "RejectorCallback",
     "SWAGCallback",
-    "TemperatureScaling",
     "VOGNCallback",
     "VONCallback",
     "VadaGradCallback",

@@ -4,37 +4,67 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import partial
 from itertools import islice
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import RunningStage
-from lightning_utilities.core.apply_func import apply_to_collection
 from lightning_utilities.core.rank_zero import rank_zero_info
 from torch import Tensor
 
 from lightning_bayes.callbacks.arguments import checked
-from lightning_bayes.callbacks.chosen_posterior import ChosenPosterior, OutputsAt, Reduce
-from lightning_bayes.callbacks.loaders import OnDevice
-from lightning_bayes.errors import UnsupportedTrainingError
+from lightning_bayes.callbacks.evaluation import EvaluationCallback, FinishesSamples
+from lightning_bayes.callbacks.last_epoch import fit_kept, is_last_epoch
+from lightning_bayes.callbacks.loaders import OnDevice, ValidationSet, random_state_kept, sum_over_processes
+from lightning_bayes.callbacks.point_estimate import PointEstimate
+from lightning_bayes.callbacks.recalibration import recalibrated
+from lightning_bayes.callbacks.spread import spread
+from lightning_bayes.callbacks.step_outputs import StepOutputs
+from lightning_bayes.callbacks.validation_rows import length, rows_of, thinned
+from lightning_bayes.curvature import Gaussian
+from lightning_bayes.errors import PosteriorError, UnsupportedTrainingError
+from lightning_bayes.optim.readout import CALIBRATION_KEY
+from lightning_bayes.posteriors import AbstractPosterior, ScaledPosterior
 from lightning_bayes.predictive import Calibration as Chosen
-from lightning_bayes.predictive import Link, choose_calibration
+from lightning_bayes.predictive import (
+    ClosedFormSamples,
+    LinearizedSamples,
+    Link,
+    PosteriorSamples,
+    Samples,
+    choose_calibration,
+    evaluation_mode,
+    predictive_nll,
+)
 from lightning_bayes.predictive.calibration import EVALUATIONS
 
 SHARE = 0.05  # of the passes of the fit
 FEWEST_ROWS = 200  # also in a short fit
 _PASSES_OF_A_STEP = 3  # forward and backward, in forward passes
+_EXPANSIONS = (LinearizedSamples, ClosedFormSamples)
+_Scalable: TypeAlias = PosteriorSamples | LinearizedSamples | ClosedFormSamples
 
 
 @final
-class Calibration(ChosenPosterior):
+class Calibration(Callback):
     """Chooses the width of the posterior and a temperature on the validation set: one of them, both or neither.
 
-    ``calibrate=True`` of a callback such as `VOGNCallback` adds it. It works like `PosteriorScale`, with a short search, and
-    for classifiers with a temperature that divides the logits of every sample. Something is changed only if the validation
-    NLL falls by more than one standard error of the paired difference; see `lightning_bayes.calibrate`. Tests, validations
-    and predictions outside of a fit use both numbers, for any module, and `load_posterior` returns them.
+    ``calibrate=True`` of a callback such as `VOGNCallback` adds it. At the end of a fit it chooses the width c ≥ 0 of the
+    posterior, Σ → c² Σ, and for classifiers the temperature that divides the logits of every sample. Something is changed
+    only if the validation NLL falls by more than one standard error of the paired difference; see
+    `lightning_bayes.calibrate`. Samples without a width, such as dropout or an ensemble, get a temperature only; so does a
+    network without any other callback.
+
+    Both numbers are logged as ``val/posterior_scale`` and ``val/temperature`` and saved in the checkpoint. Tests,
+    validations and predictions outside of a fit use them, for any module, and `load_posterior` returns them. For a
+    checkpoint without them, they are chosen first.
+
+    The module is called on the inputs of batches ``(inputs, targets)``. The likelihood follows from the link of the
+    evaluation. With the identity link, the noise comes from the module's ``lightning_bayes_likelihood``, if it is a
+    `lightning_bayes.curvature.Gaussian`; otherwise σ is fitted at each width.
 
     It uses about five per cent of the passes of the fit, on validation examples that are spread over the set. If that is not
     enough for widths on 200 examples, it chooses a temperature only. The line at the end of the fit says what was chosen and
@@ -47,115 +77,214 @@ class Calibration(ChosenPosterior):
             of samples.
 
     Attributes:
+        scale: c of the current posterior; None if it is not chosen yet.
+        temperature: The temperature.
         seconds: The time that the last choice took.
     """
 
-    number = "width and temperature"
-
     @checked
     def __init__(self, linearized: bool | None = None, refit: bool = False) -> None:
-        super().__init__(linearized, refit)
+        self.linearized, self.refit = linearized, refit
+        self.scale: float | None = None
+        self.temperature, self.seconds = 1.0, 0.0
+        self._is_linearized = False  # whether the scale was chosen for linearised predictions
+        self._has_tried = False  # the first validation batch of the current fit
         self._rows_of_batch = 0  # of the fit
-        self._start = self._start_of_fit = self.seconds = 0.0
-        self._rows, self._tries_widths = 0, True
+        self._start_of_fit = math.inf
+        self._validation = ValidationSet("Calibration", "width and temperature", "lightning_bayes.calibrate")
+
+    @property
+    def state_key(self) -> str:
+        """The same key for any arguments, so that an evaluation can use other arguments."""
+        return CALIBRATION_KEY
+
+    def state_dict(self) -> dict[str, Any]:
+        """The width and the temperature, and whether they were chosen for linearised predictions."""
+        return {"scale": self.scale, "linearized": self._is_linearized, "temperature": self.temperature}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore a checkpoint's width and temperature."""
+        self.scale, self._is_linearized = state_dict["scale"], state_dict["linearized"]
+        self.temperature = state_dict["temperature"]
+
+    def scaled(self, posterior: AbstractPosterior) -> ScaledPosterior:
+        """A posterior at the chosen width and temperature, for example for `save_posterior`.
+
+        Args:
+            posterior: The posterior of the last fit or of the checkpoint.
+
+        Returns:
+            The posterior; `mc_predict` uses it with the predictive that the width was chosen for.
+
+        Raises:
+            PosteriorError: If no width was chosen.
+        """
+        if self.scale is None:
+            raise PosteriorError("Calibration has not chosen a width. Fit or test first.")
+        return ScaledPosterior(posterior, self.scale, self._is_linearized, self.temperature)
+
+    # -- during a fit -------------------------------------------------------------------------------------------------
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Add an evaluation to a trainer without one, so that a network alone gets a temperature."""
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        if not any(isinstance(callback, EvaluationCallback) for callback in callbacks):
+            callbacks.insert(callbacks.index(self) + 1, PointEstimate())
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the clock; see `ChosenPosterior`."""
-        super().on_train_start(trainer, pl_module)
-        self._start_of_fit = time.perf_counter()
+        """Require a validation set, and start the clock."""
+        self._validation.require(trainer)
+        self._has_tried, self._start_of_fit = False, time.perf_counter()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Count the rows of a batch; see `ChosenPosterior`."""
-        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
+        """Discard the width, which this update invalidates, and count the rows of a batch."""
+        self.scale, self.temperature = None, 1.0
         self._rows_of_batch = max(self._rows_of_batch, rows_of(batch))
 
-    def batches(self, trainer: Trainer, loader: Any, limit: int | None, count: int) -> Callable[[], Iterable[Any]]:
-        """Some rows of the validation batches, loaded once."""
-        self._start = time.perf_counter()
-        steps = trainer.fit_loop.total_batch_idx + 1 if trainer.state.fn == "fit" else 0
-        passes = SHARE * _PASSES_OF_A_STEP * steps * self._rows_of_batch if steps else math.inf
-        rows = max(FEWEST_ROWS, int(passes / (EVALUATIONS * count)) if steps else 5 * FEWEST_ROWS)
-        kept = thinned(OnDevice(trainer, loader, RunningStage.VALIDATING).loaded(), _length(loader, limit), rows)
-        self._rows = sum(rows_of(batch) for batch in kept)
-        self._tries_widths = self._rows * EVALUATIONS * count <= 1.5 * passes  # the rows are a rough number
-        return lambda: kept
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Try the first validation batch after the first update of a fit, when the link is known."""
+        if self._has_tried:
+            return
+        self._has_tried = True
+        link = _evaluation_of(trainer).link_of(pl_module)
+        with evaluation_mode(pl_module), random_state_kept(pl_module), torch.no_grad():
 
-    def find(self, outputs_at: OutputsAt, link: Link, noise_std: float | None, reduce: Reduce) -> tuple[float, float]:
-        """The width and the temperature of `choose_calibration`."""
-        first = outputs_at(1.0)
+            def forward(inputs: Any) -> Tensor:
+                return torch.as_tensor(pl_module(inputs))[None]
 
-        def outputs(scale: float) -> Tensor:
-            return first.outputs if scale == 1 else outputs_at(scale).outputs
+            first = self._validation.outputs(trainer, pl_module, forward, islice(self._validation.loader(trainer), 1))
+            if link is not None:
+                predictive_nll(first.outputs, first.targets, link, None, lambda total: total)
 
-        tries_widths = self._tries_widths or link == "identity"
-        found = choose_calibration(outputs, first.targets, link, noise_std, reduce, tries_widths)
-        self.seconds = time.perf_counter() - self._start
-        rank_zero_info(self._line(found, tries_widths))
-        return found.scale, found.temperature
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep the loaders."""
+        self._validation.keep(trainer)
 
-    def _line(self, found: Chosen, tries_widths: bool) -> str:
-        """What was chosen, why and in what time."""
-        fit = self._start - self._start_of_fit if self._start_of_fit else math.inf
-        share = f", {100 * self.seconds / fit:.1f} % of the fit" if fit < math.inf else ""
-        width = f"{found.scale:.3g}{'' if tries_widths else ' (no other was tried in so short a fit)'}"
-        change = (
-            f"the NLL falls from {found.nll_before:.4f} to {found.nll:.4f} (standard error {found.standard_error:.4f})"
-            if found.choice != "neither"
-            else f"the NLL is {found.nll:.4f}, and no change lowers it by more than its standard error"
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Choose after the last epoch, before the checkpoint is written."""
+        if not is_last_epoch(trainer):
+            return
+        with fit_kept("Calibration", "a width"), evaluation_mode(pl_module), random_state_kept(pl_module):
+            self._choose_in_fit(trainer, pl_module)
+
+    @torch.no_grad()
+    def _choose_in_fit(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        callback = _evaluation_of(trainer)
+        samples, link = callback.find_samples(trainer, pl_module), callback.link_or_raw(pl_module)
+        if samples is None:
+            return
+        for other in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(other, FinishesSamples) and other is not self:
+                samples = other.finished_samples(trainer, pl_module, samples, link)
+        self._choose(trainer, pl_module, self._followed(samples), link)
+        chosen = {"val/posterior_scale": float(self.scale or 0.0), "val/temperature": self.temperature}
+        pl_module.log_dict(chosen, sync_dist=True)
+
+    # -- afterwards ---------------------------------------------------------------------------------------------------
+
+    def finished_samples(self, trainer: Trainer, module: LightningModule, samples: Samples, link: Link) -> Samples:
+        """Samples of an evaluation outside of a fit, at the chosen width, which is chosen first if necessary."""
+        followed = self._followed(samples)
+        predictive_changed = self._is_linearized != isinstance(followed, _EXPANSIONS)
+        if self.scale is None or self.refit or predictive_changed:
+            with random_state_kept(module):
+                self._choose(trainer, module, followed, link)
+        return followed.scaled(float(self.scale or 0.0)) if isinstance(followed, _Scalable) else followed
+
+    def _followed(self, samples: Samples) -> Samples:
+        """The samples, linearised as asked."""
+        if not isinstance(samples, _Scalable) or self.linearized is None:
+            return samples
+        weight_samples = samples if isinstance(samples, PosteriorSamples) else samples.samples
+        return LinearizedSamples(weight_samples) if self.linearized else weight_samples
+
+    def _choose(self, trainer: Trainer, module: LightningModule, samples: Samples, link: Link) -> None:
+        start = time.perf_counter()
+        batches, tries_widths = self._budgeted(trainer, samples)
+        tries_widths = isinstance(samples, _Scalable) and (tries_widths or link == "identity")
+
+        def evaluate(scaled: Samples) -> StepOutputs:
+            prepared = spread(trainer, recalibrated(trainer, module, scaled))
+
+            def forward(inputs: Any) -> Tensor:
+                return prepared.outputs(module, partial(module, inputs))
+
+            return self._validation.outputs(trainer, module, forward, batches)
+
+        first = evaluate(samples.scaled(1.0) if isinstance(samples, _Scalable) else samples)
+        likelihood = getattr(module, "lightning_bayes_likelihood", None)
+        found = choose_calibration(
+            _outputs_at(samples, evaluate, first),
+            first.targets,
+            link,
+            likelihood.std if isinstance(likelihood, Gaussian) else None,
+            sum_over_processes(trainer, module),
+            tries_widths,
         )
-        return (
-            f"Calibration on {self._rows} validation examples: width {width}, temperature "
-            f"{found.temperature:.3g}; {change}. "
-            f"It took {self.seconds:.1f} s{share}."
-        )
+        self.scale, self.temperature = found.scale, found.temperature
+        self._is_linearized = isinstance(samples, _EXPANSIONS)
+        self.seconds = time.perf_counter() - start
+        spent = self.seconds / (start - self._start_of_fit)
+        rank_zero_info(_line(found, sum(map(rows_of, batches)), tries_widths, self.seconds, spent))
+
+    def _budgeted(self, trainer: Trainer, samples: Samples) -> tuple[list[Any], bool]:
+        """Validation batches of the rows that the budget allows, loaded once, and whether it allows other widths."""
+        is_fit = trainer.state.fn == "fit"
+        limit = int(min(trainer.num_val_batches[0], 2**62)) if is_fit else None
+        steps = trainer.fit_loop.total_batch_idx + 1 if is_fit else math.inf
+        passes = SHARE * _PASSES_OF_A_STEP * steps * self._rows_of_batch if is_fit else math.inf
+        rows = max(FEWEST_ROWS, int(passes / (EVALUATIONS * samples.count)) if is_fit else 5 * FEWEST_ROWS)
+        loader = self._validation.loader(trainer)
+        kept = thinned(OnDevice(trainer, loader, RunningStage.VALIDATING).loaded(), length(loader, limit), rows)
+        return kept, sum(
+            map(rows_of, kept)
+        ) * EVALUATIONS * samples.count <= 1.5 * passes  # the rows are a rough number
 
 
 def beside(trainer: Trainer, callback: Callback, calibration: Calibration) -> None:
-    """Put the calibration of a callback behind it, where its state is saved and its hooks run before the checkpoint's."""
+    """Put the calibration of a callback behind all that finish samples; its hooks run before the checkpoint's."""
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    others = [type(c).__name__ for c in callbacks if isinstance(c, ChosenPosterior) and c is not calibration]
-    if others:
+    if any(isinstance(other, Calibration) and other is not calibration for other in callbacks):
         raise UnsupportedTrainingError(
-            f"calibrate=True and {others[0]} both choose the width of the posterior. Remove one of them."
+            "calibrate=True and Calibration both choose the width of the posterior. Remove one of them."
         )
     if calibration not in callbacks and callback in callbacks:
-        callbacks.insert(callbacks.index(callback) + 1, calibration)
+        finishing = [i for i, other in enumerate(callbacks) if other is callback or isinstance(other, FinishesSamples)]
+        callbacks.insert(finishing[-1] + 1, calibration)
 
 
-def thinned(batches: Iterable[Any], count: int | None, rows: int) -> list[Any]:
-    """About `rows` examples, spread over the `count` batches; the first ones if `count` is unknown."""
-    kept, found = list[Any](), 0
-    step = 1 if count is None else max(1, count // rows)
-    of_batch = rows if count is None else max(1, -(-rows * step // count))
-    for batch in islice(batches, 0, count, step):
-        stride = max(1, rows_of(batch) // of_batch)
-        kept.append(_every(batch, stride))
-        found += rows_of(kept[-1])
-        if count is None and found >= rows:
-            break
-    return kept
+def _outputs_at(
+    samples: Samples, evaluate: Callable[[Samples], StepOutputs], first: StepOutputs
+) -> Callable[[float], Tensor]:
+    """Outputs at a width. Linearised ones are linear in it, f + c J (θ - μ), so two evaluations suffice."""
+    if isinstance(samples, LinearizedSamples):
+        mean = evaluate(samples.scaled(0.0)).outputs.expand_as(first.outputs)
+        return lambda scale: torch.lerp(mean, first.outputs, scale)
+
+    def outputs(scale: float) -> Tensor:
+        scalable: Any = samples
+        return first.outputs if scale == 1 else evaluate(scalable.scaled(scale)).outputs
+
+    return outputs
 
 
-def rows_of(batch: Any) -> int:
-    """The number of examples of a batch ``(inputs, targets)``; 0 for other batches."""
-    is_pair = isinstance(batch, (tuple, list)) and len(batch) == 2 and isinstance(batch[1], Tensor)
-    return len(batch[1]) if is_pair and batch[1].dim() else 0
+def _line(found: Chosen, rows: int, tries_widths: bool, seconds: float, share: float) -> str:
+    """What was chosen, why and in what time."""
+    width = f"{found.scale:.3g}{'' if tries_widths else ' (no other was tried)'}"
+    change = (
+        f"the NLL falls from {found.nll_before:.4f} to {found.nll:.4f} (standard error {found.standard_error:.4f})"
+        if found.choice != "neither"
+        else f"the NLL is {found.nll:.4f}, and no change lowers it by more than its standard error"
+    )
+    return (
+        f"Calibration on {rows} validation examples: width {width}, temperature {found.temperature:.3g}; {change}. "
+        f"It took {seconds:.1f} s{f', {share:.1%} of the fit' if share > 0 else ''}."
+    )
 
 
-def _every(batch: Any, stride: int) -> Any:
-    """Every `stride`-th row of all tensors of a batch that have its rows."""
-    rows = rows_of(batch)
-
-    def some(tensor: Tensor) -> Tensor:
-        return tensor[::stride] if tensor.dim() and len(tensor) == rows else tensor
-
-    return apply_to_collection(batch, Tensor, some)
-
-
-def _length(loader: Any, limit: int | None) -> int | None:
-    """The number of batches to read; None if it is unknown."""
-    try:
-        length = len(loader)
-    except TypeError:  # of an iterable data set
-        return None
-    return length if limit is None else min(length, limit)
+def _evaluation_of(trainer: Trainer) -> EvaluationCallback:
+    """The callback whose predictions are calibrated."""
+    callbacks = [c for c in trainer.callbacks if isinstance(c, EvaluationCallback)]  # type: ignore[attr-defined]
+    return next(callback for callback in callbacks if callback.averages(trainer))

@@ -30,15 +30,13 @@ class CollectedPredictions:
         self._targets: list[Tensor] = []
         self._scores: dict[str, dict[str, list[Tensor]]] = {}
 
-    def add(self, step: StepOutputs, set_name: str, mean_outputs: Tensor | None, temperature: float | None) -> Tensor:
+    def add(self, step: StepOutputs, set_name: str, mean_outputs: Tensor | None) -> Tensor:
         """Add a batch."""
         probs = combine(step.outputs, "softmax").exp()
         if set_name == "test":
             kinds = {"prediction" if mean_outputs is None else "Monte Carlo": probs}
             if mean_outputs is not None:
                 kinds["mean"] = mean_outputs.detach().cpu().float().softmax(-1)
-            if temperature is not None:
-                kinds[f"scaled, T = {temperature:.2f}"] = combine(step.outputs / temperature, "softmax").exp()
             for kind, values in kinds.items():
                 self._probs.setdefault(kind, []).append(values)
             self._targets.append(step.targets)

@@ -24,9 +24,10 @@ class DeepEnsembleCallback(EvaluationCallback):
 
     https://arxiv.org/abs/1612.01474. A number trains them: with ``DeepEnsembleCallback(5)``, the fit is that of the first
     member; then four copies of the untouched module are fitted in the same way, on the same data, each from weights that
-    every layer's `reset_parameters` draws anew (frozen layers keep theirs, so freeze what is pretrained). Loggers and other
-    callbacks see the first fit only. Each member's last weights are saved in the run's folder `members`; a fit that is
-    resumed trains only those that are missing. To test in another process, pass ``ckpt_path=...`` from the fit.
+    every layer's `reset_parameters` draws anew. Frozen layers keep their weights, so freeze what is pretrained; parameters
+    of no such layer keep a constant start, such as zeros. Loggers and other callbacks see the first fit only. Each member's
+    last weights are saved in the run's folder `members`; a fit that is resumed trains only those that are missing. To test
+    in another process, pass ``ckpt_path=...`` from the fit.
 
     Paths combine networks that were trained before, by any config, each with another seed::
 

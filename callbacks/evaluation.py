@@ -11,7 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_info
 
 from lightning_bayes.callbacks.checks import refuse_other_package
-from lightning_bayes.callbacks.last_epoch import is_last_epoch
+from lightning_bayes.callbacks.last_epoch import may_be_last_validation
 from lightning_bayes.callbacks.loss_link import LinkRecorder, tensors_of
 from lightning_bayes.callbacks.mean_comparison import Comparison, MeanComparison
 from lightning_bayes.callbacks.observed_metrics import ObservedMetrics
@@ -38,7 +38,7 @@ OBSERVATION_ATTRIBUTE: Final = "lightning_bayes_observation"  # a method from ou
 
 @runtime_checkable
 class FinishesSamples(Protocol):
-    """A callback that changes the samples of evaluations outside of a fit, such as `PosteriorScale`."""
+    """A callback that changes the samples of evaluations outside of a fit, such as `Calibration`."""
 
     def finished_samples(self, trainer: Trainer, module: LightningModule, samples: Samples, link: Link) -> Samples:
         """Samples to evaluate under instead of `samples`."""
@@ -58,13 +58,14 @@ class EvaluationCallback(Callback, ABC):
             self.link, self.observation = find_observation(link)
         self.loss_link: Link | None = None
         self.loss_noise: RecordedNoise | None = None
+        self.loss_functions: frozenset[str] = frozenset()  # names
         self._has_seen_loss = False
         self._recorder: LinkRecorder | None = None
         self._has_told_link = False
         self._forward: SampledForward | None = None
         self._metrics: ObservedMetrics | None = None
         self._comparison: MeanComparison | None = None  # of a test, and of the last validation in a fit
-        self.validated: Comparison | None = None  # with the mean, in the last epoch of a fit
+        self.validated: Comparison | None = None  # with the mean, in the last validation of a fit
         self._patches = Patches()  # of a run; `undo` reverts them
 
     @abstractmethod
@@ -131,6 +132,7 @@ class EvaluationCallback(Callback, ABC):
         """Read the link from the first loss of a fit."""
         if not self._has_seen_loss and self._recorder is not None:
             self._has_seen_loss, self.loss_noise = True, self._recorder.noise()
+            self.loss_functions = self._recorder.functions
             self.loss_link = self._recorder.link_of(loss) or ("identity" if self.loss_noise else None)
 
     def on_train_batch_end(
@@ -228,7 +230,7 @@ class EvaluationCallback(Callback, ABC):
             interval=self.interval,
         )
         self._forward.start(predict)
-        is_compared = trainer.testing or (is_fit and is_last_epoch(trainer))
+        is_compared = trainer.testing or (is_fit and may_be_last_validation(trainer))
         if is_compared and samples.has_mean and self.link_of(module) is not None:
             self._comparison = MeanComparison(self._forward, self.loss_noise)
 

@@ -42,7 +42,7 @@ class CallbackOwn(TypedDict, total=False):
         linearized: Whether validation, test and prediction linearise the model around the mean, f(x, μ) + J (θ - μ), which
             stays sensible under wide posteriors; default False. See `lightning_bayes.predictive.LinearizedSamples`.
         val_samples: Weight samples for validation during a fit; each costs one forward pass per batch. 0 validates at the
-            posterior mean. None: 3, or S if S is smaller or `TemperatureScaling` fits a temperature for S samples.
+            posterior mean. None: 3, or S if S is smaller.
         prior_precision: δ of the prior N(μ₀, 1/δ). None: δ = Ñ·wd/τ from the optimizer's L2 ``weight_decay``. Without weight
             decay, 1 with an explicit `lr`, and for OGN, K-FAC and Vprop-0. In the default step, no prior acts on the mean:
             it is unregularised, because the implicit prior is centred at the mean, with a precision set by the curvature

@@ -27,7 +27,6 @@ from lightning_bayes.metrics import (
     shift_curves,
 )
 from lightning_bayes.metrics.example_scores import SCORES_FILE, write_scores
-from lightning_bayes.predictive import TEMPERATURE
 
 SHEET = (2, 8)  # rows and columns, for the most and for the least certain images
 
@@ -39,7 +38,7 @@ class EvaluationFigures(Callback):
     The PNG files are ``reliability``, ``risk_coverage``, ``certainty`` (for images), ``ood_scores`` (with
     out-of-distribution sets) and ``shift`` (with shifted test sets). TensorBoard, Weights & Biases, MLflow and Comet log
     them as ``test/reliability`` and so on. With a posterior, each figure compares the Monte-Carlo prediction with the
-    prediction at the mean, and with `TemperatureScaling` also the scaled prediction.
+    prediction at the mean.
 
     The scores of each example are written to ``scores.csv``, from which ``lightning-bayes report`` compares runs in pairs.
     The module's ``test_step`` must return ``{"outputs": logits, "targets": classes}`` and may add ``mean_outputs`` and
@@ -79,8 +78,7 @@ class EvaluationFigures(Callback):
             return
         step = step_outputs(pl_module, "test_step", outputs)
         name = outputs.get("set", f"ood/set{dataloader_idx}" if dataloader_idx else "test")
-        temperature = getattr(pl_module, TEMPERATURE, None)
-        probs = self._collected.add(step, name, outputs.get("mean_outputs"), temperature)
+        probs = self._collected.add(step, name, outputs.get("mean_outputs"))
         inputs = batch[0] if isinstance(batch, (tuple, list)) else None
         if name == "test" and isinstance(inputs, Tensor):
             self._images.add(_unnormalised(inputs, trainer), step.targets, probs)

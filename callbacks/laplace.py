@@ -33,6 +33,12 @@ _NAMES: Final[dict[Link, LikelihoodName]] = {
     "exp": "counts",
 }
 _NOISE: Final = {"gaussian_nll_loss", "Normal", "poisson_nll_loss"}  # recorded families that `laplace` knows
+_OF_LOGITS: Final = {  # the losses of means, and what takes their logits or logarithms
+    "binary_cross_entropy": "F.binary_cross_entropy_with_logits",
+    "nll_loss": "F.cross_entropy",
+    "cross_entropy": "F.cross_entropy",
+    "poisson_nll_loss": "F.poisson_nll_loss(log_input=True)",
+}
 _REASONS: Final = {"marglik": " by marginal likelihood", "validation": " by the NLL of the validation set"}
 
 
@@ -191,6 +197,14 @@ class LaplaceCallback(PosthocCallback):
         if likelihood is None:
             self._require_one_noise()
             link = self.link_of(module)
+            if link == "softmax_last":
+                raise UnsupportedTrainingError(
+                    f"The outputs of {type(module).__name__} are [batch, tokens, classes], but {type(self).__name__} takes "
+                    "[batch, classes, tokens]. Return outputs.transpose(1, 2) from forward, or use VOGNCallback or "
+                    "SWAGCallback."
+                )
+            if link == "identity":
+                self._refuse_means()
             likelihood = None if link is None else _NAMES.get(link)
         if likelihood is None:
             raise HyperparameterError(
@@ -208,6 +222,14 @@ class LaplaceCallback(PosthocCallback):
                 f"The loss ({noise.family}) gives each target a noise of its own, but Laplace knows one Gaussian noise or "
                 "Poisson counts. Use VOGNCallback, SWAGCallback or DeepEnsembleCallback, train the mean alone with "
                 "F.mse_loss, or pass likelihood=..."
+            )
+
+    def _refuse_means(self) -> None:
+        """Refuse a network that returns probabilities or rates, whose targets are not Gaussian around them."""
+        for name in self.loss_functions & _OF_LOGITS.keys():
+            raise UnsupportedTrainingError(
+                f"The network returns the means of its targets, of which {name} takes the logarithm, but Laplace needs "
+                f"logits or log-rates. Return them from forward and train with {_OF_LOGITS[name]}."
             )
 
     def _state_noise(self, likelihood: Likelihood) -> None:

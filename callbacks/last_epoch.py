@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import EarlyStopping
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
 
@@ -13,6 +14,14 @@ def is_last_epoch(trainer: Trainer) -> bool:
     """Whether the epoch that ends now is the last one of the fit."""
     has_all_steps = 0 <= trainer.max_steps <= trainer.global_step
     return trainer.should_stop or has_all_steps or trainer.current_epoch + 1 == trainer.max_epochs
+
+
+def may_be_last_validation(trainer: Trainer) -> bool:
+    """Whether the fit may end without another validation: `EarlyStopping` decides after one."""
+    interval, epochs = trainer.check_val_every_n_epoch or 1, trainer.max_epochs or -1
+    has_no_other = 0 < epochs <= trainer.current_epoch + interval
+    stops_early = any(isinstance(c, EarlyStopping) for c in trainer.callbacks)  # type: ignore[attr-defined]
+    return stops_early or has_no_other or is_last_epoch(trainer)
 
 
 @contextmanager

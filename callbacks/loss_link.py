@@ -5,11 +5,14 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Any, TypeAlias
 
+import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
+from lightning_bayes.curvature.loss import only
 from lightning_bayes.curvature.loss_recorder import LossRecorder
 from lightning_bayes.predictive import Link
+from lightning_bayes.predictive.links import predicted
 from lightning_bayes.predictive.recorded_noise import NoiseRecorder, RecordedNoise
 from lightning_bayes.private_torch import output_shapes, tree_leaves
 
@@ -24,7 +27,7 @@ class LinkRecorder:
 
     def __init__(self, module: LightningModule) -> None:
         self._module, self._recorder, self._undo = module, LossRecorder(), ExitStack()
-        self._own: dict[Any, Shape] = {}  # shapes of the module's outputs, by autograd node
+        self._own: dict[Any, Tensor] = {}  # the module's outputs, by autograd node
         self._inner: dict[Any, Shape] = {}  # of the submodules' outputs
 
     def start(self, batch: Any) -> None:
@@ -49,21 +52,32 @@ class LinkRecorder:
         is_part = bool(self._recorder.log_softmax) and found is not None and found.family != "MixtureSameFamily"
         return None if is_part else found
 
+    @property
+    def functions(self) -> frozenset[str]:
+        """The names of the loss functions that were called."""
+        terms = (term for terms in self._recorder.terms.values() for term in terms)
+        return frozenset(term.call.function.__name__ for term in terms if term.call is not None)
+
     def link_of(self, loss: Tensor) -> Link | None:
         """The link of a loss on the module's outputs; None if the loss does not tell, or acts on other values."""
         record = self._recorder.read(loss)
-        shapes = self._own or self._inner
+        shapes = {node: tuple(output.shape) for node, output in self._own.items()} or self._inner
         if self._reaches(loss.grad_fn, shapes):
             return None
         links = {self._of_output(record.link, node, shapes) for node in record.linked}
-        return links.pop() if len(links) == 1 else None
+        found: Link | None = only(links)
+        return found
 
     def _note_outputs(self, module: Any, args: Any, output: Any) -> None:
         is_own, tensors = module is self._module, tensors_of(output)
         if is_own:
             self._noise.tape.note_outputs(tensors)
-        shapes = {leaf.grad_fn: tuple(leaf.shape) for leaf in tensors if leaf.dim() and leaf.grad_fn is not None}
-        (self._own if is_own else self._inner).update(shapes)
+        for leaf in tensors:
+            if leaf.dim() and leaf.grad_fn is not None:
+                if is_own:
+                    self._own[leaf.grad_fn] = leaf.detach()
+                else:
+                    self._inner[leaf.grad_fn] = tuple(leaf.shape)
 
     def _reaches(self, root: Any, shapes: dict[Any, Shape]) -> bool:
         """Whether outputs enter a loss beside its loss functions and log-probabilities, which then say nothing of them."""
@@ -85,13 +99,29 @@ class LinkRecorder:
 
     def _of_output(self, link: Link | None, linked: Any, shapes: dict[Any, Shape]) -> Link | None:
         """The link of the output that leads to a node by functions of it alone: no product of outputs, no further layer."""
-        node = linked
+        node, is_same = linked, True  # whether the loss gets values of the output itself
         while node is not None and node not in shapes:
+            is_same &= node in self._recorder.noted["moved"]
             children = [child for child, _ in node.next_functions if child is not None]
             node = children[0] if len(set(children)) == 1 else None
         if node is None:
             return None if self._own else link
+        if link is not None and node is not linked and self._is_undone(link, linked, node):
+            return "identity"
+        if link == "identity" and not is_same:
+            return None
         return _with_class_dim(shapes[node], output_shapes(linked)[0]) if link == "softmax" else link
+
+    def _is_undone(self, link: Link, linked: Any, node: Any) -> bool:
+        """Whether an output holds the means already, as probabilities whose log the loss takes."""
+        terms = (term for terms in self._recorder.terms.values() for term in terms)
+        values = [term.call.outputs for term in terms if term.call and term.call.outputs.grad_fn is linked]
+        output = self._own.get(node)
+        if not values or output is None or output.numel() != values[0].numel() or values[0].dim() < 2:
+            return False
+        means = predicted(values[0].detach()[None], link)[0]
+        orders = (means, means.movedim(1, -1))
+        return any(torch.allclose(m.reshape(output.shape), output.to(m), rtol=1e-2, atol=1e-6) for m in orders)
 
 
 def tensors_of(values: Any) -> list[Tensor]:

@@ -29,8 +29,7 @@ class MCDropoutCallback(EvaluationCallback):
 
     Args:
         eval_samples: S, passes in validation, test and prediction; 0 evaluates without dropout.
-        val_samples: Passes for validation during a fit. None: 3, or S if S is smaller or `TemperatureScaling` fits a
-            temperature for S passes.
+        val_samples: Passes for validation during a fit. None: 3, or S if S is smaller.
         p: Probability with which inserted dropout sets an output to zero; None inserts no dropout.
         layers: Regular expression that matches the full names of the layers after which dropout is inserted.
         link: How outputs become predictions in evaluation. None: the module's
@@ -57,8 +56,8 @@ class MCDropoutCallback(EvaluationCallback):
         for name, count in (("eval_samples", eval_samples), ("val_samples", val_samples or 0)):
             if count < 0 or count != int(count):
                 raise HyperparameterError(f"{name}={count!r} must be a whole number of at least 0.")
-        if p is not None and not 0 <= p < 1:
-            raise HyperparameterError(f"p={p!r} must be at least 0 and below 1.")
+        if p is not None and not 0 < p < 1:
+            raise HyperparameterError(f"p={p!r} must be above 0, or all passes would be the same, and below 1.")
         if (p is None) != (layers is None):
             raise HyperparameterError(
                 f"p={p!r} and layers={layers!r} belong together: pass a probability, and a regular expression for the names "
@@ -96,7 +95,7 @@ class MCDropoutCallback(EvaluationCallback):
         layers = dropout_layers(module)
         if not layers:
             inactive = inactive_dropout(module)
-            found = f"only dropout layers with p=0 ({name_some(inactive)})" if inactive else "no dropout layer"
+            found = f"only dropout layers that drop nothing ({name_some(inactive)})" if inactive else "no dropout layer"
             raise UnsupportedLayerError(
                 f"{type(module).__name__} has {found}, so all passes would be the same. Build it with dropout (calls of "
                 "torch.nn.functional.dropout are not detected), or pass p=0.1 and layers=..., a regular expression for "

@@ -15,14 +15,17 @@ from lightning.pytorch.callbacks import Checkpoint, DeviceStatsMonitor, Learning
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.seed import isolate_rng
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
-from torch import nn
+from torch import Tensor, nn
 
+from lightning_bayes.callbacks.calibration import Calibration
 from lightning_bayes.callbacks.evaluation import EvaluationCallback
 from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError, UnsupportedTrainingError, name_some
 from lightning_bayes.optim.readout import read_checkpoint
 from lightning_bayes.private_torch import ATTENTION_RESET
 
-_OBSERVERS: Final = (Checkpoint, DeviceStatsMonitor, EvaluationCallback, LearningRateMonitor, ModelSummary, ProgressBar)
+_OBSERVERS: Final = (
+    *(Calibration, Checkpoint, DeviceStatsMonitor, EvaluationCallback, LearningRateMonitor, ModelSummary, ProgressBar),
+)
 _REPEATED: Final = (
     "max_epochs",
     "max_steps",
@@ -91,10 +94,12 @@ def member_path(folder: str | Path, index: int) -> Path:
 
 
 def layers_to_reset(module: nn.Module) -> list[Callable[[], None]]:
-    """The `reset_parameters` of all layers with a trained parameter, children first; refuses one that none would draw."""
+    """The `reset_parameters` of all layers with a trained parameter, children first; refuses random starts of no layer."""
     resets = {name: reset for name, layer in module.named_modules() if (reset := _reset_of(layer))}
     trained = [name for name, param in module.named_parameters() if param.requires_grad]
-    stuck = [name for name in trained if not any(owner in resets for owner in _owners(name))]
+    params = dict(module.named_parameters())
+    without = [name for name in trained if not any(owner in resets for owner in _owners(name))]
+    stuck = [name for name in without if len(without) == len(trained) or not _is_constant(params[name])]
     if stuck:
         raise UnsupportedLayerError(
             f"{type(module).__name__} cannot start again from fresh weights: no layer with a method reset_parameters holds "
@@ -103,6 +108,11 @@ def layers_to_reset(module: nn.Module) -> list[Callable[[], None]]:
         )
     owners = {owner for name in trained for owner in _owners(name)}
     return [reset for name, reset in reversed(resets.items()) if name in owners]
+
+
+def _is_constant(param: Tensor) -> bool:
+    """Whether all entries are the same, as of a scale or an offset, which every member starts with."""
+    return bool((param == param.flatten()[:1]).all())
 
 
 def _reset_of(layer: nn.Module) -> Callable[[], None] | None:

@@ -183,7 +183,7 @@ class MultiModeCallback(EvaluationCallback):
         if not isinstance(samples, PosteriorSamples):
             raise UnsupportedTrainingError(
                 "MultiModeCallback samples networks around each mode, but the predictive is linearised around one. Pass "
-                "linearized=False to the variational callback, and leave PosteriorScale out."
+                "linearized=False to the variational callback, and put Calibration behind MultiModeCallback."
             )
         posteriors = [posterior.to(module.device) for posterior in self.posteriors[-(self.count or 0) :]]
         return MemberPosteriors(posteriors, -(-samples.count // len(posteriors)), samples.seed)

@@ -16,7 +16,7 @@ from lightning_bayes.callbacks.arguments import checked
 from lightning_bayes.callbacks.evaluation import LINK_ATTRIBUTE
 from lightning_bayes.callbacks.prediction_files import require_format, save
 from lightning_bayes.callbacks.prediction_table import Column, decisions, origins
-from lightning_bayes.predictive import TEMPERATURE, Link, as_dict, check_threshold, summarise
+from lightning_bayes.predictive import Link, as_dict, check_threshold, summarise
 
 FILENAME = "predictions.pt"
 
@@ -78,10 +78,9 @@ class PredictionWriter(BasePredictionWriter):
         folder = trainer.log_dir if self.dirpath is None else self.dirpath
         if trainer.fast_dev_run or folder is None or self._is_replaced(trainer):  # type: ignore[attr-defined]
             return
-        temperature = getattr(pl_module, TEMPERATURE, None) or 1.0
         loaders = [predictions] if trainer.predict_loop.num_dataloaders == 1 else predictions
         rows = [
-            columns(output, link_of(pl_module), temperature) | {"dataloader_idx": torch.tensor(index)}
+            columns(output, link_of(pl_module)) | {"dataloader_idx": torch.tensor(index)}
             for index, outputs in enumerate(loaders)
             for output in outputs
         ]
@@ -127,13 +126,12 @@ def link_of(module: LightningModule) -> Link | None:
     return None if overrides_step else getattr(module, LINK_ATTRIBUTE, None)
 
 
-def columns(output: Any, link: Link | None, temperature: float = 1.0) -> dict[str, Tensor]:
+def columns(output: Any, link: Link | None) -> dict[str, Tensor]:
     """The columns of one batch's prediction.
 
     Args:
         output: A tensor or a dict; entries other than tensors are ignored.
         link: How a tensor becomes a prediction; None keeps it unchanged.
-        temperature: Divisor of a tensor of logits.
 
     Returns:
         Tensors, ``[batch, …]`` each; empty if the output has another type.
@@ -143,7 +141,7 @@ def columns(output: Any, link: Link | None, temperature: float = 1.0) -> dict[st
         tensor([1.3863, 1.3863])
     """
     if isinstance(output, Tensor):
-        return {"outputs": output} if link is None else as_dict(summarise(output[None] / temperature, link))
+        return {"outputs": output} if link is None else as_dict(summarise(output[None], link))
     return {k: v for k, v in output.items() if isinstance(v, Tensor)} if isinstance(output, dict) else {}
 
 

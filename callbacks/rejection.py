@@ -13,7 +13,7 @@ from lightning_bayes.callbacks.arguments import checked
 from lightning_bayes.callbacks.loaders import ValidationSet
 from lightning_bayes.callbacks.step_outputs import StepOutputs, step_outputs
 from lightning_bayes.errors import DataError, HyperparameterError, UnsupportedTrainingError
-from lightning_bayes.predictive import Rejector, ScaledModule
+from lightning_bayes.predictive import Rejector, SampledModule
 
 
 @final
@@ -23,7 +23,7 @@ class RejectorCallback(Callback):
     Before a test, the callback evaluates the validation set and fits a threshold: predictions whose largest probability
     exceeds it are wrong for at most a fraction `risk` of new answers, with the given confidence. The test logs
     ``test/reject/threshold``, ``test/reject/coverage`` (fraction of the test set that is answered) and ``test/reject/error``
-    (fraction of the answers that are wrong). Probabilities come from the predictive before temperature scaling. The
+    (fraction of the answers that are wrong). The
     guarantee holds only if the validation set was used for nothing else, such as to choose an epoch, a width or a prior.
 
     The module's ``test_step`` must return ``{"outputs": logits, "targets": classes}``, and the module must have a
@@ -65,10 +65,10 @@ class RejectorCallback(Callback):
                 f"RejectorCallback counts the errors of one process, but this trainer has {trainer.world_size}. Test with "
                 "Trainer(devices=1)."
             )
-        if not isinstance(pl_module, ScaledModule):
+        if not isinstance(pl_module, SampledModule):
             raise UnsupportedTrainingError(
                 f"RejectorCallback calls the module's sampled_forward, but {type(pl_module).__name__} has none (see "
-                "lightning_bayes.predictive.ScaledModule). Use lightning_bayes.zoo.BayesClassifier, or call "
+                "lightning_bayes.predictive.SampledModule). Use lightning_bayes.zoo.BayesClassifier, or call "
                 "lightning_bayes.predictive.Rejector.fit yourself."
             )
         self._counts.zero_()

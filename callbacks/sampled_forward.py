@@ -24,7 +24,6 @@ from lightning_bayes.callbacks.packed_outputs import PackedOutputs
 from lightning_bayes.callbacks.patches import Patches
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.predictive import (
-    TEMPERATURE,
     Link,
     SampledModule,
     Samples,
@@ -227,7 +226,7 @@ class SampledForward:
         distribution = self.distribution()
         if distribution is not None:
             return observed(*distribution, self.interval)._asdict()
-        return as_dict(summarise(outputs / (getattr(self.module, TEMPERATURE, None) or 1.0), self.link))
+        return as_dict(summarise(outputs, self.link))
 
     def _warn_without_uncertainty(self, result: Any, calls: int) -> None:
         if self._has_warned or not calls:

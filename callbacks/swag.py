@@ -18,9 +18,9 @@ from lightning_bayes.callbacks.last_epoch import fit_kept, is_last_epoch
 from lightning_bayes.callbacks.loaders import OnDevice, random_state_kept
 from lightning_bayes.callbacks.num_data import infer_num_data
 from lightning_bayes.callbacks.posthoc import PosthocCallback
-from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.errors import HyperparameterError, UnsupportedTrainingError
 from lightning_bayes.posthoc import SWAG
-from lightning_bayes.predictive import Linearized, LinkArgument
+from lightning_bayes.predictive import Linearized, LinkArgument, evaluation_mode
 from lightning_bayes.predictive.recalibration import running_statistics
 
 
@@ -82,6 +82,7 @@ class SWAGCallback(PosthocCallback):
             )
         self.start, self.every, self.max_rank, self.lr = start, every, max_rank, lr
         self.moments = SWAG(max_rank)
+        self._has_tried = False  # the first batch of the current fit
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Require enough epochs.
@@ -89,6 +90,7 @@ class SWAGCallback(PosthocCallback):
         Raises:
             HyperparameterError: If fewer than two epochs would be collected.
         """
+        self._has_tried = False
         if not trainer.current_epoch:
             self.moments = SWAG(self.max_rank)
         epochs = trainer.max_epochs or -1
@@ -102,12 +104,34 @@ class SWAGCallback(PosthocCallback):
             )
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Set the constant learning rate."""
+        """Set the constant learning rate, and note layers that were unfrozen since the last collection."""
         super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
+        if self.moments.count:
+            params = self._collected_parameters(pl_module).items()
+            self.moments.add_constant({name: p for name, p in params if not self.moments.is_collected(name)})
         if self.lr is not None and self._is_late(trainer, trainer.current_epoch):
             for optimizer in trainer.optimizers:
                 for group in optimizer.param_groups:
                     group["lr"] = self.lr
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Try the first batch of a fit if the end of the fit has to estimate BatchNorm statistics."""
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        if self._has_tried or not running_statistics(pl_module):
+            return
+        self._has_tried = True
+        with torch.no_grad(), evaluation_mode(pl_module), random_state_kept(pl_module):
+            try:
+                _OfBatches(pl_module)(batch)
+            except UnsupportedTrainingError as error:
+                name, reason = type(pl_module).__name__, error.__cause__ or error
+                raise UnsupportedTrainingError(
+                    f"SWAGCallback estimates BatchNorm statistics at the end by calling {name}.forward on batches, but it "
+                    f"does not take the first one, a {type(batch).__name__}: {reason}. Let forward take the batch or "
+                    "its first entries, or use VOGNCallback, which keeps the statistics of training."
+                ) from error
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Collect the weights, and fit the posterior after the last epoch."""
@@ -126,7 +150,12 @@ class SWAGCallback(PosthocCallback):
             )
 
     def _collect(self, module: LightningModule) -> None:
-        self.moments.collect({name: param for name, param in module.named_parameters() if param.requires_grad})
+        self.moments.collect(self._collected_parameters(module))
+
+    def _collected_parameters(self, module: LightningModule) -> dict[str, nn.Parameter]:
+        """The parameters that are trainable now, or were at an earlier collection."""
+        is_collected = self.moments.is_collected
+        return {name: p for name, p in module.named_parameters() if p.requires_grad or is_collected(name)}
 
     @torch.no_grad()
     def _finish(self, trainer: Trainer, module: LightningModule) -> None:

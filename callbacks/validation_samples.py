@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from lightning.pytorch import Trainer
 
-from lightning_bayes.callbacks.temperature import TemperatureScaling
-
 FEW = 3  # for validation in a fit, which runs in every epoch
 
 
@@ -15,5 +13,4 @@ def sample_count(trainer: Trainer, eval_samples: int, stated: int | None) -> int
         return eval_samples
     if stated is not None:
         return stated
-    scales = any(isinstance(callback, TemperatureScaling) for callback in trainer.callbacks)  # type: ignore[attr-defined]
-    return eval_samples if scales else min(FEW, eval_samples)
+    return min(FEW, eval_samples)

@@ -17,7 +17,7 @@ from lightning_bayes.errors import ConfigError
 CONFIG_OPTIONS: Final = ("-c", "--config")
 _KEY: Final = "num_classes"
 _SINGLE_SHIFT: Final = re.compile(r"shift(_mean)?/(?!all/)[^/]+/\d+/")
-_EVALUATIONS: Final = ("Value", "Mean", "Scaled")  # under the posterior; at its mean; with the fitted temperature
+_EVALUATIONS: Final = ("Value", "Mean")  # under the posterior; at its mean
 
 
 def split_options(words: Sequence[str], options: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -113,9 +113,7 @@ def metric_table(metrics: Mapping[str, float]) -> Table:
     for name, value in metrics.items():
         if not _SINGLE_SHIFT.match(name):
             mean = name.replace("_mean/", "/", 1)
-            scaled = name.replace("/post/", "/", 1)
-            evaluation = "Mean" if mean != name else "Scaled" if scaled != name else "Value"
-            rows.setdefault(mean if mean != name else scaled, {})[evaluation] = value
+            rows.setdefault(mean, {})["Mean" if mean != name else "Value"] = value
     columns = [evaluation for evaluation in _EVALUATIONS if any(evaluation in values for values in rows.values())]
     table = Table("Metric", *columns)
     for name, values in sorted(rows.items()):

@@ -52,7 +52,6 @@ def saved_run(folder: str | Path) -> Any:
     parts = json.dumps({part: settings[part] for part in ("model", "data")})
     run = instantiate(parts, "--seed_everything=false", "--trainer.logger=false", "--trainer.accelerator=cpu")
     content = torch.load(checkpoint, map_location="cpu", weights_only=True)
-    states = [state for name, state in content.get("callbacks", {}).items() if name.startswith("TemperatureScaling")]
     model = _network(run.model.model, settings["model"]["init_args"]["model"]).eval()
     model.load_state_dict({**posterior.constants, **posterior.mean})
     return SavedPosterior(
@@ -62,7 +61,7 @@ def saved_run(folder: str | Path) -> Any:
         class_names=tuple(content.get("class_names", ())),
         metrics=_metrics(Path(folder)),
         config=settings,
-        temperature=posterior.temperature * next((state["temperature"] or 1.0 for state in states), 1.0),
+        temperature=posterior.temperature,
         link=run.model.lightning_bayes_link,
     )
 

@@ -124,11 +124,11 @@ def test_no_name_is_both_a_recipe_and_a_part_or_of_two_kinds():
 
 def test_the_command_line_merges_the_configs_of_a_composition():
     """As its own merge does, and a part's settings for another part come before those of later parts."""
-    config = instantiate("digits+mlp+sgd+posterior_scale", *QUIET).config
-    expected = compose("digits+mlp+sgd+posterior_scale")
+    config = instantiate("digits+mlp+sgd+calibration", *QUIET).config
+    expected = compose("digits+mlp+sgd+calibration")
     assert config.trainer.max_epochs == expected["trainer"]["max_epochs"] == 40
     assert config.model.init_args.optimizer.init_args.lr == arguments(expected, "model", "optimizer")["lr"] == 0.05
-    assert config.trainer.callbacks[-1].class_path == "lightning_bayes.PosteriorScale"
+    assert config.trainer.callbacks[-1].class_path == "lightning_bayes.Calibration"
 
 
 @pytest.mark.parametrize("name", ["lenet5", "mlp", "alexnet", "resnet18", "resnet18_imagenet", "vgg16_half"])

@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import Trainer, seed_everything
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_bayes import LaplaceCallback, NoisyKFACCallback, PosteriorScale, VOGNCallback, mc_predict
+from lightning_bayes import Calibration, LaplaceCallback, NoisyKFACCallback, VOGNCallback, mc_predict
 from lightning_bayes.zoo import BayesRegressor
 
 NOISE = 0.1  # standard deviation, known to every method
@@ -51,7 +51,7 @@ def fit(*callbacks, epochs=400):
     return module.eval()
 
 
-default, scale = VOGNCallback(), PosteriorScale(linearized=True)
+default, scale = VOGNCallback(), Calibration(linearized=True)
 vogn = fit(default, scale)
 natural = NoisyKFACCallback(lr=0.01, prior_precision=1.0, stats_interval=1, inverse_interval=10)
 kfac = fit(natural)
@@ -70,7 +70,7 @@ def moments(module, posterior, x, **options):
 methods = {
     "Laplace, all weights": lambda x: moments(adam, laplace.posterior, x, linearized="closed_form"),
     "VOGN, default": lambda x: moments(vogn, default.optimizer.posterior(), x, samples=200),
-    "VOGN, PosteriorScale": lambda x: moments(vogn, scale.scaled(default.optimizer.posterior()), x, samples=200),
+    "VOGN, Calibration": lambda x: moments(vogn, scale.scaled(default.optimizer.posterior()), x, samples=200),
     "Noisy K-FAC, natural step": lambda x: moments(kfac, natural.optimizer.posterior(), x, samples=200),
 }
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from lightning_bayes.curvature.layer_graph import is_layer
 from lightning_bayes.curvature.layout_probe import LayoutProbe, PassLayouts, ProbedPass
 from lightning_bayes.curvature.layouts import ROWS, LayerOutput, retained_grads_kept
+from lightning_bayes.curvature.learned_factors import learned_factors
 from lightning_bayes.curvature.loss import LossRecord, LossReduction, require_scalar, settled
 from lightning_bayes.curvature.loss_recorder import LossRecorder
 from lightning_bayes.curvature.model_call import ModelCall, model_call
@@ -132,7 +133,10 @@ class Capture(ABC):
         n = self.known_batch_size
         rows = ExampleRows(1) if n == 1 else n and example_rows(self.recorder, loss, n, self.layouts.order)
         can_follow = rows and (n == 1 or can_repeat_backward(loss))
-        return SingleExamples(self.recorder, loss, rows, leaves) if rows and can_follow else None
+        if not rows or not can_follow:
+            return None
+        factors = learned_factors(self.recorder, loss, n, rows.order) if n and n > 1 else ()
+        return SingleExamples(self.recorder, loss, rows, leaves, tuple(factors))
 
     def note_model_call(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """Forward hook: record the first call whose first input and first output have equally many rows."""

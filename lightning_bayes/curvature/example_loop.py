@@ -52,11 +52,16 @@ class ExampleLoop:
         sums: list[Tensor | float] = [0.0 for _ in leaves]
         squares: list[Tensor | float] = [0.0 for _ in leaves]
         with examples.separated() as gradients:
-            # Gradients of the terms that depend on no example, such as a penalty on the weights.
-            constant = gradients(torch.zeros(examples.num_examples, dtype=torch.bool))
+            # Gradients of the terms that depend on no example, such as a penalty on the weights. Those of a learned
+            # factor's parameters, such as the logarithm of a scale, normalise the loss of each example.
+            apart = gradients(torch.zeros(examples.num_examples, dtype=torch.bool))
+            constant = list(apart)
+            for index in [leaves.index(param) for param in examples.learned().intersection(leaves)]:
+                own, constant[index] = apart[index], None
+                apart[index] = None if own is None else own * (1 - 1 / examples.num_examples)
             for chosen in torch.eye(examples.num_examples, dtype=torch.bool):
                 for index, grad in enumerate(gradients(chosen)):
-                    own = constant[index]
+                    own = apart[index]
                     if grad is not None:
                         value = grad if own is None else grad - own
                         sums[index], squares[index] = sums[index] + value, squares[index] + value.square()

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
+from lightning_bayes.curvature.calls_of_parts import mark_parts
 from lightning_bayes.curvature.capture import Capture
 from lightning_bayes.curvature.engine import AbstractEngine
 from lightning_bayes.curvature.forward_state import (
@@ -69,6 +70,8 @@ class HookedCapture(Capture, ABC):
         if unit.rule is None or unit.rule.repeats_noise(unit.module):
             before = Uncopied(self._note_start, unit)
             undo.callback(unit.module.register_forward_pre_hook(before, prepend=True).remove)
+        if unit.rule is None and not unit.direct_only:
+            mark_parts(unit, lambda: self._is_replaying or bool(self._starts.get(unit.module)), undo)
         after = Uncopied(self._on_forward, unit)
         undo.callback(unit.module.register_forward_hook(after, prepend=True, with_kwargs=True).remove)
 

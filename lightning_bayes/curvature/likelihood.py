@@ -208,7 +208,7 @@ class Gaussian(Likelihood):
 
 def _one_output(values: Tensor, index: int) -> Tensor:
     """Keep `values` of one output per example, and set the other values to zero."""
-    column = torch.zeros_like(values)
+    column = values.new_zeros(values.shape)  # contiguous, also where the values are transposed
     column.view(len(values), -1)[:, index] = values.reshape(len(values), -1)[:, index]
     return column
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import torch.nn.functional as F
@@ -69,6 +69,7 @@ class LossCall:
     targets: Tensor | None
     reduction: Reduction
     options: dict[str, Any]
+    unreduced: Callable[[], Tensor]  # the values before the reduction, computed again
 
     @property
     def known(self) -> LossFunction:
@@ -123,7 +124,8 @@ def _signature(function: Callable[..., Tensor]) -> inspect.Signature:
 
 def read_call(function: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> LossCall | None:
     """The call of a function in `LOSS_FUNCTIONS`; None if its deprecated arguments set the reduction."""
-    known, arguments = LOSS_FUNCTIONS[function], dict(_signature(function).bind(*args, **kwargs).arguments)
+    known, bound = LOSS_FUNCTIONS[function], _signature(function).bind(*args, **kwargs)
+    arguments = dict(bound.arguments)
     if arguments.get("size_average") is not None or arguments.get("reduce") is not None:
         return None
     reduction: Any = arguments.pop("reduction", "mean")
@@ -134,4 +136,7 @@ def read_call(function: Callable[..., Tensor], args: tuple[Any, ...], kwargs: di
         else:
             outputs = next(x for x in arguments.values() if isinstance(x, Tensor) and x.requires_grad)
     reduction = "mean" if reduction == "batchmean" else reduction
-    return LossCall(function, outputs, targets if isinstance(targets, Tensor) else None, reduction, arguments)
+    unreduced = partial(function, **{**bound.arguments, "reduction": "none"})
+    return LossCall(
+        function, outputs, targets if isinstance(targets, Tensor) else None, reduction, arguments, unreduced
+    )

@@ -90,6 +90,13 @@ class LossRecorder(LossTape):
             is_lone |= len(pieces) == 1
         return RecordedRows(outer, is_lone) if outer else None
 
+    def products(self, loss: Tensor) -> Iterator[tuple[Any, int, tuple[Term, ...]]]:
+        """The products of a loss with learned factors: the node, the factor's position, and the terms that it multiplies."""
+        steps = [step for term in self.terms.get(self.node_of(loss), ()) for step in term.steps if step.kind == "scale"]
+        for (node, position), factor in {step.edge: step.value for step in steps if step.edge}.items():
+            if not self._path(factor.grad_fn).depends:
+                yield node, position, tuple(replace(term, steps=term.steps[:-1]) for term in self.terms[node])
+
     def sizes(self, loss: Tensor) -> list[int]:
         """Numbers of rows of the values that a loss reduces."""
         terms = self.terms.get(self.node_of(loss), ())
@@ -133,7 +140,9 @@ class LossRecorder(LossTape):
             why = why or "is multiplied by a factor that depends on the examples"
         call = term.call
         links = {(call.link, call.outputs.grad_fn)} if call and call.link else self._links_of(path)
-        return Reading("unknown" if why else reading.reduction, why, reading.factor), links, path.depends
+        # Embeddings and indexing take the examples as integers, of which the graph has no trace.
+        depends = path.depends or (self._is_layer is None and bool(call or links))
+        return Reading("unknown" if why else reading.reduction, why, reading.factor), links, depends
 
     def _why_unclear(self, path: _Path, batch_size: int | None, order: Order) -> str:
         """Why the examples of the values behind a path are not those of the batch; empty if they are."""
@@ -158,7 +167,7 @@ class LossRecorder(LossTape):
             path.nodes.append(node)
             path.edges.update(node.next_functions)
             children = [child for child, _ in node.next_functions]
-            path.depends |= self._is_layer is None and None in children
+            path.depends |= self._is_layer is None and (None in children or node in self.noted["lookup"])
             stack += [child for child in children if child not in seen]
             seen.update(children)
         return path

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
 from lightning_bayes.curvature import loss_choices as choices
@@ -21,7 +22,9 @@ from lightning_bayes.curvature.loss_functions import LOSS_FUNCTIONS, read_call
 from lightning_bayes.curvature.loss_terms import Edge, Step, Term
 from lightning_bayes.private_torch import DDP_SINK, PACK, output_shapes
 
-Note: TypeAlias = Literal["batch_norm", "join", "pack", "scatter"]
+# "moved": the values are those of the input, elsewhere or in another dtype; "lookup": rows of a table, which no gradient
+# ties to the examples that chose them
+Note: TypeAlias = Literal["batch_norm", "join", "lookup", "moved", "pack", "scatter"]
 
 
 def _each(names: str, handler: Any, *first: Any) -> dict[Any, tuple[Any, tuple[Any, ...]]]:
@@ -36,6 +39,13 @@ def _losses(handler: Any) -> dict[Any, tuple[Any, tuple[Any, ...]]]:
 
 def _edge(value: Tensor) -> Edge | None:
     return None if value.grad_fn is None else (value.grad_fn, value.output_nr)
+
+
+def _factor(product: Tensor, factor: Tensor) -> Edge:
+    """The node of a product, and the position of a factor among its inputs."""
+    edge = get_gradient_edge(factor)
+    node: Any = product.grad_fn
+    return node, [tuple(child) for child in node.next_functions].index((edge.node, edge.output_nr))
 
 
 class _Former(NamedTuple):
@@ -161,8 +171,8 @@ class LossTape(TorchFunctionMode, ABC):
             self._put(value, terms, Step(kind, other.detach() if isinstance(other, Tensor) else other))
         elif not other.requires_grad:
             self._put(value, terms, Step("weigh"))
-        elif value.numel() == 1:
-            self._put(value, terms, Step("scale", other))
+        elif value.numel() == 1 or (value.numel() == other.numel() and all(term.is_stacked for term in terms)):
+            self._put(value, terms, Step("scale", other, edge=_factor(value, other)))
 
     def _note_factor(self, kind: str, value: Tensor, one: Any, other: Any) -> None:
         """Note the constant factor of values that are not reduced yet."""
@@ -197,6 +207,10 @@ class LossTape(TorchFunctionMode, ABC):
         self._put(value, terms)
 
     def _put_same(self, value: Tensor, input: Tensor, *args: Any, **kwargs: Any) -> None:
+        self._note("moved", value)
+        self._keep_terms(value, input)
+
+    def _keep_terms(self, value: Tensor, input: Tensor) -> None:
         terms = self._known(input)
         if terms is not None and (value.shape == input.shape or value.numel() == input.numel() == 1):
             self._put(value, terms)
@@ -228,9 +242,11 @@ class LossTape(TorchFunctionMode, ABC):
     def _put_choice(
         self, index_of: Callable[..., Any], value: Tensor, input: Tensor, *args: Any, **kwargs: Any
     ) -> None:
+        if index_of is not choices.over:
+            self._note("moved", value)
         if input.dim():
             self.choices[value.grad_fn] = (tuple(input.shape), index_of(value, input, *args, **kwargs))
-            self._put_same(value, input)
+            self._keep_terms(value, input)
 
     def _note(self, note: Note, value: Tensor, *args: Any, **kwargs: Any) -> None:
         self.noted[note].add(value.grad_fn)
@@ -255,11 +271,13 @@ class LossTape(TorchFunctionMode, ABC):
         **_each("neg negative", _put_negative),
         **_each("clone contiguous float double half bfloat16 to type type_as", _put_same),
         **_each("view view_as reshape squeeze unsqueeze flatten", _put_same),
+        **_each("permute transpose swapaxes swapdims movedim moveaxis t unflatten gather expand", _note, "moved"),
         **_each("sqrt exp log log1p expm1 square pow abs clamp clamp_min relu tanh sigmoid", _put_function),
         **_each("stack", _put_stack),
         **_each("cat concat concatenate", _put_joined),
         **_each("log_softmax", _put_log_softmax),
         F.log_softmax: (_put_log_softmax, ()),
+        **dict.fromkeys((F.embedding, F.embedding_bag), (_note, ("lookup",))),
         **_each("__getitem__ masked_select", _put_choice, choices.getitem),
         **_each("select unbind __iter__ index_select", _put_choice, choices.select),
         **_each("narrow", _put_choice, choices.narrow),

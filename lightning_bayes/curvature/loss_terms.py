@@ -31,7 +31,7 @@ class Step(NamedTuple):
     value: Any = None  # the number, tensor or name; the reduced dimensions, None for all
     shape: Shape = ()  # of the argument of a reduction
     keepdim: bool = False
-    edge: Edge | None = None  # of the argument of a reduction
+    edge: Edge | None = None  # of the argument of a reduction, or the product with a learned tensor and its position
 
 
 class Reading(NamedTuple):
@@ -59,6 +59,11 @@ class Term:
     def outputs(self) -> Tensor:
         """The tensor whose rows are the examples."""
         return self.values if self.call is None else self.call.outputs
+
+    @property
+    def is_stacked(self) -> bool:
+        """Whether the term is one element of a stack of scalars, and nothing else happened to it yet."""
+        return bool(self.steps) and self.steps[-1].kind == "stack"
 
     @property
     def learned(self) -> list[Tensor]:

@@ -61,7 +61,7 @@ def exact_columns(likelihood: Likelihood, outputs: Tensor) -> Iterator[Tensor]:
 def unit_columns(outputs: Tensor) -> Iterator[Tensor]:
     """The unit vectors e_c of the outputs: J_iᵀ e_c is row c of the Jacobian."""
     for index in range(outputs[0].numel()):
-        column = torch.zeros_like(outputs)
+        column = outputs.new_zeros(outputs.shape)  # contiguous, also where the outputs are transposed
         column.view(len(outputs), -1)[:, index] = 1
         yield column
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -56,7 +55,8 @@ def require_full_precision(params: Iterable[nn.Parameter]) -> None:
 def rows_without_gradient(model: nn.Module) -> dict[nn.Parameter, Tensor]:
     """The rows of embeddings that get no gradient by construction (`padding_idx`).
 
-    A table that another module shares gets gradients there, so it has no such rows.
+    A table that other modules share has such a row if it is the padding of all of them, as for two languages with one
+    vocabulary. A linear layer that shares it gives the row a gradient.
 
     Args:
         model: The model.
@@ -64,14 +64,16 @@ def rows_without_gradient(model: nn.Module) -> dict[nn.Parameter, Tensor]:
     Returns:
         A mask ``[rows]`` by parameter.
     """
-    owners = Counter(param for module in model.modules() for param in own_parameters(module).values())
-    rows: dict[nn.Parameter, Tensor] = {}
+    paddings: dict[nn.Parameter, set[int | None]] = {}
     for module in model.modules():
-        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.padding_idx is not None:
-            table = module.weight
-            if isinstance(table, nn.Parameter) and owners[table] == 1:
-                rows[table] = torch.arange(len(table), device=table.device) == module.padding_idx
-    return rows
+        index = module.padding_idx if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) else None
+        for param in own_parameters(module).values():
+            paddings.setdefault(param, set()).add(index)
+    return {
+        table: torch.arange(len(table), device=table.device) == index
+        for table, (index, *others) in paddings.items()
+        if index is not None and not others
+    }
 
 
 @contextmanager

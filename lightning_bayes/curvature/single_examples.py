@@ -6,7 +6,8 @@ the gradient of these values keeps only that of the chosen examples:
     Σ_{i chosen} ∂L/∂v_i · ∂v_i/∂θ        v_i: the values of example i just before the reduction
 
 For a loss without such a record, the outputs of the last layers hold the examples. BatchNorm in training mode mixes the
-rows, so it is skipped: its input gets the gradient of its output.
+rows, so it is skipped: its input gets the gradient of its output. A learned factor of the loss gets the share of the chosen
+examples (`learned_factors`).
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from lightning_bayes.curvature.example_dims import Order, example_dim, outer_size
 from lightning_bayes.curvature.layer_graph import is_layer, nodes_behind
+from lightning_bayes.curvature.learned_factors import LearnedFactor
 from lightning_bayes.curvature.loss_recorder import LossRecorder
 from lightning_bayes.curvature.loss_terms import Edge
 from lightning_bayes.private_torch import output_shapes
@@ -77,9 +79,14 @@ class SingleExamples:
     """Runs backward passes for chosen examples, to edges or leaves."""
 
     def __init__(
-        self, recorder: LossRecorder, loss: Tensor, rows: ExampleRows, ends: Sequence[GradientEdge | Tensor]
+        self,
+        recorder: LossRecorder,
+        loss: Tensor,
+        rows: ExampleRows,
+        ends: Sequence[GradientEdge | Tensor],
+        factors: Sequence[LearnedFactor] = (),
     ) -> None:
-        self.loss, self.num_examples = loss, rows.num_examples
+        self.loss, self.num_examples, self._factors = loss, rows.num_examples, factors
         self._ends: list[Any] = list(ends)  # torch accepts a mix of edges and leaves, but its annotation does not
         self._norms = [node for node in nodes_behind([loss.grad_fn]) if node in recorder.noted["batch_norm"]]
         self._cuts: dict[Any, dict[int, int]] = {}  # `ExampleRows.outer` by node and index
@@ -102,9 +109,15 @@ class SingleExamples:
         with ExitStack() as hooks:
             for node in self._cuts:
                 hooks.enter_context(node.register_prehook(self._mask_of(node, chosen)))
+            for factor in self._factors:
+                hooks.enter_context(factor.node.register_hook(factor.keep(chosen)))
             for node in self._norms if self._cuts else ():
                 hooks.enter_context(node.register_hook(_skipped))
             yield gradients
+
+    def learned(self) -> set[nn.Parameter]:
+        """The parameters of learned factors."""
+        return {param for factor in self._factors for param in factor.params()}
 
     def of_batch(self) -> list[Tensor | None]:
         """The gradients of the whole loss."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, final
+from typing import Any, Final, final
 
 from torch.optim import Optimizer
 
@@ -13,6 +13,8 @@ from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.groups import KEY, SHARED, flat, split
 from lightning_bayes.optim.settings import Declaration, plain
 from lightning_bayes.optim.steps import Step
+
+_FOLLOWED: Final = ("num_data", "relative_noise", "noise_flatness")
 
 
 @final
@@ -50,6 +52,13 @@ class GroupSettings:
         """Give the defaults' schedules to groups that a callback has restored."""
         while len(self._schedules) < len(groups):
             self._schedules.append({name: value for name, value in defaults.items() if callable(value)})
+
+    @staticmethod
+    def follow(restored: Mapping[str, Any], defaults: dict[str, Any]) -> None:
+        """Let groups that are added to a restored run have its N and its noise."""
+        settings = restored[KEY]
+        names = (name for name in _FOLLOWED if name in settings and not callable(defaults[name]))
+        defaults.update({name: settings[name] for name in names})
 
     def set(self, groups: Sequence[dict[str, Any]], **values: Any) -> None:
         """Set hyperparameters in all groups; raises `HyperparameterError` if a value is out of range."""

@@ -84,10 +84,11 @@ def deterministic_params(model: nn.Module, bayesian: str | None, *, norms: bool 
     if bayesian is None:
         return set() if norms else _norm_params(model)
     require_pattern(bayesian)
-    named = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
-    unmatched = {param for name, param in named if not re.search(bayesian, name)}
-    if len(unmatched) == len(named):
-        names = ", ".join(name for name, _ in named)
+    named = dict(model.named_parameters())  # frozen ones too, which may be unfrozen later
+    unmatched = {param for name, param in named.items() if not re.search(bayesian, name)}
+    trained = [name for name, param in named.items() if param.requires_grad]
+    if all(named[name] in unmatched for name in trained):
+        names = ", ".join(trained)
         raise HyperparameterError(f"bayesian={bayesian!r} matches none of the trainable parameters {names}.")
     return unmatched
 

@@ -34,7 +34,7 @@ WeightPosterior: TypeAlias = MeanField | MatrixGaussian
 # Keys of callback states in a checkpoint.
 CALLBACK_KEY = "lightning_bayes"  # shared by all variational callbacks, so that a resumed run may change its arguments
 POSTERIOR_KEY = "lightning_bayes.posterior"  # a posterior that no optimizer holds, such as Laplace's
-SCALE_KEY = "lightning_bayes.PosteriorScale"  # the width and temperature that validation has chosen
+CALIBRATION_KEY = "lightning_bayes.Calibration"  # the width and temperature that validation has chosen
 
 
 class Entry(NamedTuple):
@@ -150,14 +150,14 @@ def load_posterior(path: str | os.PathLike[str], map_location: str | torch.devic
 
     Returns:
         The posterior with the LightningModule's parameter names; `AbstractPosterior.select` picks a submodule. A
-        `ScaledPosterior` if `PosteriorScale` or ``calibrate=True`` has chosen a scale.
+        `ScaledPosterior` if `Calibration` has chosen a width.
     """
     checkpoint = read_checkpoint(path)
     posterior = posterior_from_checkpoint(checkpoint, str(path)).to(map_location)
-    scale_state = checkpoint.get("callbacks", {}).get(SCALE_KEY, {})
+    scale_state = checkpoint.get("callbacks", {}).get(CALIBRATION_KEY, {})
     if scale_state.get("scale") is None:
         return posterior
-    temperature = scale_state.get("temperature", 1.0)
+    temperature = scale_state["temperature"]
     return ScaledPosterior(posterior, scale_state["scale"], scale_state["linearized"], temperature)
 
 
@@ -200,7 +200,7 @@ def stored_posterior(checkpoint: Mapping[str, Any]) -> AbstractPosterior | None:
 
 
 def posterior_from_checkpoint(checkpoint: dict[str, Any], source: str = "The checkpoint") -> AbstractPosterior:
-    """Build the posterior from a loaded checkpoint, without the scale of `PosteriorScale`.
+    """Build the posterior from a loaded checkpoint, without the width of `Calibration`.
 
     Args:
         checkpoint: Contents of a Lightning checkpoint.

@@ -135,8 +135,7 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
 
     def _start_group(self, group: dict[str, Any]) -> None:
         """Check a group's settings, take its schedules, and create the state of its parameters."""
-        owner, stated = self.groups_owner, self._states_precision
-        self._settings.start(group, self.posterior_defaults, owner, states_precision=stated)
+        self._settings.start(group, self.posterior_defaults, self.groups_owner, states_precision=self._states_precision)
         require_full_precision(group["params"])
         for param in (param for param in group["params"] if not self.state[param]):
             self._start_state(param, group)
@@ -171,6 +170,7 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
         require_same(state_dict, self._record())
         ours, theirs = apart(state_dict)
         super().load_state_dict(ours)
+        self._settings.follow(self.param_groups[0], self.posterior_defaults)
         if self.base_step is not None:
             self.base_step.base.load_state_dict(theirs)
 

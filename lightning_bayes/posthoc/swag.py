@@ -13,7 +13,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from lightning_bayes.errors import HyperparameterError, PosteriorError
+from lightning_bayes.errors import HyperparameterError, PosteriorError, name_some
 from lightning_bayes.posteriors import LowRankGaussian
 
 LEAST_VARIANCE = 1e-12  # for weights that did not move, where rounding can make mean_t θ_t² - θ̄² negative
@@ -51,7 +51,16 @@ class SWAG:
         self._deviations: dict[str, list[Tensor]] = {}
 
     def collect(self, weights: Mapping[str, Tensor]) -> None:
-        """Add one iterate θ_t, by parameter name."""
+        """Add one iterate θ_t, by parameter name.
+
+        Raises:
+            PosteriorError: If it has other names than the iterates before.
+        """
+        if self.count and (others := weights.keys() ^ self._mean.keys()):
+            raise PosteriorError(
+                f"This iterate and those before differ in {name_some(sorted(others))}. Collect the same weights each time, "
+                "and pass weights that were constant until now to add_constant first."
+            )
         self.count += 1
         for name, value in weights.items():
             exact = value.detach().double()  # mean_t θ_t² - θ̄² loses digits
@@ -61,6 +70,17 @@ class SWAG:
             deviations = self._deviations.setdefault(name, [])
             deviations.append((exact - mean).to(value.dtype))
             del deviations[: -self.max_rank]
+
+    def add_constant(self, weights: Mapping[str, Tensor]) -> None:
+        """Add weights that had these values in all iterates so far, such as those of a layer that is unfrozen now."""
+        for name, value in weights.items():
+            exact = value.detach().double()
+            self._mean[name], self._square[name] = exact.clone(), exact.square()
+            self._deviations[name] = [torch.zeros_like(value) for _ in range(min(self.count, self.max_rank))]
+
+    def is_collected(self, name: str) -> bool:
+        """Whether iterates have a weight of this name."""
+        return name in self._mean
 
     def posterior(
         self,

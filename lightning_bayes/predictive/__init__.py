@@ -49,7 +49,7 @@ from lightning_bayes.predictive.monte_carlo import mc_predict
 from lightning_bayes.predictive.observations import LinkArgument, Observation, Observed, Quantiles, find_observation
 from lightning_bayes.predictive.recalibration import RecalibratedSamples, recalibrate
 from lightning_bayes.predictive.rejection import Rejector, check_threshold, fewest_rows
-from lightning_bayes.predictive.sampled_module import TEMPERATURE, SampledModule, ScaledModule
+from lightning_bayes.predictive.sampled_module import SampledModule
 from lightning_bayes.predictive.samples import (
     NetworkSamples,
     PosteriorSamples,
@@ -61,7 +61,6 @@ from lightning_bayes.predictive.samples import (
     misfits,
     temporary_weights,
 )
-from lightning_bayes.predictive.scale import FittedScale, fit_scale
 from lightning_bayes.predictive.scores import (
     OOD_SCORES,
     energy_score,
@@ -71,11 +70,10 @@ from lightning_bayes.predictive.scores import (
     mutual_information_score,
     ood_scores,
 )
-from lightning_bayes.predictive.temperature import fit_temperature, minimise_over_temperature, nll_sum
+from lightning_bayes.predictive.temperature import fit_temperature
 
 __all__ = [
     "OOD_SCORES",
-    "TEMPERATURE",
     "Calibrated",
     "Calibration",
     "ClosedFormSamples",
@@ -83,7 +81,6 @@ __all__ = [
     "ConformalSets",
     "DropoutSamples",
     "Exported",
-    "FittedScale",
     "Intervals",
     "LikelihoodName",
     "Linearized",
@@ -104,7 +101,6 @@ __all__ = [
     "Rejector",
     "SampledModule",
     "Samples",
-    "ScaledModule",
     "aps_scores",
     "as_dict",
     "as_input",
@@ -126,17 +122,14 @@ __all__ = [
     "fewest_rows",
     "find_link",
     "find_observation",
-    "fit_scale",
     "fit_temperature",
     "joint_information",
     "max_logit_score",
     "max_probability_score",
     "mc_predict",
-    "minimise_over_temperature",
     "misfits",
     "mutual_information",
     "mutual_information_score",
-    "nll_sum",
     "ood_scores",
     "output_covariance",
     "output_moments",

@@ -23,22 +23,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lightning_bayes.errors import DataError, HyperparameterError, NonFiniteError
+from lightning_bayes.errors import DataError, NonFiniteError
 from lightning_bayes.posteriors import AbstractPosterior, ScaledPosterior
 from lightning_bayes.predictive.closed_form import Linearized, predictive_samples
-from lightning_bayes.predictive.densities import fit_noise_std, gaussian_log_density, shaped_like_sample
+from lightning_bayes.predictive.densities import (
+    fit_noise_std,
+    gaussian_log_density,
+    poisson_log_density,
+    shaped_like_sample,
+)
 from lightning_bayes.predictive.line_search import minimise_over_logarithm
 from lightning_bayes.predictive.links import LikelihoodName, Link, combine, find_link
 from lightning_bayes.predictive.recalibration import recalibrate
 from lightning_bayes.predictive.samples import PosteriorSamples, at_posterior_mean
-from lightning_bayes.predictive.scale import LARGEST as LARGEST_SCALE
-from lightning_bayes.predictive.scale import SMALLEST as SMALLEST_SCALE
 from lightning_bayes.predictive.temperature import LARGEST, SMALLEST
 
 Choice: TypeAlias = Literal["neither", "temperature", "width", "both"]
 Reduce: TypeAlias = Callable[[Tensor], Tensor]
+SMALLEST_SCALE, LARGEST_SCALE = 2.0**-5, 2.0**6  # bounds of c > 0; smaller widths predict like the mean
 EVALUATIONS = 8  # of S samples each, about what a search over c costs
-_CLASS_LINKS = ("softmax", "sigmoid")  # whose outputs are logits, which a temperature can divide
+_CLASS_LINKS = ("softmax", "softmax_last", "sigmoid")  # whose outputs are logits, which a temperature can divide
 _GRID, _TOLERANCE = 13, 1e-3  # of log T
 _SMALLEST_GAIN = 1e-3  # nats
 _BLOCK = 2**22  # outputs in float64 at a time
@@ -93,7 +97,8 @@ def calibrate(
         posterior: The posterior, from `load_posterior` or an optimizer's `posterior()`.
         loader: Batches ``(inputs, targets)`` of data that training has not seen.
         samples: S, at least 1.
-        link: As in `mc_predict`. With ``"identity"`` only the width is chosen, with the noise that fits best at each width.
+        link: As in `mc_predict`. With ``"identity"`` and ``"exp"`` only the width is chosen; with ``"identity"``, with the
+            noise that fits best at each width.
         seed: Seed of the weight samples.
         noise_std: σ of the identity link; None fits it together with the width.
         linearized: The predictive, as in `mc_predict`.
@@ -158,7 +163,6 @@ def choose_calibration(
         The choice.
 
     Raises:
-        HyperparameterError: If the link has no validation NLL.
         NonFiniteError: If the NLL at c = 1 is not finite.
 
     Example:
@@ -167,8 +171,6 @@ def choose_calibration(
         >>> found.choice, round(found.temperature, 2)
         ('temperature', 3.75)
     """
-    if link == "exp":
-        raise HyperparameterError("link='exp' has no validation NLL here. Use 'softmax', 'sigmoid' or 'identity'.")
     losses = _Losses(targets, link, noise_std, reduce)
 
     @cache
@@ -221,6 +223,8 @@ class _Losses(NamedTuple):
 
     def at(self, outputs: Tensor, scale: float, temperature: float) -> _Candidate:
         """The candidate of outputs ``[S, B, …]`` and a temperature."""
+        if self.link == "softmax_last":
+            return self._replace(link="softmax").at(outputs.movedim(-1, 2), scale, temperature)
         targets = self.targets if self.link == "softmax" else shaped_like_sample(self.targets, outputs)
         noise_std = self.noise_std
         if self.link == "identity" and noise_std is None:
@@ -238,9 +242,10 @@ class _Losses(NamedTuple):
 
 def _losses(outputs: Tensor, targets: Tensor, link: Link, noise_std: float | None) -> tuple[Tensor, Tensor]:
     """NLL of each example, averaged over its targets: for its target, and for a class by chance."""
-    if link == "identity":
-        assert noise_std is not None
-        losses = math.log(len(outputs)) - gaussian_log_density(outputs, targets, noise_std).logsumexp(0)
+    if link in {"identity", "exp"}:
+        of_gaussian = None if noise_std is None else partial(gaussian_log_density, std=noise_std)
+        log_density = of_gaussian or poisson_log_density
+        losses = math.log(len(outputs)) - log_density(outputs, targets).logsumexp(0)
         chance = torch.zeros_like(losses)
     elif link == "softmax":
         log_probs = combine(outputs, link)

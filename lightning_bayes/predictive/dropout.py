@@ -23,7 +23,9 @@ def dropout_rate(layer: nn.Module) -> float | None:
     """The probability with which a layer itself drops values in training mode; None if it is no dropout layer."""
     if isinstance(layer, _DROPOUTS):
         return layer.p
-    if isinstance(layer, (nn.MultiheadAttention, nn.RNNBase)):
+    if isinstance(layer, nn.RNNBase):  # drops between its layers
+        return float(layer.dropout) if layer.num_layers > 1 else 0.0
+    if isinstance(layer, nn.MultiheadAttention):
         return float(layer.dropout)
     if isinstance(layer, nn.TransformerEncoderLayer):  # its fast path in evaluation mode skips the dropout inside
         return max(dropout_rate(child) or 0.0 for child in layer.children())
@@ -50,7 +52,7 @@ def dropout_layers(model: nn.Module) -> list[nn.Module]:
 
 
 def inactive_dropout(model: nn.Module) -> list[str]:
-    """Names of the dropout layers whose probability is 0."""
+    """Names of the dropout layers that drop nothing."""
     return [name for name, module in model.named_modules() if dropout_rate(module) == 0]
 
 

@@ -62,7 +62,7 @@ class MonteCarloNetwork(nn.Module):
         if posterior.linearized:
             raise HyperparameterError(
                 "This posterior's scale was fitted for the linearised predictive, which is not an average over networks and "
-                "cannot be exported. Fit the scale with PosteriorScale(linearized=False)."
+                "cannot be exported. Choose it with Calibration(linearized=False)."
             )
         self.link, self.temperature = find_link(link), posterior.temperature if temperature is None else temperature
         draws = PosteriorSamples(posterior.to(next(model.parameters()).device), samples, seed)

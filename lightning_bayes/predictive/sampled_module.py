@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -27,17 +27,3 @@ class SampledModule(Protocol):
     def sampled_forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """The outputs under each sample, ``[samples, batch, ...]``; one sample unless a callback is active."""
         ...
-
-
-TEMPERATURE: Final = "lightning_bayes_temperature"  # the only attribute of a module by which logits are divided
-
-
-@runtime_checkable
-class ScaledModule(SampledModule, Protocol):
-    """A classifier that divides its logits by a temperature in testing and prediction.
-
-    Attributes:
-        lightning_bayes_temperature: The temperature; None keeps the logits.
-    """
-
-    lightning_bayes_temperature: float | None

@@ -63,28 +63,13 @@ def fit_temperature(
             f"{bad} of {len(targets)} examples have logits that are not finite. Look for nan or infinity in the inputs and "
             "weights of the model."
         )
-    return minimise_over_temperature(lambda temperature: float(reduce(nll_sum(samples, targets, temperature))))
+
+    def nll(temperature: float) -> float:
+        return float(reduce(_nll_sum(samples, targets, temperature)))
+
+    return minimise_over_logarithm(nll, SMALLEST, LARGEST, _GRID, _TOLERANCE)
 
 
-def nll_sum(outputs: Tensor, targets: Tensor, temperature: float) -> Tensor:
-    """Negative log-likelihood of the scaled and averaged prediction, summed over examples.
-
-    Args:
-        outputs: Logits, ``[samples, batch, classes]``.
-        targets: Classes, ``[batch]``.
-        temperature: T.
-
-    Returns:
-        A scalar in nats, in float64.
-
-    Example:
-        >>> import torch
-        >>> nll_sum(torch.zeros(3, 2, 10), torch.tensor([0, 1]), temperature=2.0)
-        tensor(4.6052, dtype=torch.float64)
-    """
+def _nll_sum(outputs: Tensor, targets: Tensor, temperature: float) -> Tensor:
+    """Negative log-likelihood of the scaled and averaged prediction, summed over examples, in float64."""
     return nll_sum_of(lambda logits, classes: class_log_density(logits / temperature, classes), outputs, targets)
-
-
-def minimise_over_temperature(loss: Callable[[float], float]) -> float:
-    """Return the T between `SMALLEST` and `LARGEST` with the lowest loss, to a relative accuracy of 1e-6."""
-    return minimise_over_logarithm(loss, SMALLEST, LARGEST, _GRID, _TOLERANCE)

@@ -34,7 +34,8 @@ def _sentence(first: Run, run: Run, keys: Sequence[str]) -> str:
     paired = {} if first.scores is None or run.scores is None else paired_differences(first.scores, run.scores)
     found = {key: paired.get(key) or _independent(first, run, key) for key in keys}
     parts = [_part(first, run, key, difference) for key, difference in found.items()]
-    kind = "the same test examples, paired" if paired else "independent tests"
+    count = f"{first.last['test/n']:.0f} " if "test/n" in first.last else ""
+    kind = f"the same {count}test examples, paired" if paired else "independent tests"
     return f"{run.name} against {first.name} ({kind}): {', '.join(parts)}. {_judgement(found)}"
 
 

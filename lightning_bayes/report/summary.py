@@ -33,8 +33,6 @@ _NOT_METHODS: Final = (
     "EvaluationFigures",
     "PredictionWriter",
     "PosteriorDiagnostics",
-    "TemperatureScaling",
-    "PosteriorScale",
     "Calibration",
     "RejectorCallback",
     "BatchNormRecalibration",

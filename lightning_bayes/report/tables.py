@@ -36,7 +36,7 @@ HEADINGS: Final = {
 OOD_HEADINGS: Final = {"AUROC": "AUROC ↑", "AUPR": "AUPR ↑", "FPR95": "FPR95 ↓"}
 
 # What follows the stage in a metric key → name of the evaluation.
-EVALUATIONS: Final = {"": "posterior", "_mean": "mean", "/post": "temperature-scaled"}
+EVALUATIONS: Final = {"": "posterior", "_mean": "mean"}
 
 
 Cell = tuple[str, bool]  # the text, empty if not logged, and whether the value is the best

@@ -14,9 +14,7 @@ from lightning_bayes import (
     LaplaceCallback,
     MCDropoutCallback,
     MultiModeCallback,
-    PosteriorScale,
     SWAGCallback,
-    TemperatureScaling,
     callbacks,
 )
 from lightning_bayes.callbacks import BatchNormRecalibration, EvaluationFigures, PredictionWriter, VariationalCallback
@@ -46,7 +44,7 @@ def test_an_unknown_name_is_told_the_arguments(callback):
         (DeepEnsembleCallback, {"num_members": 5}, "members"),
         (MultiModeCallback, {"modes": 3}, "num_modes"),
         (PredictionWriter, {"path": "x"}, "dirpath"),
-        (PosteriorScale, {"linearised": True}, "linearized"),
+        (Calibration, {"linearised": True}, "linearized"),
         (Calibration, {"re_fit": True}, "refit"),
     ],
 )
@@ -76,7 +74,7 @@ def test_a_value_without_a_name_is_told_the_argument_that_takes_it(callback, val
     ("callback", "arguments"),
     [
         (SWAGCallback, {"start": "0.5"}),
-        (TemperatureScaling, {"refit": 1.5}),
+        (Calibration, {"refit": 1.5}),
         (DeepEnsembleCallback, {"members": True}),
         (MCDropoutCallback, {"layers": 3}),
     ],
@@ -101,7 +99,7 @@ def test_numbers_of_numpy_are_numbers():
 
 def test_too_many_arguments_are_told_all():
     with pytest.raises(TypeError, match=r"too many positional arguments\. Its arguments are: linearized, refit"):
-        PosteriorScale(None, False, 3)
+        Calibration(None, False, 3)
 
 
 @pytest.mark.parametrize("callback", PLAIN)

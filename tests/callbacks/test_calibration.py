@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
+from distributed import run_on_ranks
+from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from noisy_classes import TEST, TRAIN, VALIDATION, Data, batches, noisy
 from tiny_training import FEATURES, Classifier, quiet_trainer
@@ -12,16 +16,22 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bayes import (
+    BatchNormRecalibration,
     Calibration,
+    DeepEnsembleCallback,
     LaplaceCallback,
-    PosteriorScale,
+    MCDropoutCallback,
+    MultiModeCallback,
     VOGNCallback,
     calibrate,
     load_posterior,
     mc_predict,
 )
-from lightning_bayes.callbacks.calibration import rows_of, thinned
-from lightning_bayes.errors import UnsupportedTrainingError
+from lightning_bayes.callbacks.recalibration import recalibrated
+from lightning_bayes.callbacks.validation_rows import rows_of, thinned
+from lightning_bayes.cli import instantiate
+from lightning_bayes.errors import HyperparameterError, PosteriorError, UnsupportedTrainingError
+from lightning_bayes.predictive import PosteriorSamples, choose_calibration
 
 S = 4
 
@@ -116,7 +126,7 @@ def test_a_short_fit_chooses_a_temperature_only(caplog):
         trainer.fit(Plain(), datamodule=Data())
     assert calibration.scale == 1
     assert calibration.temperature > 1
-    assert "width 1 (no other was tried in so short a fit), temperature" in caplog.text
+    assert "width 1 (no other was tried), temperature" in caplog.text
 
 
 def test_few_rows_are_spread_over_sorted_validation_data():
@@ -139,7 +149,169 @@ def test_what_cannot_be_calibrated_is_refused_before_the_fit():
         UnsupportedTrainingError, match="Calibration fits its width and temperature on a validation set, but this fit"
     ):
         quiet_trainer(vogn()).fit(Classifier(), batches(TRAIN))
-    with pytest.raises(UnsupportedTrainingError, match="calibrate=True and PosteriorScale both choose the width"):
-        quiet_trainer(vogn(), PosteriorScale()).fit(Plain(), datamodule=Data())
-    with pytest.raises(UnsupportedTrainingError, match=r"no callback of this trainer has one\. Add VOGNCallback"):
-        quiet_trainer(Calibration()).fit(Plain(), datamodule=Data())
+    with pytest.raises(UnsupportedTrainingError, match="calibrate=True and Calibration both choose the width"):
+        quiet_trainer(vogn(), Calibration()).fit(Plain(), datamodule=Data())
+    with pytest.raises(PosteriorError, match="has not chosen a width"):
+        Calibration().scaled(None)
+
+
+def test_batches_that_are_no_pairs_are_refused():
+    triples = DataLoader(TensorDataset(*VALIDATION.tensors, VALIDATION.tensors[1]), batch_size=16)
+    with pytest.raises(
+        UnsupportedTrainingError, match=r"\(inputs, targets\), but the validation set yields a list.*bayes\.calibrate"
+    ):
+        quiet_trainer(vogn()).fit(Plain(), batches(TRAIN), triples)
+
+
+# -- samples without a width ------------------------------------------------------------------------------------------
+
+
+def best_temperature(outputs, targets):
+    return choose_calibration(lambda scale: outputs, targets, "softmax", width=False).temperature
+
+
+# Lightning warns that the test has no ModelCheckpoint.
+@pytest.mark.filterwarnings("ignore:Be aware that when using .ckpt_path.")
+def test_a_network_alone_gets_a_temperature_and_keeps_it(tmp_path):
+    """Against temperature scaling by hand, on a module that no callback of the package trains."""
+    calibration, saved, module = Calibration(), ModelCheckpoint(tmp_path, filename="last"), Plain()
+    trainer = quiet_trainer(calibration, saved, enable_checkpointing=True, max_epochs=150)
+    trainer.fit(module, datamodule=Data())
+    x, y = TEST.tensors
+    with torch.no_grad():
+        logits, held_out = module.eval()(x), module(VALIDATION.tensors[0])
+    assert calibration.scale == 1
+    assert calibration.temperature == pytest.approx(best_temperature(held_out[None], VALIDATION.tensors[1]), rel=1e-4)
+    assert calibration.temperature > 1.2  # it memorises
+    (tested,) = trainer.test(module, datamodule=Data(), verbose=False)
+    assert tested["test_loss"] == pytest.approx(F.cross_entropy(logits / calibration.temperature, y).item(), rel=1e-5)
+    assert tested["test_loss"] < F.cross_entropy(logits, y)
+    predicted = torch.cat([each["probs"] for each in trainer.predict(module, datamodule=Data())])
+    torch.testing.assert_close(predicted, (logits / calibration.temperature).softmax(-1))
+    fresh = Calibration()  # another process, without a validation set
+    (again,) = quiet_trainer(fresh).test(Plain(), batches(TEST), ckpt_path=tmp_path / "last.ckpt", verbose=False)
+    assert (fresh.temperature, again["test_loss"]) == (calibration.temperature, pytest.approx(tested["test_loss"]))
+
+
+def test_a_network_alone_trains_as_without_the_callback():
+    runs = []
+    for callbacks in ([], [Calibration()]):
+        torch.manual_seed(0)
+        module, trainer = Plain(), quiet_trainer(*callbacks, max_epochs=3)
+        trainer.fit(module, datamodule=Data())
+        runs.append([*(p.detach().clone() for p in module.parameters()), torch.get_rng_state()])
+    assert all(torch.equal(one, other) for one, other in zip(*runs, strict=True))
+
+
+OTHERS = {
+    "dropout": lambda: [MCDropoutCallback(eval_samples=S, p=0.05, layers=r"net\.0")],
+    "ensemble": lambda: [DeepEnsembleCallback(2)],
+    "modes": lambda: [MultiModeCallback(2)],
+    "modes of a posterior": lambda: [VOGNCallback(eval_samples=S, relative_noise=0.1), MultiModeCallback(2)],
+}
+
+
+@pytest.mark.parametrize("others", OTHERS)
+def test_samples_without_a_width_get_a_temperature_that_lowers_the_nll(others):
+    calibration, results = Calibration(), []
+    for callbacks in ([], [calibration]):
+        torch.manual_seed(0)
+        module, trainer = Plain(), quiet_trainer(*OTHERS[others](), *callbacks, max_epochs=150)
+        trainer.fit(module, datamodule=Data())
+        results.append(trainer.test(module, datamodule=Data(), verbose=False)[0]["test_loss"])
+    assert calibration.scale == 1
+    assert calibration.temperature > 1
+    assert results[1] < results[0]
+
+
+def test_a_checkpoint_without_the_two_numbers_is_calibrated_before_the_test(tmp_path):
+    callback, module = vogn(calibrate=False), Plain()
+    trainer = quiet_trainer(callback, max_epochs=150)
+    trainer.fit(module, datamodule=Data())
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    missing, asked = Calibration(), Calibration(linearized=True)
+    asked.load_state_dict({"scale": 7.0, "linearized": False, "temperature": 3.0})  # of another predictive
+    for calibration, linearized in ((missing, False), (asked, True)):
+        host = quiet_trainer(vogn(calibrate=False), calibration)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Be aware that when using .ckpt_path.")
+            host.test(Plain(), datamodule=Data(), ckpt_path=tmp_path / "last.ckpt", verbose=False)
+        posterior = callback.optimizer.posterior()
+        expected = calibrate(module, posterior, batches(VALIDATION), S, linearized=linearized).posterior
+        assert (calibration.scale, calibration.temperature) == (
+            expected.scale,
+            pytest.approx(expected.temperature, rel=1e-3),
+        )
+
+
+def test_a_resumed_fit_discards_the_numbers_of_earlier_weights_and_chooses_again(tmp_path):
+    first, again, seen = Calibration(), Calibration(), []
+
+    class Watch(Callback):
+        def on_train_batch_end(self, trainer, *args):
+            seen.append((again.scale, again.temperature))
+
+    trainer = quiet_trainer(first, max_epochs=60)
+    trainer.fit(Plain(), datamodule=Data())
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    host = quiet_trainer(again, Watch(), max_epochs=62)
+    host.fit(Plain(), datamodule=Data(), ckpt_path=tmp_path / "last.ckpt")
+    assert set(seen) == {(None, 1.0)}
+    assert again.scale == 1
+
+
+@pytest.mark.parametrize("of", ["sample", "mean"])
+def test_recalibrated_statistics_belong_to_the_prediction_that_is_calibrated(of, monkeypatch):
+    seen = []
+
+    def recorded(trainer, module, samples):
+        found = recalibrated(trainer, module, samples)
+        seen.append(found is not samples)
+        return found
+
+    net = nn.Sequential(nn.Linear(FEATURES, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3))
+    calibration = Calibration(refit=True, linearized=of == "mean")
+    trainer = quiet_trainer(vogn(calibrate=False), calibration, BatchNormRecalibration(2, of=of), max_epochs=2)
+    module = Plain(net)
+    trainer.fit(module, datamodule=Data())
+    monkeypatch.setattr("lightning_bayes.callbacks.calibration.recalibrated", recorded)
+    trainer.test(module, datamodule=Data(), verbose=False)
+    assert all(seen)
+    assert len(seen) == 2 if of == "mean" else len(seen) >= 4  # two determine the outputs of an expansion at any width
+
+
+def test_linearised_samples_with_statistics_of_their_own_are_refused():
+    net = nn.Sequential(nn.Linear(FEATURES, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3))
+    module, trainer = Plain(net), quiet_trainer(vogn(calibrate=False, linearized=True), BatchNormRecalibration(2))
+    trainer.fit(module, datamodule=Data())
+    with pytest.raises(HyperparameterError, match=r"expansions of one network.*of='mean'"):
+        trainer.test(module, datamodule=Data(), verbose=False)
+
+
+def fit_on_ranks(rank):
+    calibration, module = Calibration(), Plain()
+    trainer = quiet_trainer(
+        vogn(calibrate=False), calibration, max_epochs=60, devices=2, strategy="ddp", use_distributed_sampler=True
+    )
+    trainer.fit(module, batches(TRAIN), batches(VALIDATION))
+    x, y = VALIDATION.tensors
+    samples = PosteriorSamples(trainer.callbacks[0].optimizer.posterior(), S)
+    with torch.no_grad():
+        outputs = samples.outputs(module.eval(), lambda: module(x))
+    return [calibration.scale, calibration.temperature, best_temperature(outputs, y)]
+
+
+@pytest.mark.ddp
+def test_two_ranks_choose_for_the_whole_validation_set(tmp_path):
+    first, second = run_on_ranks(fit_on_ranks, 2, tmp_path)
+    assert first[:2] == second[:2]
+    assert first[:2] == [1, pytest.approx(first[2], rel=1e-3)]
+
+
+@pytest.mark.parametrize("more", [[], ["--trainer.callbacks.linearized=true"]], ids=["sampled", "linearised"])
+def test_from_the_command_line(more):
+    run = instantiate("digits+mlp+vogn+calibration", "--trainer.accelerator=cpu", "--trainer.logger=false", *more)
+    kinds = [type(callback).__name__ for callback in run.trainer.callbacks]
+    assert {"Calibration", "VOGNCallback"} <= set(kinds)
+    found = [callback for callback in run.trainer.callbacks if isinstance(callback, VOGNCallback)]
+    assert found[0].linearized == bool(more)

@@ -306,11 +306,24 @@ def test_layers_that_are_frozen_keep_their_weights():
     assert not torch.equal(net[3].weight, before["3.weight"])
 
 
+def test_a_parameter_of_no_layer_that_starts_from_a_constant_starts_there_again(tmp_path):
+    class Scaled(Net):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.full((3,), 0.5))
+
+    module = Scaled()
+    for reset in layers_to_reset(module):
+        reset()
+    assert module.scale.tolist() == [0.5] * 3
+    fit(module, DeepEnsembleCallback(2), default_root_dir=tmp_path)
+
+
 def test_a_parameter_that_cannot_be_drawn_anew_is_named_before_the_fit(tmp_path):
     class Scaled(Net):
         def __init__(self):
             super().__init__()
-            self.scale = nn.Parameter(torch.ones(1))
+            self.scale = nn.Parameter(torch.arange(2.0))
 
     module = Scaled()
     with pytest.raises(

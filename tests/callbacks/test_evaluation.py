@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributions import Categorical
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_bayes import OGNCallback, TemperatureScaling, VOGNCallback, load_posterior
+from lightning_bayes import OGNCallback, VOGNCallback, load_posterior
 from lightning_bayes.callbacks.validation_samples import sample_count
 from lightning_bayes.errors import HyperparameterError, ShapeError, UnsupportedTrainingError
 from lightning_bayes.predictive import PosteriorSamples
@@ -169,14 +169,12 @@ def test_the_sanity_check_runs_the_module_alone():
     assert calls.count(False) == 3 + 3 * (3 + 1)  # in the last epoch, validation also runs at the mean
 
 
-@pytest.mark.parametrize(("others", "forwards"), [([], 0), ([TemperatureScaling()], 4)])
-def test_a_temperature_is_fitted_under_as_many_samples_as_a_test_takes(others, forwards):
-    """Without one, ``val_samples=0`` uses the mean, and the default three samples."""
-    host = trainer(*others)
+def test_validation_in_a_fit_takes_fewer_samples_than_a_test():
+    host = trainer()
     assert sample_count(host, eval_samples=4, stated=0) == 4
     host.state.fn, host.validating = "fit", True
     assert sample_count(host, eval_samples=4, stated=0) == 0
-    assert sample_count(host, eval_samples=4, stated=None) == (forwards or 3)
+    assert sample_count(host, eval_samples=4, stated=None) == 3
     host.training = True  # the end of a training epoch, where a fit chooses the width of its posterior
     assert sample_count(host, eval_samples=4, stated=0) == 4
 

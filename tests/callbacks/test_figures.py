@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bayes import VOGNCallback
-from lightning_bayes.callbacks import EvaluationFigures, TemperatureScaling, figures
+from lightning_bayes.callbacks import EvaluationFigures, figures
 from lightning_bayes.callbacks.collected import Predicted
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.metrics import expected_calibration_error
@@ -79,19 +79,18 @@ def run_with(*callbacks, logger=False, folder=None):
 
 
 def test_all_figures_are_written_below_the_run(tmp_path, drawn):
-    found, _ = run_with(VOGNCallback(eval_samples=3), TemperatureScaling(), EvaluationFigures(), folder=tmp_path)
+    run_with(VOGNCallback(eval_samples=3), EvaluationFigures(), folder=tmp_path)
     written = {path.name: path.read_bytes() for path in (tmp_path / "figures").glob("*.png")}
     names = ["certainty.png", "ood_scores.png", "reliability.png", "risk_coverage.png", "shift.png"]
     assert sorted(written) == names
     assert all(content.startswith(PNG) for content in written.values())
-    scaled = f"scaled, T = {found['test/post/temperature']:.2f}"
-    assert list(drawn["predicted"].probs) == ["Monte Carlo", "mean", scaled]
+    assert list(drawn["predicted"].probs) == ["Monte Carlo", "mean"]
 
 
 def test_figures_show_the_predictions_that_the_metrics_are_of(tmp_path, drawn):
-    found, _ = run_with(VOGNCallback(eval_samples=3), TemperatureScaling(), EvaluationFigures(), folder=tmp_path)
+    found, _ = run_with(VOGNCallback(eval_samples=3), EvaluationFigures(), folder=tmp_path)
     predicted = drawn["predicted"]
-    for probs, prefix in zip(predicted.probs.values(), ("test", "test_mean", "test/post"), strict=True):
+    for probs, prefix in zip(predicted.probs.values(), ("test", "test_mean"), strict=True):
         assert len(probs) == 60
         ece = expected_calibration_error(probs, predicted.targets).item()
         assert ece == pytest.approx(found[f"{prefix}/cal/ECE"], abs=1e-6)

@@ -9,10 +9,10 @@ from tiny_training import Classifier, NormedClassifier, assert_same_bits, blobs,
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_bayes import LaplaceCallback, PosteriorScale, VOGNCallback, laplace, load_posterior, mc_predict
+from lightning_bayes import Calibration, LaplaceCallback, VOGNCallback, laplace, load_posterior, mc_predict
 from lightning_bayes.curvature import Gaussian
 from lightning_bayes.errors import HyperparameterError, PosteriorError, UnsupportedLayerError, UnsupportedTrainingError
-from lightning_bayes.posteriors import EigenGaussian, MeanField, ScaledPosterior
+from lightning_bayes.posteriors import EigenGaussian, MeanField
 from lightning_bayes.zoo import BayesRegressor
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a .validation_step. but have no .val_dataloader.")
@@ -103,14 +103,14 @@ def test_no_samples_are_the_network():
 
 @pytest.mark.filterwarnings("ignore:The search for the prior precision ended at an edge")
 def test_the_width_is_chosen_on_the_validation_set():
-    callback, width = LaplaceCallback(), PosteriorScale()
+    callback, width = LaplaceCallback(), Calibration()
     torch.manual_seed(0)
     module = NormedClassifier()
     trainer = quiet_trainer(callback, width, max_epochs=EPOCHS)
     trainer.fit(module, loader(), loader(examples=24))
     assert width.scale is not None
     found = scored(module, callback, width)
-    scaled = ScaledPosterior(callback.posterior, width.scale)
+    scaled = width.scaled(callback.posterior)
     direct = mc_predict(module.eval(), scaled, blobs().tensors[0], linearized="closed_form").probs
     torch.testing.assert_close(found, direct)
 

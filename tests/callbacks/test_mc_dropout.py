@@ -214,8 +214,8 @@ def test_two_callbacks_that_average_are_refused_before_training(callbacks):
     [
         ({"eval_samples": -1}, "eval_samples=-1 must be a whole number of at least 0"),
         ({"eval_samples": 1.5}, "eval_samples=1.5 must be a whole number"),
-        ({"p": 1.0, "layers": "net"}, "p=1.0 must be at least 0 and below 1"),
-        ({"p": -0.1, "layers": "net"}, "p=-0.1 must be at least 0 and below 1"),
+        ({"p": 1.0, "layers": "net"}, "p=1.0 must be above 0, or all passes would be the same, and below 1"),
+        ({"p": -0.1, "layers": "net"}, "p=-0.1 must be above 0, or all passes would be the same, and below 1"),
         ({"p": 0.1}, r"p=0.1 and layers=None belong together: pass a probability, and a regular expression"),
         ({"p": 0.1, "layers": "["}, r"layers='\[' is not a regular expression: unterminated character set"),
         ({"layers": "net"}, r"p=None and layers='net' belong together"),

@@ -7,6 +7,7 @@ import re
 
 import pytest
 import torch.nn.functional as F
+from lightning.pytorch.callbacks import EarlyStopping
 from tiny_training import EXAMPLES, Classifier, ValidatedClassifier, fit, loader, quiet_trainer
 
 from lightning_bayes import OGNCallback, VOGNCallback, mc_predict
@@ -65,6 +66,18 @@ def test_the_end_shows_what_the_samples_change_on_the_validation_set(caplog):
     assert found["information"] == pytest.approx(prediction.mutual_information.mean().item(), rel=0.1)
     assert found["NLL"] == pytest.approx(F.nll_loss(prediction.probs.log(), targets).item(), abs=1e-3)
     assert f"NLL {found['NLL']:.4f} (at the mean {F.cross_entropy(module(inputs), targets):.4f})" in end
+
+
+@pytest.mark.parametrize("ends", ["early", "between validations"])
+def test_the_end_shows_the_last_validation_wherever_it_was(ends, caplog):
+    stops, options = [], {"max_epochs": 5, "check_val_every_n_epoch": 2}
+    if ends == "early":
+        stops, options = [EarlyStopping("val_loss", min_delta=9.0, patience=1)], {"max_epochs": 9}
+    with caplog.at_level(logging.INFO):
+        trainer = quiet_trainer(VOGNCallback(), *stops, **options)
+        trainer.fit(ValidatedClassifier(), loader(), loader())
+    assert trainer.current_epoch == (2 if stops else 5)
+    assert caplog.messages[-1].startswith(f"VOGNCallback: {EXAMPLES} validation examples: mutual information ")
 
 
 def test_samples_that_hardly_differ_are_called_so(caplog):

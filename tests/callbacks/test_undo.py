@@ -14,7 +14,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import Checkpoint
 from tiny_training import CLASSES, ValidatedClassifier, loader, mlp, quiet_trainer
 
-from lightning_bayes import MCDropoutCallback, NoisyKFACCallback, TemperatureScaling, VOGNCallback, load_posterior
+from lightning_bayes import Calibration, MCDropoutCallback, NoisyKFACCallback, VOGNCallback, load_posterior
 from lightning_bayes.callbacks.checkpoint_io import AtomicCheckpointIO
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.zoo import BayesClassifier
@@ -134,8 +134,8 @@ def test_inserted_dropout_is_taken_out(error):
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError("out of memory")], ids=repr)
-def test_the_temperature_of_a_module_is_put_back(error):
-    fails, scaling = Fails(), TemperatureScaling()
+def test_a_calibrated_module_is_put_back(error):
+    fails, scaling = Fails(), Calibration(refit=True)
     module = BayesClassifier(mlp(), num_classes=CLASSES, optimizer=partial(torch.optim.Adam, lr=1e-2))
     trainer = quiet_trainer(VOGNCallback(), scaling, fails)
     trainer.fit(module, loader(), loader())
@@ -145,7 +145,7 @@ def test_the_temperature_of_a_module_is_put_back(error):
     else:
         with pytest.raises(RuntimeError):
             trainer.test(module, loader())
-    assert scaling.temperature is not None
+    assert scaling.scale is not None
     assert snapshot(trainer, module) == before
 
 

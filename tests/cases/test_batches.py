@@ -123,6 +123,26 @@ def test_swag_estimates_statistics_on_what_forward_takes(module_class, row):
     torch.testing.assert_close(module.net[1].running_mean, module.net[0](inputs).mean(0), rtol=1e-4, atol=1e-5)
 
 
+class Pairs(Base):
+    """``forward`` takes the two inputs that a batch ``((x, mask), y)`` nests."""
+
+    def forward(self, x, mask):
+        return self.net(x * mask)
+
+    def training_step(self, batch, batch_idx):
+        return F.cross_entropy(self(*batch[0]), batch[1])
+
+
+def test_swag_refuses_batches_of_unknown_form_at_the_start_where_it_needs_them():
+    data = DataLoader(Rows(lambda x, mask, y: ((x, mask), y)), batch_size=6)
+    with pytest.raises(UnsupportedTrainingError, match=r"calling Pairs\.forward on batches, but it does not take"):
+        fit(Pairs(), SWAGCallback(start=0.0), data=data, max_epochs=50)
+    module, callback = Pairs(), SWAGCallback(start=0.0)
+    module.net = nn.Linear(4, 2)  # without BatchNorm
+    fit(module, callback, data=data, max_epochs=2)
+    assert callback.posterior is not None
+
+
 def test_a_batch_that_forward_does_not_take_is_refused_with_the_next_step():
     module, data = First(), DataLoader(Rows(lambda x, mask, y: (y, x)), batch_size=6)
     trainer = quiet_trainer(VOGNCallback(), max_epochs=1)

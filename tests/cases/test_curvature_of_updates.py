@@ -22,34 +22,120 @@ class Scaled(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.net, self.log_var = nn.Linear(3, 1), nn.Parameter(torch.tensor(0.3))
+        self.net, self.log_var = nn.Linear(3, 2), nn.Parameter(torch.tensor(0.3))
+        self.tasks = nn.Parameter(torch.tensor([0.2, -0.4]))
 
     def forward(self, x):
         return self.net(x)[:, 0]
+
+
+def two_losses(m, x, y):
+    return F.mse_loss(m(x), y), F.cross_entropy(m.net(x), y.long() % 2)
 
 
 FACTORS = {
     "factor of the mean": lambda m, x, y: (-m.log_var).exp() * F.mse_loss(m(x), y),
     "divisor of the mean": lambda m, x, y: F.mse_loss(m(x), y) / m.log_var.exp(),
     "factor of each loss": lambda m, x, y: ((-m.log_var).exp() * (m(x) - y).square()).mean(),
+    "factor of a sum": lambda m, x, y: m.log_var.exp() * F.mse_loss(m(x), y, reduction="sum"),
+    "its logarithm added": lambda m, x, y: 0.5 * (-m.log_var).exp() * F.mse_loss(m(x), y) + 0.5 * m.log_var,
+    "in forward, too": lambda m, x, y: m.log_var * F.mse_loss(m.log_var * m(x), y),
+    "in a layer, too": lambda m, x, y: m.net.weight.norm() * F.mse_loss(m(x), y),
+    "tasks": lambda m, x, y: sum((-s).exp() * each + s for s, each in zip(m.tasks, two_losses(m, x, y), strict=True)),
+    "stacked tasks": lambda m, x, y: (m.tasks.softmax(0) * torch.stack(two_losses(m, x, y))).sum(),
+    "mixed tasks": lambda m, x, y: torch.lerp(*two_losses(m, x, y), m.log_var.sigmoid()),
+    "a share of two": lambda m, x, y: (w := m.log_var.sigmoid()) * (both := two_losses(m, x, y))[0] + (1 - w) * both[1],
+    "factor of a root": lambda m, x, y: m.log_var * F.mse_loss(m(x), y).sqrt(),
+    "factor of two": lambda m, x, y: m.log_var * sum(two_losses(m, x, y)),
 }
+REFUSED = {"mixed tasks", "factor of a root", "factor of two"}
 
 
 @pytest.mark.filterwarnings("ignore:.*one backward pass for each of the:UserWarning")
 @pytest.mark.parametrize("name", FACTORS)
 def test_a_learned_factor_is_that_of_a_loop_over_examples_or_refused_by_name(name):
     model, loss = Scaled(), FACTORS[name]
-    grads = [torch.autograd.grad(loss(model, X[i : i + 1], Y[i : i + 1]), model.log_var)[0] for i in range(8)]
-    refusal = ""
-    try:
-        found = measure(model, lambda: loss(model, X, Y), "squared_gradients").curvature["log_var"]
-    except UnsupportedTrainingError as error:
-        refusal = str(error)
-    if refusal:
-        assert "log_var is in a term of the loss" in refusal
-        assert name != "factor of each loss"
-    else:
-        torch.testing.assert_close(found, torch.stack(grads).square().mean())
+    if name in REFUSED:
+        with pytest.raises(UnsupportedTrainingError, match=r"log_var is in a term of the loss|loss_reduction="):
+            measure(model, lambda: loss(model, X, Y), "squared_gradients")
+        return
+    params = dict(model.named_parameters())
+    each = [torch.autograd.grad(loss(model, X[[i]], Y[[i]]), params.values(), allow_unused=True) for i in range(8)]
+    found = measure(model, lambda: loss(model, X, Y), "squared_gradients").curvature
+    for key, grads in zip(params, zip(*each, strict=True), strict=True):
+        if grads[0] is not None:
+            torch.testing.assert_close(found[key], torch.stack(grads).square().mean(0), rtol=1e-4, atol=1e-6)
+
+
+class Views(nn.Module):
+    """A network with a parameter of its own, whose parts are also called one by one."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net, self.scale = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        return self.scale * self.net(x)[:, 0]
+
+    def part(self, x):
+        return self.net[2](self.net[0](x).relu())
+
+
+PARTS = {
+    "all": lambda m, x, y: F.cross_entropy(m.net(x), y.long() % 2),
+    "some": lambda m, x, y: F.cross_entropy(m.part(x), y.long() % 2),
+    "by hand": lambda m, x, y: -m.part(x).log_softmax(1)[torch.arange(len(x)), y.long() % 2].mean(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*one backward pass for each of the:UserWarning")
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_that_are_called_beside_the_network_are_measured(name):
+    model = Views()
+    params = dict(model.named_parameters())
+
+    def loss(x, y):
+        return F.mse_loss(model(x), y) + PARTS[name](model, x, y)
+
+    each = [torch.autograd.grad(loss(X[[i]], Y[[i]]), params.values()) for i in range(8)]
+    found = measure(model, lambda: loss(X, Y), "squared_gradients").curvature
+    for key, grads in zip(params, zip(*each, strict=True), strict=True):
+        torch.testing.assert_close(found[key], torch.stack(grads).square().mean(0), rtol=1e-4, atol=1e-6)
+
+
+class Kendall(nn.Module):
+    """Learned weights of tasks, as a module of its own: https://arxiv.org/abs/1705.07115."""
+
+    def __init__(self):
+        super().__init__()
+        self.log_vars = nn.Parameter(torch.zeros(2))
+
+    def forward(self, losses):
+        return sum((-log_var).exp() * loss + log_var for log_var, loss in zip(self.log_vars, losses, strict=True))
+
+
+class Tasks(Classifier):
+    def __init__(self):
+        super().__init__(lambda m: torch.optim.Adam(m.parameters(), 0.0))
+        self.weighted = Kendall()
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        outputs = self(x)
+        return self.weighted([F.cross_entropy(outputs, y), F.mse_loss(outputs[:, :1], x[:, :1])])
+
+
+@pytest.mark.filterwarnings("ignore:.*one backward pass for each of the:UserWarning")
+def test_the_learned_weights_of_two_tasks_are_measured_in_a_fit():
+    module, callback = Tasks(), VOGNCallback()
+    (x, y), params = next(iter(loader())), list(module.parameters())
+    losses = [module.training_step((x[[i]], y[[i]]), 0) for i in range(len(x))]
+    grads = [torch.autograd.grad(loss, params) for loss in losses]
+    fit(module, callback, max_steps=1)
+    for param, own in zip(params, zip(*grads, strict=True), strict=True):
+        expected = torch.stack(own).square().mean(0)
+        torch.testing.assert_close(callback.optimizer.state[param]["curvature"], expected, rtol=1e-4, atol=1e-9)
 
 
 @pytest.mark.filterwarnings("ignore:Update 1 has a non-finite gradient")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 from tiny_training import Classifier, fit
 from torch import nn
 from torchvision.ops import StochasticDepth
 
 from lightning_bayes import MCDropoutCallback
-from lightning_bayes.errors import UnsupportedLayerError
+from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError
 from lightning_bayes.predictive import dropout_layers
 
 
@@ -52,7 +54,22 @@ def test_a_layer_that_drops_nothing_is_not(layer):
     assert dropout_layers(nn.Sequential(layer)) == []
 
 
+def single_recurrent_layer():
+    with warnings.catch_warnings():  # torch: dropout acts between layers
+        warnings.simplefilter("ignore")
+        return nn.LSTM(2, 2, dropout=0.5)
+
+
+def test_the_dropout_of_one_recurrent_layer_drops_nothing():
+    assert dropout_layers(nn.Sequential(single_recurrent_layer())) == []
+
+
+def test_inserted_dropout_of_zero_is_refused():
+    with pytest.raises(HyperparameterError, match=r"p=0\.0 must be above 0, or all passes would be the same"):
+        MCDropoutCallback(p=0.0, layers="net")
+
+
 def test_a_network_with_inactive_dropout_alone_is_refused_before_training():
     module = Classifier(net=nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.0)))
-    with pytest.raises(UnsupportedLayerError, match=r"only dropout layers with p=0 \(net\.\d\)"):
+    with pytest.raises(UnsupportedLayerError, match=r"only dropout layers that drop nothing \(net\.\d\)"):
         fit(module, MCDropoutCallback())

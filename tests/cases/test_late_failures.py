@@ -11,7 +11,7 @@ from tiny_training import Classifier, fit, quiet_trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_bayes import LaplaceCallback, PosteriorScale, SWAGCallback, TemperatureScaling, VOGNCallback
+from lightning_bayes import Calibration, LaplaceCallback, SWAGCallback, VOGNCallback
 from lightning_bayes.callbacks.last_epoch import fit_kept
 from lightning_bayes.errors import BayesError, UnsupportedTrainingError
 
@@ -102,25 +102,75 @@ def test_laplace_refuses_after_the_first_batch(module, data):
 
 def test_a_width_is_refused_after_the_first_batch():
     module = Three()
-    trainer = quiet_trainer(VOGNCallback(), PosteriorScale(), max_epochs=50, num_sanity_val_steps=0)
+    trainer = quiet_trainer(VOGNCallback(), Calibration(), max_epochs=50, num_sanity_val_steps=0)
     with pytest.raises(UnsupportedTrainingError, match=r"batches \(inputs, targets\)"):
         trainer.fit(module, loader(X, X, Y), loader(X, X, Y))
     assert module.steps == 1
 
 
-class Returned(Net):
-    def validation_step(self, batch, batch_idx):
-        outputs = self(batch[0])
-        return {"outputs": outputs, "targets": batch[1].float() if outputs.shape[1] > 2 else batch[1][:, None]}
+class Tokens(Net):
+    """Logits [batch, tokens, classes] of ids."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Embedding(2, 5), nn.Linear(5, 3))
+
+    def forward(self, x):
+        return self.net((x > 0).long())
+
+    def loss(self, outputs, targets):
+        return F.cross_entropy(outputs.flatten(0, -2), targets.flatten())
 
 
-@pytest.mark.parametrize("outputs", [2, 3])
-def test_a_temperature_is_refused_before_training(outputs):
-    module = Returned(outputs)
-    trainer = quiet_trainer(VOGNCallback(), TemperatureScaling(), max_epochs=50, num_sanity_val_steps=1)
-    with pytest.raises(UnsupportedTrainingError, match="class indices"):
-        trainer.fit(module, loader(), loader())
-    assert module.steps == 0
+class Transposed(Tokens):
+    """Logits [batch, classes, tokens], as segmentation has them, which are not contiguous."""
+
+    def __init__(self, contiguous=False):
+        super().__init__()
+        self.contiguous = contiguous
+
+    def forward(self, x):
+        outputs = super().forward(x).transpose(1, 2)
+        return outputs.contiguous() if self.contiguous else outputs
+
+    def loss(self, outputs, targets):
+        return F.cross_entropy(outputs, targets)
+
+
+class Counts(Net):
+    def loss(self, outputs, targets):
+        return F.poisson_nll_loss(outputs, targets.float())
+
+
+LABELS = (X > 0).long() + (X > 1).long()
+
+
+@pytest.mark.parametrize(
+    ("module", "targets"),
+    [(Tokens, LABELS), (Transposed, LABELS), (Counts, F.one_hot(Y, 2))],
+    ids=lambda v: str(v)[:30],
+)
+def test_the_width_of_tokens_and_counts_is_found(module, targets):
+    trainer = quiet_trainer(VOGNCallback(calibrate=True), max_epochs=1, num_sanity_val_steps=0)
+    trainer.fit(module(), loader(X, targets), loader(X, targets))
+    assert "val/posterior_scale" in trainer.callback_metrics
+
+
+def test_laplace_of_transposed_outputs_is_that_of_their_copy():
+    found = []
+    for contiguous in (False, True):
+        module, callback = Transposed(contiguous), LaplaceCallback(subset="all", prior_precision=1.0)
+        trainer = quiet_trainer(callback, max_epochs=1, num_sanity_val_steps=0)
+        trainer.fit(module, loader(X, LABELS), loader(X, LABELS))
+        found.append(torch.cat([batch["probs"] for batch in trainer.predict(module, loader(X, LABELS))]))
+    torch.testing.assert_close(*found)
+
+
+def test_laplace_of_tokens_says_which_outputs_it_takes():
+    module = Tokens()
+    with pytest.raises(UnsupportedTrainingError, match=r"Return outputs\.transpose\(1, 2\) from forward"):
+        fit(module, LaplaceCallback(), data=loader(X, LABELS), max_epochs=50)
+    assert module.steps == 1
 
 
 class BreaksAtTheEnd(Callback):
@@ -132,7 +182,7 @@ class BreaksAtTheEnd(Callback):
         raise RuntimeError("no more memory")
 
 
-@pytest.mark.parametrize("late", [LaplaceCallback, lambda: [VOGNCallback(), PosteriorScale()]])
+@pytest.mark.parametrize("late", [LaplaceCallback, lambda: [VOGNCallback(), Calibration()]])
 def test_an_error_at_the_end_keeps_the_checkpoint_and_says_so(late, tmp_path):
     callbacks = late()
     callbacks = callbacks if isinstance(callbacks, list) else [callbacks]

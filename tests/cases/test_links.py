@@ -11,7 +11,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_bayes import LaplaceCallback, MCDropoutCallback, VOGNCallback
+from lightning_bayes import LaplaceCallback, MCDropoutCallback, SWAGCallback, VOGNCallback
 from lightning_bayes.errors import UnsupportedTrainingError
 
 X = torch.randn(32, 4, generator=torch.Generator().manual_seed(0))
@@ -38,8 +38,8 @@ class Net(LightningModule):
         return torch.optim.Adam(self.parameters(), 0.01)
 
 
-def fit(module, *callbacks):
-    trainer = Trainer(max_epochs=1, callbacks=list(callbacks), **QUIET)
+def fit(module, *callbacks, max_epochs=1):
+    trainer = Trainer(max_epochs=max_epochs, callbacks=list(callbacks), **QUIET)
     trainer.fit(module, LOADER)
     return trainer
 
@@ -68,6 +68,12 @@ LINKS = {
     "counts": (lambda f, y: F.poisson_nll_loss(f, one_hot(y)), "exp"),
     "l1": (lambda f, y: F.l1_loss(f, one_hot(y)), "identity"),
     "huber, with a penalty": (lambda f, y: F.huber_loss(f, one_hot(y)) + 1e-3 * f.abs().mean(), None),
+    "l1 of one output": (lambda f, y: F.l1_loss(f.transpose(0, 1)[0].double(), y.double()), "identity"),
+    "q values": (lambda f, y: F.smooth_l1_loss(f.gather(1, y[:, None])[:, 0], y.float()), "identity"),
+    "in other units": (lambda f, y: F.mse_loss(3 * f + 1, one_hot(y)), None),
+    "probabilities": (lambda f, y: F.binary_cross_entropy(f.sigmoid(), one_hot(y)), None),
+    "brier": (lambda f, y: F.mse_loss(f.softmax(1), one_hot(y)), None),
+    "cumulative": (lambda f, y: F.mse_loss(f.cumsum(1), one_hot(y)), None),
     "mean and variance": (lambda f, y: F.gaussian_nll_loss(f[:, 0], y.float(), f[:, 1].exp()), "identity"),
     "quantiles": (lambda f, y: (d := one_hot(y) - f).maximum(-0.1 * d).mean(), None),
     "log cosh": (lambda f, y: (f - one_hot(y)).cosh().log().mean(), None),
@@ -84,6 +90,53 @@ def test_the_link_follows_the_calls_of_the_loss(name):
     callback = MCDropoutCallback(2)
     fit(Net(loss), callback)
     assert callback.loss_link == link
+
+
+class Means(Net):
+    """Probabilities or rates instead of logits, whose logarithm the loss takes."""
+
+    def __init__(self, loss, head):
+        super().__init__(loss)
+        self.head = head
+
+    def forward(self, x):
+        return self.head(self.net(x))
+
+
+MEANS = {
+    "probabilities": (lambda f: f.softmax(1), lambda p, y: F.nll_loss(p.log(), y)),
+    "probabilities of labels": (torch.sigmoid, lambda p, y: F.binary_cross_entropy(p, one_hot(y))),
+    "rates": (F.softplus, lambda p, y: F.poisson_nll_loss(p, one_hot(y), log_input=False)),
+}
+
+
+@pytest.mark.parametrize("name", MEANS)
+def test_outputs_that_are_means_already_are_averaged_as_they_are(name):
+    head, loss = MEANS[name]
+    module, callback = Means(loss, head), VOGNCallback(relative_noise=1e-9)
+    trainer = fit(module, callback)
+    assert callback.loss_link == "identity"
+    mean = torch.cat([batch["mean"] for batch in trainer.predict(module, LOADER)])
+    torch.testing.assert_close(mean, module.eval()(X), rtol=1e-4, atol=1e-6)
+    with pytest.raises(UnsupportedTrainingError, match=r"returns the means .* Return them from forward"):
+        fit(Means(loss, head), LaplaceCallback())
+
+
+class Text(Net):
+    """Integers alone enter the graph, which has no trace of them."""
+
+    def __init__(self, loss):
+        super().__init__(loss)
+        self.words = nn.Embedding(10, 4, padding_idx=0)
+
+    def forward(self, x):
+        return self.net(self.words(x.abs().long()).sum(1))
+
+
+def test_the_link_of_a_text_classifier_is_that_of_its_loss():
+    callback = MCDropoutCallback(2)
+    fit(Text(LINKS["hard labels"][0]), callback)
+    assert callback.loss_link == "softmax"
 
 
 class Tokens(Net):
@@ -121,6 +174,26 @@ def test_the_classes_of_tokens_are_in_the_last_dimension(name, through_forward):
     batch = trainer.predict(module, LOADER)[0]
     torch.testing.assert_close(batch["probs"].sum(2), torch.ones(16, 4))
     assert batch["entropy"].shape == batch["mutual_information"].shape == (16, 4)
+
+
+class Ids(Tokens):
+    """Tokens are known by a number: a table of vectors, a linear layer, and nothing else."""
+
+    def __init__(self, loss):
+        super().__init__(loss)
+        self.net = nn.Sequential(nn.Embedding(4, 8), nn.Linear(8, 3))
+
+    def forward(self, x):
+        return self.net((x > 0).long())
+
+
+@pytest.mark.filterwarnings("ignore:The loss does not show how it reduces")
+@pytest.mark.parametrize("callback", [VOGNCallback, lambda: SWAGCallback(start=0.0)])
+@pytest.mark.parametrize("name", TOKENS)
+def test_the_classes_of_a_table_of_vectors_are_known(name, callback):
+    callback, module = callback(), Ids(TOKENS[name])
+    fit(module, callback, max_epochs=2)
+    assert callback.link_of(module) == "softmax_last"
 
 
 def test_the_test_loss_of_tokens_is_plain_lightnings():
@@ -162,6 +235,7 @@ def test_attributes_with_common_names_belong_to_the_user(attribute):
     assert callback.link_of(module) == "softmax"
 
 
-def test_laplace_asks_for_an_unknown_likelihood():
+@pytest.mark.parametrize("name", ["log cosh", "in other units", "probabilities", "brier"])
+def test_laplace_asks_for_an_unknown_likelihood(name):
     with pytest.raises(UnsupportedTrainingError, match="Pass likelihood="):
-        fit(Net(LINKS["log cosh"][0]), LaplaceCallback())
+        fit(Net(LINKS[name][0]), LaplaceCallback())

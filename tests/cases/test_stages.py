@@ -11,10 +11,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bayes import (
     BatchNormRecalibration,
+    Calibration,
     LaplaceCallback,
-    PosteriorScale,
     SWAGCallback,
-    TemperatureScaling,
     VOGNCallback,
 )
 from lightning_bayes.zoo import BayesClassifier
@@ -52,9 +51,8 @@ class Data(LightningDataModule):
 
 
 CALLBACKS = [
-    lambda: [VOGNCallback(), PosteriorScale()],
-    lambda: [VOGNCallback(), TemperatureScaling(refit=True)],
-    lambda: [VOGNCallback(), PosteriorScale(refit=True), BatchNormRecalibration(batches=2)],
+    lambda: [Calibration(refit=True)],
+    lambda: [VOGNCallback(), Calibration(refit=True), BatchNormRecalibration(batches=2)],
     lambda: [LaplaceCallback()],
     lambda: [LaplaceCallback(prior_precision="marglik", online_every=1, subset="all")],
     lambda: [SWAGCallback()],
@@ -62,7 +60,7 @@ CALLBACKS = [
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers:UserWarning")
-@pytest.mark.filterwarnings("ignore:The (width|temperature|search for the prior precision):UserWarning")
+@pytest.mark.filterwarnings("ignore:The search for the prior precision:UserWarning")
 @pytest.mark.parametrize("callbacks", CALLBACKS)
 def test_every_batch_arrives_in_its_own_stage(callbacks):
     torch.manual_seed(0)

@@ -21,3 +21,15 @@ def test_only_padding_rows_of_tables_that_nobody_shares_get_no_gradient():
     }
     model[1](torch.tensor([0, 3, 3])).sum().backward()
     assert not model[1].weight.grad[rows[model[1].weight]].any()
+
+
+def test_the_padding_row_of_one_vocabulary_for_two_languages_gets_no_gradient():
+    source, target, other = (nn.Embedding(5, 3, padding_idx=index) for index in (1, 1, 2))
+    target.weight = source.weight
+    model = nn.ModuleList([source, target])
+    (mask,) = rows_without_gradient(model).values()
+    assert mask.tolist() == [False, True, False, False, False]
+    (source(torch.arange(5)) * target(torch.arange(5))).sum().backward()
+    assert not source.weight.grad[mask].any()
+    other.weight = source.weight
+    assert not rows_without_gradient(model.append(other))

@@ -10,7 +10,7 @@ from random_matrices import F64
 from torch import nn
 
 from lightning_bayes import MeanField, calibrate, mc_predict
-from lightning_bayes.errors import DataError, HyperparameterError, NonFiniteError
+from lightning_bayes.errors import DataError, NonFiniteError
 from lightning_bayes.posteriors import ScaledPosterior
 from lightning_bayes.predictive import (
     MonteCarloNetwork,
@@ -140,11 +140,23 @@ def test_statistics_of_each_sample_belong_to_each_width(generator):
     assert found.nll_before == pytest.approx(nn.functional.nll_loss(probs.log(), y).item(), rel=1e-5)
 
 
+def test_tokens_and_counts_are_calibrated_by_their_nll(generator):
+    logits = torch.randn(3, ROWS, 4, CLASSES, generator=generator)
+    classes = labels_of(3 * logits.mean(0).flatten(0, 1), generator).view(ROWS, 4)
+    tokens = choose_calibration(lambda scale: logits, classes, "softmax_last")
+    moved = choose_calibration(lambda scale: logits.movedim(-1, 2), classes, "softmax")
+    assert tokens == moved
+    assert tokens.nll == pytest.approx(predictive_nll(logits / tokens.temperature, classes, "softmax_last"), rel=1e-5)
+    rates = torch.randn(3, ROWS, 2, generator=generator)
+    counts = torch.poisson(rates.mean(0).exp(), generator=generator)
+    found = choose_calibration(lambda scale: rates.mean(0) + scale * (rates - rates.mean(0)), counts, "exp")
+    assert found.temperature == 1
+    assert found.nll_before == pytest.approx(predictive_nll(rates, counts, "exp"), rel=1e-5)
+
+
 def test_what_cannot_be_calibrated_is_named(generator):
     model, outputs = nn.Linear(6, CLASSES, bias=False), torch.zeros(1, 5, CLASSES)
     with pytest.raises(DataError, match=r"calibrate needs validation data, but the loader yields no batch\. Hold out"):
         calibrate(model, linear_posterior(generator), [])
-    with pytest.raises(HyperparameterError, match="link='exp' has no validation NLL here"):
-        choose_calibration(lambda scale: outputs, torch.zeros(5, CLASSES), "exp")
     with pytest.raises(NonFiniteError, match="NLL of the posterior is not finite on the validation data"):
         choose_calibration(lambda scale: outputs * math.nan, torch.zeros(5, dtype=torch.long), "softmax")

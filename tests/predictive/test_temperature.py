@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from scipy.optimize import minimize_scalar
 
 from lightning_bayes.errors import NonFiniteError, ShapeError
-from lightning_bayes.predictive import combine, fit_temperature, minimise_over_temperature, nll_sum
+from lightning_bayes.predictive import combine, fit_temperature
+from lightning_bayes.predictive.line_search import minimise_over_logarithm
 
 
 def overconfident(generator, samples=None, examples=400, factor=2.5):
@@ -59,13 +60,6 @@ def test_samples_are_scaled_before_averaging(generator):
     assert abs(fit_temperature(outputs, targets) - after) > 0.05
 
 
-def test_the_sum_does_not_depend_on_its_chunks(generator, monkeypatch):
-    outputs, targets = overconfident(generator, samples=3, examples=50)
-    whole = nll_sum(outputs, targets, 1.3)
-    monkeypatch.setattr("lightning_bayes.predictive.densities._BLOCK", 3 * 4 * 7)
-    torch.testing.assert_close(nll_sum(outputs, targets, 1.3), whole)
-
-
 def test_shards_with_a_reduction_give_the_temperature_of_the_full_data(generator):
     outputs, targets = overconfident(generator, samples=3, examples=60)
     barrier, totals = threading.Barrier(2, timeout=60), [None, None]
@@ -94,7 +88,9 @@ def test_without_an_interior_minimum_the_temperature_is_a_bound(right, bound):
 
 @pytest.mark.parametrize("minimum", [0.0501, 0.3, 1.0, 7.7, 19.9])
 def test_the_search_finds_minima_anywhere_in_its_range(minimum):
-    assert minimise_over_temperature(lambda t: (math.log(t / minimum)) ** 2) == pytest.approx(minimum, rel=1e-5)
+    assert minimise_over_logarithm(lambda t: math.log(t / minimum) ** 2, 0.05, 20.0, 31, 1e-6) == pytest.approx(
+        minimum, rel=1e-5
+    )
 
 
 def test_the_grid_finds_the_lower_of_two_valleys():
@@ -102,7 +98,7 @@ def test_the_grid_finds_the_lower_of_two_valleys():
         x = math.log(t)
         return min((x + 2) ** 2 + 0.1, (x - 1.5) ** 2)
 
-    assert minimise_over_temperature(loss) == pytest.approx(math.exp(1.5), rel=1e-5)
+    assert minimise_over_logarithm(loss, 0.05, 20.0, 31, 1e-6) == pytest.approx(math.exp(1.5), rel=1e-5)
 
 
 def test_invalid_input_is_refused():

@@ -222,19 +222,6 @@ def test_targets_of_shifted_copies_are_checked(task, toy, quiet_trainer):
         quiet_trainer().test(task, datamodule=data, verbose=False)
 
 
-def test_a_temperature_adds_the_metrics_of_the_scaled_prediction(task, toy, quiet_trainer):
-    task.lightning_bayes_temperature = 0.5
-    (results,) = quiet_trainer().test(task, loader(*toy), verbose=False)
-    logits = task(toy[0]).double().detach()
-    assert results["test/cls/NLL"] == pytest.approx(log_loss(toy[1], logits.softmax(-1)), rel=1e-5)
-    assert results["test/post/cls/NLL"] == pytest.approx(log_loss(toy[1], (2 * logits).softmax(-1)), rel=1e-5)
-    assert results["test/post/cls/Acc"] == results["test/cls/Acc"]
-    assert results["test/post/temperature"] == 0.5
-    assert {key.removeprefix("test/post/") for key in results if "post" in key} == {
-        *(*METRICS, "n", "cls/NLL_SE", "temperature")
-    }
-
-
 def test_steps_return_logits_and_targets_for_callbacks(task, toy, quiet_trainer):
     class Keep(Callback):
         def __init__(self):
@@ -326,7 +313,6 @@ def test_integers_of_any_type_are_class_indices(task, toy, quiet_trainer, dtype)
 def logged_on_ranks(rank, world_size):
     torch.manual_seed(0)
     task, (inputs, targets) = BayesClassifier(MLP(4, 3), num_classes=3), toy_data()
-    task.lightning_bayes_temperature = 0.5
     devices = {"devices": 2, "strategy": "ddp"} if world_size == 2 else {"devices": 1}
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     rows = Trainer(accelerator="cpu", **quiet, **devices).test(
@@ -338,6 +324,6 @@ def logged_on_ranks(rank, world_size):
 @pytest.mark.ddp
 def test_two_ranks_log_what_one_process_logs(tmp_path):
     expected = logged_on_ranks(0, 1)
-    assert {"test/post/cls/NLL", "ood/noise/energy/AUROC", "shift/all/3/cal/ECE"} <= set(expected)
+    assert {"ood/noise/energy/AUROC", "shift/all/3/cal/ECE"} <= set(expected)
     for found in run_on_ranks(logged_on_ranks, 2, tmp_path, 2):
         assert found == pytest.approx(expected, rel=1e-5, abs=1e-6, nan_ok=True)

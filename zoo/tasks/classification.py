@@ -47,7 +47,6 @@ class BayesClassifier(SupervisedTask):
     Shifted copies of the test set come last, with the kinds and severities in the data module's ``shift_names``, such as
     ``("fog", 3)``. Their keys are ``shift/{kind}/{severity}/...``, see `lightning_bayes.metrics.ShiftMetrics`.
 
-    If the callback ``TemperatureScaling`` has set ``temperature``, ``test/post/...`` are the test metrics after scaling.
     Validation and test steps return logits and targets for callbacks.
 
     ``trainer.predict`` returns logits. With a callback of this package it returns the Bayesian predictive distribution.
@@ -89,10 +88,9 @@ class BayesClassifier(SupervisedTask):
         test_metrics = classification_metrics(num_classes, prefix="test/")
         super().__init__(model, optimizer, lr_scheduler, val_metrics, test_metrics)
         self.num_classes = num_classes
-        self.lightning_bayes_temperature: float | None = None  # divides the logits of every posterior sample
         self.class_names: tuple[str, ...] = ()  # from the data module of the last fit, saved in checkpoints
         self._sets = EvaluationSets()
-        self._evaluations: dict[str, ClassifierEvaluation] = {}  # by predictor: "test", "test_mean", "test/post"
+        self._evaluations: dict[str, ClassifierEvaluation] = {}  # by predictor: "test", "test_mean"
 
     def setup(self, stage: str) -> None:
         """Read the class names from the data module of a fit."""
@@ -135,11 +133,6 @@ class BayesClassifier(SupervisedTask):
             evaluations["test_mean"] = ClassifierEvaluation(
                 metrics, self._sets, "_mean", POINT_SCORES, device=self.device
             )
-        if self.lightning_bayes_temperature is not None:
-            metrics = self._metrics("test/post/")
-            evaluations["test/post"] = ClassifierEvaluation(
-                metrics, EvaluationSets(), temperature=self.lightning_bayes_temperature, device=self.device
-            )
         self._evaluations = evaluations
 
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
@@ -166,8 +159,6 @@ class BayesClassifier(SupervisedTask):
         for evaluation in self._evaluations.values():
             # compute() reduces over all processes, as in log_metrics.
             self.log_dict(evaluation.compute(), sync_dist=True)
-        if self.lightning_bayes_temperature is not None:
-            self.log("test/post/temperature", self.lightning_bayes_temperature, sync_dist=True)
 
     def _metrics(self, prefix: str) -> MetricCollection:
         return classification_metrics(self.num_classes, prefix=prefix).to(self.device)

@@ -86,18 +86,16 @@ class ClassifierEvaluation:
         sets: EvaluationSets,
         suffix: str = "",
         scores: Sequence[str] = (),
-        temperature: float = 1.0,
         device: torch.device | str = "cpu",
     ) -> None:
         self.metrics, self.sets = metrics, sets
-        self.scores, self.temperature = tuple(scores), temperature
+        self.scores = tuple(scores)
         self.detection = OODDetection(sets.ood, scores, f"ood{suffix}/").to(device) if sets.ood else None
         self.shift = ShiftMetrics(sets.shifts, f"shift{suffix}/").to(device) if sets.shifts else None
         self.examples = ExampleStatistics(metrics.prefix or "").to(device)
 
     def update(self, outputs: Tensor, targets: Tensor, dataloader_idx: int) -> None:
         """Add a batch of logits ``[samples, batch, classes]`` and class indices ``[batch]``."""
-        outputs = outputs / self.temperature
         first_shift = 1 + len(self.sets.ood)
         if self.detection is not None and dataloader_idx < first_shift:
             self.detection.update({name: OOD_SCORES[name](outputs) for name in self.scores}, dataloader_idx)

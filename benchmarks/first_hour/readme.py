@@ -1,30 +1,19 @@
-"""The first hour of a new user, from an empty environment, with the seconds of each step.
-
-    python -m benchmarks.first_hour [--reuse] [--folder FOLDER] [--json FILE]
-
-The wheel is built and installed with the extra ``demo``. Then the Python blocks and the commands of README run in order, in
-a folder outside of the repository, and a posterior file is served. All steps are in README. ``--reuse`` installs only the
-wheel and takes its dependencies from the environment of this process, so nothing is downloaded.
-"""
+"""README in an empty environment: the wheel, its Python blocks and its commands, with the seconds of each step."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import shlex
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.provenance import save_json
-
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 3600  # limit per step
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _NEEDS_DATA = ("finetune_imagefolder", "cifar10")  # commands that need the reader's data
@@ -50,12 +39,11 @@ def commands(page: str) -> list[list[str]]:
     return [line[1:] for line in runnable if line[:1] == ["lightning-bayes"]]
 
 
-def steps(folder: Path, reuse: bool) -> Iterator[Step]:
-    """Yield the steps in order; each step needs the results of the previous ones."""
+def installation(folder: Path, reuse: bool, tree: Path = ROOT) -> Iterator[Step]:
+    """Yield the steps that build the wheel of a source tree and install it in an empty environment."""
     isolation = ["--no-isolation"] if reuse else []
     yield Step(
-        "build the wheel",
-        [sys.executable, "-m", "build", *isolation, "--outdir", str(folder / "dist"), str(ROOT)],
+        "build the wheel", [sys.executable, "-m", "build", *isolation, "--outdir", str(folder / "dist"), str(tree)]
     )
     python = folder / "env" / "bin" / "python"
     yield Step("create an environment", [sys.executable, "-m", "venv", str(folder / "env")])
@@ -66,7 +54,12 @@ def steps(folder: Path, reuse: bool) -> Iterator[Step]:
         "install the wheel",
         [str(python), "-m", "pip", "install", "--quiet", *(["--no-deps"] if reuse else []), f"{wheel}[demo]"],
     )
+
+
+def readme(folder: Path) -> Iterator[Step]:
+    """Yield the steps of README in order; each needs the results of the previous ones."""
     (folder / "readme.py").write_text(blocks("README.md", "python"), "utf-8")
+    python = folder / "env" / "bin" / "python"
     yield Step("README's Python: own module, fit, predict, load, serve", [str(python), "readme.py"])
     for arguments in commands("README.md"):
         yield Step(shlex.join(["lightning-bayes", *arguments]), [str(folder / "env/bin/lightning-bayes"), *arguments])
@@ -78,11 +71,11 @@ def borrow(environment: Path) -> None:
     (site_packages / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n", "utf-8")
 
 
-def run(folder: Path, reuse: bool) -> list[tuple[str, float]]:
-    """Run all steps and return their titles and seconds; exit with the output of a step that fails."""
+def run(steps: Iterable[Step], folder: Path) -> list[tuple[str, float]]:
+    """Run steps in order and return their titles and seconds; exit with the output of a step that fails."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     timings = []
-    for step in steps(folder, reuse):
+    for step in steps:
         start = time.perf_counter()
         done = subprocess.run(
             step.command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
@@ -92,24 +85,3 @@ def run(folder: Path, reuse: bool) -> list[tuple[str, float]]:
         timings.append((step.title, time.perf_counter() - start))
         print(f"{timings[-1][1]:7.1f} s  {step.title}", flush=True)
     return timings
-
-
-def main() -> None:
-    """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--reuse", action="store_true", help="take dependencies from this environment")
-    parser.add_argument("--folder", type=Path, help="empty folder for the results (default: a temporary folder)")
-    parser.add_argument("--json", type=Path, help="file to write")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = (options.folder or Path(temporary)).resolve()
-        folder.mkdir(parents=True, exist_ok=True)
-        timings = run(folder, options.reuse)
-    posterior = sum(seconds for _, seconds in timings[:4])
-    total = sum(seconds for _, seconds in timings)
-    print(f"{total:7.1f} s  {len(timings)} steps; {posterior / 60:.1f} minutes to the first posterior")
-    save_json(options.json, {"reuse": options.reuse, "steps": dict(timings)})
-
-
-if __name__ == "__main__":
-    main()
