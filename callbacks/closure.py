@@ -88,10 +88,10 @@ class MonteCarloClosure(Closure):
         with block_sync(), measured_pass as captured:
             result = self._parts.step()
             if result.closure_loss is not None:
-                losses = result.extra.get(PER_EXAMPLE_LOSSES)
-                loss = result.closure_loss
+                loss, losses = result.closure_loss, result.extra.get(PER_EXAMPLE_LOSSES)
                 if losses is not None:
-                    result.extra[PER_EXAMPLE_LOSSES], loss = losses.detach(), with_per_example_loss(loss, losses)
+                    result.extra[PER_EXAMPLE_LOSSES] = losses.detach()
+                    loss = with_per_example_loss(loss, losses)
                 captured.observe(loss, divided_by_host=True)
                 # Undo Lightning's division by the number of micro-batches: passes are averaged by their examples.
                 backward(result.closure_loss * trainer.accumulate_grad_batches)
