@@ -86,7 +86,7 @@ class CallbackOwn(TypedDict, total=False):
     prior: Annotated[AbstractPosterior | str | os.PathLike[str] | None, Setting(in_group=False)]
     data_augmentation_factor: Annotated[Number | None, _chosen_later("data_augmentation_factor")]
     curvature_interval: Annotated[int | None, _chosen_later("curvature_interval")]
-    link: Annotated[LinkArgument | None, Setting()]
+    link: Annotated[LinkArgument | None, Setting(takes_functions=True)]
     calibrate: Annotated[bool, Setting(default=False)]
 
 

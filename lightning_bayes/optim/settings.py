@@ -71,6 +71,7 @@ class Setting:
         schedulable: Whether it may be a function of the step. Requires that changing it leaves the optimizer's state valid.
         optional: Whether it may be None.
         in_group: Whether parameter groups store it.
+        takes_functions: Whether it may be a function of something else than the step.
     """
 
     range: Range = ANY
@@ -79,6 +80,7 @@ class Setting:
     schedulable: bool = False
     optional: bool = False
     in_group: bool = True
+    takes_functions: bool = False
 
     def __repr__(self) -> str:
         """The range in words, for the help of a command line."""
@@ -109,7 +111,7 @@ class Declaration:
 
     def check(self, values: Mapping[str, Any]) -> None:
         """Raise `HyperparameterError` if values of declared arguments are out of range."""
-        functions = {name for name in self.settings if callable(values.get(name))}
+        functions = {n for n, mark in self.settings.items() if callable(values.get(n)) and not mark.takes_functions}
         self.require_schedulable(functions)
         numbers = plain({name: values[name] for name in self.settings if name in values and name not in functions})
         numbers |= plain({name: values[name](0) for name in functions})

@@ -6,6 +6,7 @@ import inspect
 import math
 
 import pytest
+import torch
 import yaml
 from jsonargparse import ArgumentParser
 from lightning.pytorch import Callback
@@ -93,6 +94,15 @@ def test_a_misspelt_argument_is_named(callback):
         callback(kl_weigth=0.1)
     with pytest.raises(Exception, match="kl_weigth"):
         parser().parse_args([f"--callback=lightning_bayes.{callback.__name__}", "--callback.kl_weigth=0.1"])
+
+
+def test_a_link_may_be_a_function_and_other_arguments_only_of_the_step():
+    def as_normal(outputs):
+        return torch.distributions.Normal(outputs, 1.0)
+
+    assert VOGNCallback(link=as_normal).observation is as_normal
+    with pytest.raises(HyperparameterError, match="antithetic cannot be a function of the step"):
+        VOGNCallback(antithetic=lambda step: True)
 
 
 def test_a_value_of_another_type_is_named():
