@@ -41,13 +41,13 @@ class KroneckerOwn(TypedDict, total=False):
             Default: ``"refuse"``.
     """
 
+    kl_clip: Annotated[Number | None, Setting(POSITIVE, upper_limit=1e12, schedulable=True, optional=True)]
     stats_interval: Annotated[int, Setting(POSITIVE_COUNT, 10, in_group=False)]
     inverse_interval: Annotated[int, Setting(POSITIVE_COUNT, 100, in_group=False)]
     max_side: Annotated[int, Setting(POSITIVE_COUNT, DEFAULT_MAX_SIDE, in_group=False)]
     limit_mib: Annotated[float, Setting(default=4096.0, in_group=False)]
     fisher: Annotated[FisherName | None, Setting(in_group=False)]
     likelihood: Annotated[Likelihood | None, Setting(in_group=False)]
-    kl_clip: Annotated[Number | None, Setting(POSITIVE, upper_limit=1e12, schedulable=True, optional=True)]
     factors: Annotated[KroneckerQuantity, Setting(choice(*get_args(KroneckerQuantity)), "kfac", in_group=False)]
     unsupported_layers: Annotated[
         UnsupportedLayers, Setting(choice(*get_args(UnsupportedLayers)), "refuse", in_group=False)
