@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from functools import partial
 from typing import Literal, cast, final, get_args
 
+from lightning.pytorch import LightningModule, Trainer
 from typing_extensions import Never, Unpack
 
 from lightning_bayes.callbacks.base import VariationalCallback
@@ -28,6 +32,7 @@ from lightning_bayes.optim import (
 )
 from lightning_bayes.optim.diagonal.bbb import BBBOwn
 from lightning_bayes.optim.diagonal.ivon import IVONOwn
+from lightning_bayes.optim.diagonal.ivon_start import weight_of_old_curvature
 from lightning_bayes.optim.diagonal.vadagrad import VadaGradOwn
 from lightning_bayes.optim.diagonal.von import NewtonOwn
 from lightning_bayes.optim.diagonal.vprop import VpropOwn
@@ -191,12 +196,32 @@ class IVONCallback(VariationalCallback):
     """Trains with improved variational online Newton (`lightning_bayes.IVON`): one backward pass of any layer.
 
     Default: ``betas=(0.9, 0.99999)``. β₂ is close to 1, as in the paper, because the curvature estimate is noisy.
+
+    ``IVONCallback(lr=1.0)`` starts by itself: without an `init_precision` it chooses the initial noise, reads `lr` as SGD's
+    learning rate divided by (1 - momentum), and, without `betas`, sets β₂ = 1 - 2/T for the T updates of the run. A
+    heuristic, see `lightning_bayes.optim.diagonal.ivon_start`. Presets and an `init_precision` keep the paper's start.
     """
 
     optimizer_class = IVON
 
     def __init__(self, *unnamed: Never, **fields: Unpack[_IVONFields]) -> None:
         super().__init__(*unnamed, **cast(CallbackFields, fields))
+        is_stated = fields.get("rescale_lr") is False or fields.get("init_precision") is not None
+        self._averages_over_run = self.lr is not None and not is_stated and "betas" not in fields
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Patch the trainer, and set β₂ by the length of the fit once its loaders are known."""
+        super().setup(trainer, pl_module, stage)
+        if stage == "fit" and self._averages_over_run:
+            self._patches.set(
+                trainer.strategy, "setup_optimizers", partial(self._set_average, trainer.strategy.setup_optimizers)
+            )
+
+    def _set_average(self, set_up: Callable[[Trainer], None], trainer: Trainer) -> None:
+        updates = trainer.estimated_stepping_batches
+        if math.isfinite(updates):
+            self.group_defaults["betas"] = (self.group_defaults["betas"][0], weight_of_old_curvature(updates))
+        set_up(trainer)
 
 
 @final

@@ -43,6 +43,7 @@ class Capture(ABC):
         model_call: The first call of the whole model with equally many input and output rows.
         is_following: Whether the running backward follows single examples and measures nothing.
         stores_backward: Whether the backward of the loss is measured, not a separate one.
+        has_taken_examples: Whether the squares come from explicit per-example losses.
     """
 
     recorder: LossRecorder
@@ -51,7 +52,7 @@ class Capture(ABC):
         self.loss_reduction, self.finder = loss_reduction, finder
         self.outputs: list[LayerOutput] = []
         self.model_call: ModelCall | None = None
-        self.is_following, self.stores_backward = False, True
+        self.is_following, self.stores_backward, self.has_taken_examples = False, True, False
         self.layouts = PassLayouts(0, ())  # n is 0 if no layout was found
         self.squares: dict[nn.Parameter, Tensor] = {}
         self.sizes: dict[str, set[int]] = {}

@@ -14,9 +14,9 @@ from Lin et al. 2020, keeps s + δ̃ above half of its previous value for every 
     s_new + δ̃ = (s + δ̃)(1 + x + x²/2) = (s + δ̃)(1 + (1+x)²) / 2.
 
 Shen et al. write h for s, λ for Ñ/τ and δ for δ̃, their weight decay. β₂ is close to 1 (0.99999) to average out the
-noise. Their h₀ is s₀ = τ(P₀ - δ)/Ñ, where P₀ is ``init_precision``. Without ``init_precision`` the first pass has no
-noise, and s₀ = M ĝ² (M examples). This would be the empirical Fisher if gradients were independent with mean zero; it
-is a heuristic.
+noise. Their h₀ is s₀ = τ(P₀ - δ)/Ñ, where P₀ is ``init_precision``. Without ``init_precision`` the natural step chooses
+P₀ and rescales α (`optim.diagonal.ivon_start`). Otherwise the first pass has no noise, and s₀ = M ĝ² (M examples), which
+would be the empirical Fisher if gradients were independent with mean zero. Both are heuristics.
 """
 
 from __future__ import annotations
@@ -32,12 +32,15 @@ from typing_extensions import Unpack
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim.diagonal.estimators import Reparameterised
 from lightning_bayes.optim.diagonal.family import DiagonalFamily
+from lightning_bayes.optim.diagonal.ivon_start import starting_precision
 from lightning_bayes.optim.diagonal.state import MeanFieldState, average, debiased, with_prior
 from lightning_bayes.optim.diagonal.von import corrected_curvature, moved_curvature
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.hyperparameters import Number, VariationalArguments
+from lightning_bayes.optim.noise import CounterNoise
 from lightning_bayes.optim.settings import POSITIVE_OR_INFINITE, Setting
 from lightning_bayes.optim.variational import VariationalOptimizer
+from lightning_bayes.posteriors import minimal_precision
 
 
 def update(
@@ -66,11 +69,13 @@ class IVONOwn(TypedDict, total=False):
     Attributes:
         clip_radius: ξ, bound of each component of the natural step, before the learning rate is applied. Default: no bound.
         rescale_lr: Whether to multiply an explicit learning rate by the initial s₀ + δ̃ = τP₀/Ñ, which makes it comparable to
-            SGD's: the default of the authors' code. Requires the natural step and an ``init_precision``. Default: False.
+            SGD's: the default of the authors' code. Requires the natural step. None: True if the natural step has no
+            ``init_precision``, which is then chosen too, see `optim.diagonal.ivon_start`; else False. False without one
+            starts at the square of the first gradient.
     """
 
     clip_radius: Annotated[Number, Setting(POSITIVE_OR_INFINITE, math.inf, schedulable=True)]
-    rescale_lr: Annotated[bool, Setting(default=False)]
+    rescale_lr: Annotated[bool | None, Setting()]
 
 
 class IVONArguments(VariationalArguments, IVONOwn, total=False):
@@ -106,26 +111,39 @@ class IVON(VariationalOptimizer):
     def __init__(
         self, model: nn.Module, params: Iterable[Any] | None = None, **arguments: Unpack[IVONArguments]
     ) -> None:
+        is_natural = arguments.get("base") is None and arguments.get("step_rule", "natural") == "natural"
+        rescales = arguments.get("rescale_lr")
+        starts_by_itself = is_natural and rescales is not False and arguments.get("init_precision") is None
+        self._likelihood_precision = starting_precision(model) if starts_by_itself else None
+        if starts_by_itself:
+            arguments["init_precision"] = self._likelihood_precision  # `draw_sample` adds the prior's, once it is known
+        arguments["rescale_lr"] = starts_by_itself if rescales is None else rescales
         super().__init__(model, params, **cast(VariationalArguments, arguments))
 
     @classmethod
     def check_together(cls, values: Mapping[str, Any]) -> None:
-        """Also refuse ``rescale_lr`` without the natural step or an initial precision; see `VariationalOptimizer`."""
+        """Also refuse ``rescale_lr`` without the natural step; see `VariationalOptimizer`."""
         super().check_together(values)
-        is_natural = values.get("step_rule", "natural") == "natural"
-        if values["rescale_lr"] and (values["init_precision"] is None or not is_natural):
+        if values["rescale_lr"] and values.get("step_rule", "natural") != "natural":
             raise HyperparameterError(
-                "rescale_lr=True multiplies the learning rate of the natural step by the initial curvature. Pass lr=... and "
-                "init_precision=..., or set rescale_lr=False."
+                "rescale_lr=True multiplies the learning rate of the natural step by the initial curvature. Pass lr=..., or "
+                "set rescale_lr=False."
             )
 
     def store_initial_values(self, group: dict[str, Any]) -> None:
         """Store s₀ + δ̃ of the start if it rescales the learning rate, so that KL warm-up does not change it."""
         if group["posterior"]["rescale_lr"] and group["posterior"].get("rate_factor") is None:
             initial = effective(group)
-            group["posterior"]["rate_factor"] = (
-                group["posterior"]["init_precision"] * initial.kl_weight / initial.num_data
-            )
+            precision = self._likelihood_precision or group["posterior"]["init_precision"]
+            group["posterior"]["rate_factor"] = precision * initial.kl_weight / initial.num_data
+
+    def draw_sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
+        """Draw a posterior sample, the first with a chosen P₀."""
+        for group in self.param_groups:
+            if self._likelihood_precision is not None and not group["posterior"]["step"]:
+                least = minimal_precision(**effective(group).start_arguments)
+                group["posterior"]["init_precision"] = self._likelihood_precision + least
+        return super().draw_sample(noise)
 
     def update_arguments(self, group: dict[str, Any], step: int, precision: Tensor | None = None) -> dict[str, Any]:
         """Rescale the learning rate on request; see `VariationalOptimizer`."""
