@@ -24,7 +24,7 @@ from lightning_bayes.predictive import LinkArgument
 
 def _chosen_later(name: str) -> Setting:
     """The setting of an optimizer's argument, which a callback may leave None until the fit."""
-    return replace(declaration_of(OptimizerFields).settings[name], default=None, optional=True)
+    return replace(declaration_of(OptimizerFields).settings[name], default=None, chosen_later=True)
 
 
 class CallbackOwn(TypedDict, total=False):

@@ -71,6 +71,7 @@ class Setting:
         schedulable: Whether it may be a function of the step. Requires that changing it leaves the optimizer's state valid.
         optional: Whether it may be None.
         in_group: Whether parameter groups store it.
+        chosen_later: Whether it may be None until the fit; a function of the step may not return None.
         takes_functions: Whether it may be a function of something else than the step.
     """
 
@@ -80,15 +81,16 @@ class Setting:
     schedulable: bool = False
     optional: bool = False
     in_group: bool = True
+    chosen_later: bool = False
     takes_functions: bool = False
 
     def __repr__(self) -> str:
         """The range in words, for the help of a command line."""
         return self.range.words
 
-    def complaints(self, name: str, value: Any) -> Iterator[str]:
+    def complaints(self, name: str, value: Any, *, is_function: bool) -> Iterator[str]:
         """Yield an error if a value is outside the range, or above the limit."""
-        if value is None and self.optional:
+        if value is None and (self.optional or (self.chosen_later and not is_function)):
             return
         if value not in self.range:
             yield f"{name}={value!r} must be {self.range.words}"
@@ -115,9 +117,8 @@ class Declaration:
         self.require_schedulable(functions)
         numbers = plain({name: values[name] for name in self.settings if name in values and name not in functions})
         numbers |= plain({name: values[name](0) for name in functions})
-        if errors := [
-            error for name, value in numbers.items() for error in self.settings[name].complaints(name, value)
-        ]:
+        found = (self.settings[n].complaints(n, value, is_function=n in functions) for n, value in numbers.items())
+        if errors := [error for errors in found for error in errors]:
             raise HyperparameterError("; ".join(errors) + ".")
 
     def require_schedulable(self, names: Iterable[str]) -> None:
