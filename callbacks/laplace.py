@@ -81,6 +81,8 @@ class LaplaceCallback(PosthocCallback):
         HyperparameterError: If an argument is out of range.
     """
 
+    settings = ("structure", "subset", "curvature", "prior_structure")
+
     @checked
     def __init__(
         self,
