@@ -18,7 +18,7 @@ from lightning_bayes.curvature import Gaussian, Likelihood
 from lightning_bayes.curvature.output_roots import CurvatureName
 from lightning_bayes.curvature.parameters import require_full_precision
 from lightning_bayes.errors import BayesError, HyperparameterError, UnsupportedTrainingError
-from lightning_bayes.optim.steps.decay import decay_kind
+from lightning_bayes.optim.base_optimizer import decay_kind
 from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.posthoc import Laplace, LikelihoodName, PriorPrecision, PriorStructure, StructureName, laplace
 from lightning_bayes.posthoc.full import require_full_size

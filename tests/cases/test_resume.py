@@ -194,5 +194,5 @@ def test_swag_with_a_larger_rank_scales_the_deviations_that_it_has():
 def test_a_state_of_another_format_is_refused_by_its_number():
     optimizer = torch.optim.Adam((model := torch.nn.Linear(2, 1)).parameters())
     noisy = VOGN(model, base=optimizer, num_data=4)
-    with pytest.raises(PosteriorError, match="has format 1, and this version reads format 3"):
+    with pytest.raises(PosteriorError, match="has format 1, and this version reads format 4"):
         noisy.load_state_dict({**noisy.state_dict(), "format": 1})
