@@ -58,7 +58,7 @@ class LayerCall(ABC):
         modules = unit.module.modules() if has_children(unit.module) else [unit.module]
         self._modes = [(module, module.training) for module in modules]
         tensors = [x for value in bound.inputs for x in tree_leaves(value) if isinstance(x, Tensor)]
-        self._sources = [x.grad_fn for x in tensors if x.grad_fn is not None]
+        self._sources = [x if x.grad_fn is None else x.grad_fn for x in tensors]
         self._others = [None if isinstance(x, Tensor) else x for x in bound.inputs]
         # Detached tensors share the version counter, so autograd still detects an input that was changed in place.
         saved = _Saved.apply(_leaf(), *(x.detach() if isinstance(x, Tensor) else None for x in bound.inputs))

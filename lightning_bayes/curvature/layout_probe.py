@@ -186,7 +186,7 @@ class ProbedPass:
         # A first layer without a dimension that could hold the examples is a table that they share.
         if first and not any(call.fitting for call in first):
             return self._mixed(n)
-        routed = routed_calls(self.recorder, self.loss, self.outputs)
+        routed = routed_calls(self.recorder, self.loss, self.outputs, n)
         layouts = tuple(call.layout(n, index in routed) for index, call in enumerate(calls))
         is_settled = all(call.has_gradient or not call.is_reached for call in calls)
         return PassLayouts(n, layouts, rows.order, is_settled, rows.is_recorded)

@@ -45,7 +45,8 @@ class LayerOutput:
     def __init__(
         self, unit: MeasuredModule, rows: int, dim: int | None, tensors: Sequence[Tensor], sources: list[Any]
     ) -> None:
-        self.sources = sources
+        self.sources = [source for source in sources if not isinstance(source, Tensor)]  # nodes of the inputs
+        self.data = [source for source in sources if isinstance(source, Tensor)]  # inputs without a node
         self.unit, self.rows, self.dim = unit, rows, dim
         self.edges: list[tuple[Any, int]] = [(edge.node, edge.output_nr) for edge in map(get_gradient_edge, tensors)]
         self.shapes: list[Shape] = [tuple(tensor.shape) for tensor in tensors]
@@ -59,6 +60,7 @@ class LayerOutput:
         """Drop the autograd nodes and the hook on them. They refer to the capture, a cycle that Python cannot collect."""
         self.edges.clear()
         self.sources.clear()
+        self.data.clear()
         if self.hook is not None:
             self.hook.remove()
 
