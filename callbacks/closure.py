@@ -88,7 +88,11 @@ class MonteCarloClosure(Closure):
         with block_sync(), measured_pass as captured:
             result = self._parts.step()
             if result.closure_loss is not None:
-                captured.observe(_attach_per_example_losses(result), divided_by_host=True)
+                loss, losses = result.closure_loss, result.extra.get(PER_EXAMPLE_LOSSES)
+                if losses is not None:
+                    result.extra[PER_EXAMPLE_LOSSES] = losses.detach()
+                    loss = with_per_example_loss(loss, losses)
+                captured.observe(loss, divided_by_host=True)
                 # Undo Lightning's division by the number of micro-batches: passes are averaged by their examples.
                 backward(result.closure_loss * trainer.accumulate_grad_batches)
         if self.on_first_capture is not None and result.closure_loss is not None:
@@ -106,13 +110,3 @@ class MonteCarloClosure(Closure):
         tensors, examples = optimizer.measured(add_noise_group)
         if examples:
             reduce([*tensors, *(b for b in optimizer.model.buffers() if b.is_floating_point())], examples)
-
-
-def _attach_per_example_losses(result: ClosureResult) -> torch.Tensor:
-    """Return the loss with the per-example losses, if training_step returned them, and detach those in the result."""
-    assert result.closure_loss is not None
-    losses = result.extra.get(PER_EXAMPLE_LOSSES)
-    if losses is None:
-        return result.closure_loss
-    result.extra[PER_EXAMPLE_LOSSES] = losses.detach()
-    return with_per_example_loss(result.closure_loss, losses)

@@ -9,7 +9,9 @@ Autograd nodes save different values for different operations, so a missing valu
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -85,14 +87,17 @@ def check_private_symbols(attributes: tuple[tuple[str, Any, tuple[str, ...]], ..
 check_private_symbols()
 
 
-def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
-    """The parameters registered on a module itself, by name; changing the dictionary changes the module."""
-    return module._parameters
+# The parameters and buffers registered on a module itself, by name; changing a dictionary changes the module.
+own_parameters: Callable[[nn.Module], dict[str, nn.Parameter | None]] = attrgetter("_parameters")
+own_buffers: Callable[[nn.Module], dict[str, Tensor | None]] = attrgetter("_buffers")
 
-
-def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
-    """The buffers registered on a module itself, by name; changing the dictionary changes the module."""
-    return module._buffers
+is_view: Callable[[Tensor], bool] = Tensor._is_view  # for autograd
+is_in_functorch: Callable[[], bool] = (
+    torch._C._are_functorch_transforms_active
+)  # whether a torch.func transform is active
+will_execute: Callable[[Any], bool] = torch._C._will_engine_execute_node  # whether the running backward runs a node
+# A context without `TorchFunctionMode`s, which slow down every access to an attribute of a tensor.
+without_torch_functions: Callable[[], AbstractContextManager[None]] = torch._C.DisableTorchFunction
 
 
 def has_children(module: nn.Module) -> bool:
@@ -110,30 +115,9 @@ def gradient_hooks(param: Tensor) -> dict[int, Any]:
     return param._backward_hooks or {}
 
 
-def is_view(tensor: Tensor) -> bool:
-    """Whether autograd considers a tensor a view."""
-    return tensor._is_view()
-
-
-def without_torch_functions() -> AbstractContextManager[None]:
-    """A context without `TorchFunctionMode`s, which slow down every access to an attribute of a tensor."""
-    context: AbstractContextManager[None] = torch._C.DisableTorchFunction()
-    return context
-
-
-def is_in_functorch() -> bool:
-    """Whether a torch.func transform is active."""
-    return bool(torch._C._are_functorch_transforms_active())
-
-
 def is_in_backward() -> bool:
     """Whether a backward pass is running."""
     return bool(torch._C._current_graph_task_id() != -1)
-
-
-def will_execute(node: Any) -> bool:
-    """Whether the running backward pass will execute a node."""
-    return bool(torch._C._will_engine_execute_node(node))
 
 
 def output_shapes(node: Any) -> list[tuple[int, ...]]:

@@ -73,8 +73,8 @@ SUBCLASSED = {  # concrete classes that others inherit from
 }
 LONG = 300  # lines of a file
 BATCH = {  # files and functions that a VOGN batch passes: lowered with the code, never raised
-    "measured": (46, 230),  # the goal is 15 and 70
-    "unmeasured": (19, 73),  # the goal is 10 and 40
+    "measured": (38, 188),  # the goal is 15 and 70
+    "unmeasured": (19, 71),  # the goal is 10 and 40
 }
 VAGUE_NAMES = {"utils.py", "util.py", "helpers.py", "helper.py", "common.py", "misc.py"}
 

@@ -14,8 +14,7 @@ Only this package imports BackPACK.
 """
 
 from lightning_bayes.curvature.capture import Capture
-from lightning_bayes.curvature.engine import AbstractEngine, EngineName
-from lightning_bayes.curvature.gradients import BareCapture, GradientCapture, GradientEngine
+from lightning_bayes.curvature.engine import AbstractEngine, BareCapture, EngineName, GradientCapture, GradientEngine
 from lightning_bayes.curvature.likelihood import Bernoulli, Gaussian, Likelihood, Poisson, Softmax
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.measure import check_names, make_engine, measure

@@ -1,111 +1,298 @@
-"""The BackPACK engine: `backpack.extensions.SumGradSquared` with the interface of the fused engine.
+"""BackPACK as the second provider: per-example gradients and their squares, and second-order diagonals.
 
-BackPACK (Dangel et al. 2020, https://arxiv.org/abs/1912.10985) calls one *module extension* per layer in its backward hooks.
-Our module extensions pass the layer's input and output gradient to the layer's rule. This adds the layer types that have a
-rule, such as BatchNorm in training mode, LayerNorm, GroupNorm and embeddings with padding, and a faster convolution.
-Recurrent layers are an exception: their rule needs the gradients of all outputs, which a backward hook does not receive.
-With ``own_rules=False`` BackPACK uses its own implementation, which shares no code with our rules and can validate them.
+BackPACK (Dangel et al. 2020, https://arxiv.org/abs/1912.10985) computes them by one *module extension* per layer type.
+`BackpackEngine` calls the extensions of `BatchGrad` and `SumGradSquared` as the rules of their layers. This package's rules
+measure the layers that BackPACK does not have, or whose options it silently ignores: BatchNorm in training mode, LayerNorm,
+GroupNorm, other padding modes of convolutions, and embeddings, where BackPACK loops over the table in the default dtype.
 
-BackPACK's hooks forbid changing a layer's output in place, so modules with an ``inplace`` option run out of place inside a
-capture. BackPACK silently skips or overwrites unsupported cases. This engine instead raises an error that names the
-modules, before or during the first forward.
+`SecondOrderEngine` measures the diagonals of the GGN and of the Hessian, which need the loss function and every operation of
+the model as modules (`backpack_modules`), and BackPACK's own hooks. BackPACK cannot undo these, they forbid changing a
+layer's output in place, and its errors name neither the module nor a remedy. So `watched` removes the hooks completely,
+modules with an ``inplace`` option run out of place, and what BackPACK would skip or overwrite raises an error with a name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, final
 
-from backpack.extensions import SumGradSquared
-from backpack.extensions.module_extension import ModuleExtension
+import torch
+from backpack import backpack, extend, extensions
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.backpack_hooks import BackpackCapture, Calls, hooked, is_stock
-from lightning_bayes.curvature.capture import Capture
-from lightning_bayes.curvature.forward_state import in_full_precision, in_modes
-from lightning_bayes.curvature.fused import HookedEngine
+from lightning_bayes.curvature.backpack_modules import AsModules, is_stock, seed_labels
+from lightning_bayes.curvature.capture import Capture, refuse_losses
+from lightning_bayes.curvature.fused import FusedCapture, HookedEngine
+from lightning_bayes.curvature.hooks import HookedCapture
+from lightning_bayes.curvature.layer_calls import LayerCall
+from lightning_bayes.curvature.layouts import ROWS, LayerOutput
 from lightning_bayes.curvature.loss import LossReduction
-from lightning_bayes.curvature.measured_modules import (
-    MeasuredModule,
-    refuse,
-    tied_parameters,
-)
+from lightning_bayes.curvature.measured_modules import MeasuredModule, find_measured_modules, refuse, tied_parameters
+from lightning_bayes.curvature.measurement import SecondOrderDiagonal
+from lightning_bayes.curvature.private_backpack import hook_handles, is_backpacks, layer_extension, supported_layers
+from lightning_bayes.curvature.rules import LayerRule, rule_for
 from lightning_bayes.curvature.rules.batch_norm import uses_batch_statistics
-from lightning_bayes.curvature.rules.random_numbers import with_rng
-from lightning_bayes.curvature.rules.registry import LayerRule
-from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
-from lightning_bayes.errors import UnsupportedTrainingError
+from lightning_bayes.curvature.rules.random_numbers import new_seed
+from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError, UnsupportedTrainingError
+from lightning_bayes.private_torch import BACKWARD_HOOK_KIND
 
-_FUSED_INSTEAD = "Use engine='fused', which measures it."
+_OTHERWISE = "avoid BackPACK: 'squared_gradients' in measure, VOGN, or hessian='reparameterised' in VONCallback"
 
 
+@final
 class BackpackEngine(HookedEngine):
-    """Measures per-example squared gradients with BackPACK."""
+    """Measures per-example squared gradients by BackPACK's rules. Arguments as in `AbstractEngine`."""
+
+    def capture(self) -> AbstractContextManager[Capture]:
+        """Measure the passes inside the context; see `AbstractEngine.capture`."""
+        return self.run(FusedCapture(self))
+
+    def units(self) -> list[MeasuredModule]:
+        """The measured modules, with BackPACK's rule where it has one."""
+        return [unit if unit.rule is None else replace(unit, rule=_rule(unit, unit.rule)) for unit in super().units()]
+
+
+def _rule(unit: MeasuredModule, own: LayerRule) -> LayerRule:
+    """BackPACK's rule for a layer if it has one, else this package's rule."""
+    if not is_stock(unit.module) or isinstance(unit.module, nn.Embedding) or uses_batch_statistics(unit.module):
+        return own
+    squares = _by(extensions.SumGradSquared())
+    return replace(own, contributions=_by(extensions.BatchGrad()), _fast_squares=squares, _fast_sums=None)
+
+
+def _by(extension: Any) -> Callable[..., dict[str, Tensor]]:
+    """The function of a rule that calls an extension of BackPACK."""
+
+    def compute(layer: nn.Module, inputs: tuple[Any, ...], grad_output: Tensor, *_: Any) -> dict[str, Tensor]:
+        of_layer = layer_extension(extension, type(layer))
+        delta = grad_output.clone()  # results may be views of it, and their callers overwrite them
+        attributes, needed = (
+            vars(layer),
+            {"input0": inputs[0], "output": delta},
+        )  # BackPACK reads only the output's shape
+        users = {name: attributes[name] for name in needed if name in attributes}
+        attributes.update(needed)
+        try:
+            names = [name for name, param in layer.named_parameters() if param.requires_grad]
+            return {name: getattr(of_layer, name)(extension, layer, (), (delta,), None) for name in names}
+        finally:
+            for name in needed:
+                del attributes[name]
+            attributes.update(users)
+
+    return compute
+
+
+@final
+class SecondOrderEngine(HookedEngine):
+    """Measures one of BackPACK's second-order diagonals."""
 
     def __init__(
         self,
         model: nn.Module,
+        quantity: SecondOrderDiagonal,
         loss_reduction: LossReduction = "auto",
-        own_rules: bool = True,
-        workspace_mib: float = DEFAULT_MIB,
+        mc_samples: int = 1,
+        seed: int | None = None,
     ) -> None:
-        super().__init__(model, loss_reduction, workspace_mib)
-        self.own_rules = own_rules
+        super().__init__(model, loss_reduction)
+        self.quantity, self.mc_samples, self.seed = quantity, mc_samples, seed
 
     @contextmanager
     def capture(self) -> Iterator[Capture]:
-        """Measure the passes inside the context; the capture's squares are complete on exit."""
-        units = self.units()
-        self._check_supported(units)
-        captured, calls = BackpackCapture(self), Calls()
-        extension = self._extension(units, calls)
-        hooks = hooked(self.model, units, extension, _FUSED_INSTEAD, calls=calls)
+        """Measure one pass inside the context; call the capture's `observe` before backward."""
+        extension = self._extension()
+        supported = supported_layers(extension)
+        self._refuse_unsupported(supported)
+        # Frozen layers, too. If curvature has to pass through one that is missing here, the check of the next layer fails.
+        modules = [MeasuredModule(name, module, rule_for(module)) for name, module in self.model.named_modules()]
+        layers = [unit for unit in modules if _is_supported(unit, supported) and not uses_batch_statistics(unit.module)]
+        as_modules = AsModules(self.quantity)
+        captured = BackpackCapture(self, as_modules)
+        hooks = watched(self.model, layers, extension, as_modules, _OTHERWISE)
         with self.run(captured), hooks as captured.squares:
             yield captured
 
-    def _has_rule(self, unit: MeasuredModule) -> bool:
-        return self.own_rules and unit.rule is not None and unit.rule.by_hooks
-
-    def _extension(self, units: list[MeasuredModule], calls: Calls) -> SumGradSquared:
-        extension = SumGradSquared()
-        for unit in units:
-            if unit.rule is not None and self._has_rule(unit):
-                of_rule = _RuleExtension(unit.rule, self.workspace, calls)
-                extension.set_module_extension(type(unit.module), of_rule, overwrite=True)
+    def _extension(self) -> Any:
+        if self.quantity != "diag_ggn_mc":
+            return extensions.DiagGGNExact() if self.quantity == "diag_ggn" else extensions.DiagHessian()
+        extension = extensions.DiagGGNMC(self.mc_samples)
+        seed_labels(extension, self.mc_samples, new_seed() if self.seed is None else self.seed)
         return extension
 
-    def _check_supported(self, units: list[MeasuredModule]) -> None:
-        without_rule = [unit for unit in units if not self._has_rule(unit)]
-        on_batch = [unit.label for unit in without_rule if uses_batch_statistics(unit.module)]
+    def _refuse_unsupported(self, supported: set[type[nn.Module]]) -> None:
+        units, quantity = find_measured_modules(self.model), self.quantity
+        unsupported = [unit.label for unit in units if not _is_supported(unit, supported)]
+        on_batch = [unit.label for unit in units if uses_batch_statistics(unit.module)]
         refuse(
             [
-                ("BackPACK has no rule for ", [unit.label for unit in without_rule if not is_stock(unit.module)]),
-                ("BackPACK has no per-example gradients of BatchNorm in training mode: ", on_batch),
-                ("BackPACK would overwrite the squares of tied parameters: ", tied_parameters(units)),
+                (f"BackPACK has no rule of {quantity} for ", unsupported),
+                (f"BackPACK has no {quantity} of BatchNorm in training mode: ", on_batch),
+                ("BackPACK would overwrite the curvature of tied parameters: ", tied_parameters(units)),
             ],
-            _FUSED_INSTEAD,
+            f"Replace the layer, freeze it with requires_grad_(False), or {_OTHERWISE}.",
         )
 
 
-class _RuleExtension(ModuleExtension):  # type: ignore[misc]  # BackPACK ships no types
-    """Passes the input and output gradient of BackPACK's hooks to the rule of a layer type, once per layer."""
+def _is_supported(unit: MeasuredModule, supported: set[type[nn.Module]]) -> bool:
+    return is_stock(unit.module) and type(unit.module) in supported
 
-    def __init__(self, rule: LayerRule, workspace: Workspace, calls: Calls) -> None:
-        super().__init__()
-        self.rule, self.workspace, self.calls = rule, workspace, calls
 
-    def __call__(self, extension: SumGradSquared, module: Any, g_inp: Any, g_out: tuple[Tensor, ...]) -> None:
-        if not hasattr(module, "input0"):  # BackPACK deletes its record of the forward in the first backward
-            raise UnsupportedTrainingError(
-                f"A second backward reached a {type(module).__name__}, whose input BackPACK has deleted. Add the losses and "
-                "call backward once, or open one pass for each backward."
+@final
+class BackpackCapture(HookedCapture):
+    """A capture filled by one of BackPACK's second-order quantities."""
+
+    measure_losses = refuse_losses
+
+    def __init__(self, engine: HookedEngine, as_modules: AsModules) -> None:
+        super().__init__(engine)
+        self.as_modules = as_modules
+
+    def observe(self, loss: Tensor, divided_by_host: bool = False) -> None:
+        """Require also a loss that BackPACK supports; see `Capture.observe`."""
+        super().observe(loss, divided_by_host)
+        self.as_modules.require_loss(loss, divided_by_host)
+
+    def mean_curvature(self) -> dict[nn.Parameter, Tensor]:
+        """The mean of the measured quantity; see `Capture.mean_curvature`."""
+        return self.scaled_squares(self.gradient_factor())  # BackPACK's values scale with the loss, like the gradient
+
+    def handle_call(self, call: LayerCall, inputs: list[Any], grads: list[Tensor | None]) -> bool:
+        """Leave every call to BackPACK, apart from the check."""
+        return True
+
+    def handle_layouts(self, loss: Tensor, outputs: Sequence[LayerOutput]) -> None:
+        """Refuse layouts that BackPACK cannot measure, and check the calls; see `Capture.handle_layouts`."""
+        for output in outputs:
+            if output.layout != ROWS:
+                raise ExampleDimensionError(
+                    f"{output.unit.label} does not hold the {self.layouts.num_examples} examples of the batch in the rows "
+                    "of dimension 0. Keep them there, freeze the layer, or measure squared gradients, which support it."
+                )
+        super().handle_layouts(loss, outputs)
+
+
+@contextmanager
+def watched(
+    model: nn.Module, layers: Sequence[MeasuredModule], extension: Any, as_modules: AsModules, otherwise: str
+) -> Iterator[dict[nn.Parameter, Any]]:
+    """Run an extension that propagates curvature through `layers`; yields its results by parameter, complete on exit."""
+    stored: dict[nn.Parameter, Any] = {}
+    called: list[str] = []
+    advice = f"Replace the layer, freeze it with requires_grad_(False), or {otherwise}."
+    with ExitStack() as undo:
+        undo.enter_context(_out_of_place(model))
+        for layer in layers:
+            before = partial(
+                _before_call, layer, called, as_modules, f"Use a separate layer for each call, or {otherwise}."
             )
-        bound, modes, rng = self.calls.pop(module)
-        inputs, grads = (tuple(map(in_full_precision, values)) for values in (bound.inputs, g_out))
-        delta = grads[0] if len(grads) == 1 else grads
-        with in_modes(modes):
-            squares = with_rng(rng, self.rule.squares, module, inputs, delta, self.workspace)
-        for name, param in module.named_parameters():
-            if param.requires_grad:
-                setattr(param, extension.savefield, squares[name])
+            undo.callback(layer.module.register_forward_pre_hook(before, with_kwargs=True).remove)
+        undo.callback(lambda: stored.update(_collected(layers, extension.savefield)))
+        undo.enter_context(_extended([layer.module for layer in layers]))
+        undo.enter_context(backpack(extension))
+        undo.enter_context(as_modules)
+        undo.callback(torch.set_default_dtype, torch.get_default_dtype())
+        undo.enter_context(_errors_named(as_modules.quantity, advice, called))
+        yield stored
+
+
+@contextmanager
+def _extended(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Attach BackPACK's hooks to `modules`. On exit, remove them and the attributes that they set."""
+    modules = list(modules)
+    before = [(part, dict(vars(part))) for module in modules for part in module.modules()]
+    handles = hook_handles()
+    num_handles = len(handles)
+    try:
+        with warnings.catch_warnings():
+            # torch warns that there are no input gradients; BackPACK does not need them.
+            warnings.filterwarnings("ignore", "Full backward hook is firing")
+            for module in modules:
+                extend(module)
+            yield
+    finally:
+        for handle in handles[num_handles:]:
+            handle.remove()
+        del handles[num_handles:]  # BackPACK itself never deletes a handle
+        for module, attributes in before:
+            for name in [n for n in vars(module) if is_backpacks(n)]:
+                delattr(module, name)
+            vars(module).update({n: value for n, value in attributes.items() if is_backpacks(n)})
+            setattr(module, BACKWARD_HOOK_KIND, attributes.get(BACKWARD_HOOK_KIND))
+
+
+@contextmanager
+def _out_of_place(model: nn.Module) -> Iterator[None]:
+    """Run the ``inplace`` modules of `model` out of place inside the context."""
+    switched: list[Any] = [module for module in model.modules() if getattr(module, "inplace", False) is True]
+    for module in switched:
+        module.inplace = False
+    try:
+        yield
+    finally:
+        for module in switched:
+            module.inplace = True
+
+
+def _before_call(
+    unit: MeasuredModule,
+    called: list[str],
+    as_modules: AsModules,
+    repeat_advice: str,
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> None:
+    """Forward pre-hook: refuse a call that BackPACK would measure wrongly."""
+    if not torch.is_grad_enabled():
+        return
+    if not args:
+        raise UnsupportedTrainingError(
+            f"{unit.label} is called by keyword, and BackPACK cannot see keyword inputs. Call it as layer(x)."
+        )
+    if unit.label in called:
+        raise UnsupportedLayerError(
+            f"{unit.label} is called twice in one pass, and BackPACK would measure only one call. {repeat_advice}"
+        )
+    if torch.is_autocast_enabled(args[0].device.type):
+        raise UnsupportedTrainingError("BackPACK cannot run under autocast. Train in 32-true.")
+    called.append(unit.label)
+    as_modules.require_known(args[0], unit.label)
+    if as_modules.quantity.startswith("kf") and isinstance(module, nn.Linear) and args[0].dim() != 2:
+        raise UnsupportedLayerError(
+            f"{unit.label} got an input of shape {list(args[0].shape)}, and BackPACK's {as_modules.quantity} supports only "
+            "inputs [examples, features] of linear layers. Use engine='fused'."
+        )
+
+
+@contextmanager
+def _errors_named(quantity: str, advice: str, called: list[str]) -> Iterator[None]:
+    """Name the layer and a remedy in torch's error about an output changed in place, and in BackPACK's errors."""
+    try:
+        yield
+    except (RuntimeError, AssertionError, ValueError) as error:
+        if isinstance(error, NotImplementedError) or not isinstance(error, RuntimeError):
+            frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+            if not any("backpack" in Path(name).parts for name in frames):
+                raise
+            raise UnsupportedLayerError(
+                f"BackPACK cannot measure {quantity} of this model: {str(error).rstrip('.')}. {advice}"
+            ) from error
+        if "BackwardHookFunction" not in str(error) and "inside a custom Function" not in str(error):
+            raise
+        where = f", after {called[-1]} was called" if called else ""
+        raise UnsupportedTrainingError(
+            f"The output of a layer is changed in place (such as `out += x`){where}, which BackPACK's hooks forbid. "
+            f"Write `out = out + x`. {advice}"
+        ) from error
+
+
+def _collected(units: Iterable[MeasuredModule], savefield: str) -> dict[nn.Parameter, Any]:
+    """Remove and return the results that BackPACK stored on the parameters as `savefield`."""
+    return {p: vars(p).pop(savefield) for unit in units for p in unit.module.parameters() if savefield in vars(p)}

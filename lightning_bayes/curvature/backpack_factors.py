@@ -1,7 +1,7 @@
 """BackPACK's `KFAC`, `KFLR` and `KFRA` as a source of Kronecker factors.
 
 BackPACK (Dangel et al. 2020, https://arxiv.org/abs/1912.10985) computes S' of linear layers and of convolutions without
-groups; `curvature.factors.conversion` relates it to S, and Ā is this package's. BackPACK propagates the curvature from the
+groups; `curvature.factors` relates it to S, and Ā is this package's. BackPACK propagates the curvature from the
 loss back to each layer, so it must support every operation in between. For KFAC and KFLR, `_PassThrough` propagates it
 through unsupported operations by vector-Jacobian products.
 """
@@ -18,17 +18,15 @@ from backpack import backpack, extensions
 from backpack.extensions.module_extension import ModuleExtension
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.backpack_hooks import is_stock, watched
-from lightning_bayes.curvature.factors import FactorMoments, input_factor
-from lightning_bayes.curvature.factors.layer_records import LayerRecords, Request, Scales
+from lightning_bayes.curvature.backpack import watched
+from lightning_bayes.curvature.backpack_modules import CREATED, AsModules, is_stock, seed_labels
+from lightning_bayes.curvature.factors import FactorMoments, LayerRecords, Request, Scales, input_factor
 from lightning_bayes.curvature.measured_modules import MeasuredModule, find_measured_modules, refuse
 from lightning_bayes.curvature.measurement import KroneckerFactors, KroneckerQuantity
-from lightning_bayes.curvature.modules import CREATED, AsModules
 from lightning_bayes.curvature.private_backpack import layer_extension
 from lightning_bayes.curvature.rules import rule_for
 from lightning_bayes.curvature.rules.batch_norm import uses_batch_statistics
 from lightning_bayes.curvature.rules.registry import computes
-from lightning_bayes.curvature.seeded_labels import seed_labels
 from lightning_bayes.curvature.workspace import Workspace
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.private_torch import BatchNormBase

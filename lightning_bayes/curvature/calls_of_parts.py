@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from lightning_bayes.curvature.layer_graph import mark_layer
-from lightning_bayes.curvature.measured_modules import MeasuredModule
-from lightning_bayes.curvature.model_call import Uncopied
+from lightning_bayes.curvature.measured_modules import MeasuredModule, Uncopied
 from lightning_bayes.private_torch import own_parameters, tree_leaves
 
 

@@ -7,30 +7,22 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import cached_property
+from itertools import islice
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
-from lightning_bayes.curvature.layer_graph import is_layer
-from lightning_bayes.curvature.layout_probe import LayoutProbe, PassLayouts, ProbedPass
-from lightning_bayes.curvature.layouts import ROWS, LayerOutput, retained_grads_kept
+from lightning_bayes.curvature.layout_probe import LayoutProbe, ModelCall, PassLayouts, ProbedPass
+from lightning_bayes.curvature.layouts import LayerOutput, retained_grads_kept
 from lightning_bayes.curvature.learned_factors import learned_factors
 from lightning_bayes.curvature.loss import LossRecord, LossReduction, require_scalar, settled
 from lightning_bayes.curvature.loss_recorder import LossRecorder
-from lightning_bayes.curvature.model_call import ModelCall, model_call
 from lightning_bayes.curvature.per_example_loss import KEY, attached_losses, compared, mark_division
 from lightning_bayes.curvature.single_examples import ExampleRows, SingleExamples, can_repeat_backward, example_rows
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedTrainingError, name_some
-from lightning_bayes.private_torch import is_alive
-
-_LAYOUT_DESCRIPTIONS = {
-    "groups": "it has several rows for each example",
-    "strided": "it has several rows for each example",
-    "dim": "it has the examples in another dimension",
-    "shared": "all examples share it, or it mixes them",
-}
+from lightning_bayes.private_torch import is_alive, tree_leaves
 
 
 class Capture(ABC):
@@ -47,27 +39,25 @@ class Capture(ABC):
         scale: The record of the last observed loss, with its reduction settled.
         loss: The observed loss, detached; None before `observe`.
         outputs: The calls of measured modules.
+        recorder: Records the loss functions of the forward pass; set when the pass begins.
         model_call: The first call of the whole model with equally many input and output rows.
         is_following: Whether the running backward follows single examples and measures nothing.
-        has_taken_examples: Whether the squares come from explicit per-example losses.
+        stores_backward: Whether the backward of the loss is measured, not a separate one.
     """
+
+    recorder: LossRecorder
 
     def __init__(self, loss_reduction: LossReduction = "auto", finder: LayoutProbe | None = None) -> None:
         self.loss_reduction, self.finder = loss_reduction, finder
         self.outputs: list[LayerOutput] = []
         self.model_call: ModelCall | None = None
-        self.is_following = self.has_taken_examples = False
+        self.is_following, self.stores_backward = False, True
         self.layouts = PassLayouts(0, ())  # n is 0 if no layout was found
         self.squares: dict[nn.Parameter, Tensor] = {}
         self.sizes: dict[str, set[int]] = {}
         self.unmeasured: set[nn.Parameter] = set()
         self.scale = LossRecord()
         self.loss: Tensor | None = None
-
-    @cached_property
-    def recorder(self) -> LossRecorder:
-        """Records the loss functions of the forward pass."""
-        return LossRecorder(None if self.finder is None else is_layer)
 
     def observe(self, loss: Tensor, divided_by_host: bool = False) -> None:
         """Read how the loss reduces its examples. Call this before ``loss.backward()``.
@@ -118,8 +108,8 @@ class Capture(ABC):
         outputs = [out for out in self.outputs if not out.is_reached and all(is_alive(node) for node, _ in out.edges)]
         if self.finder is None or loss.grad_fn is None or not outputs or self.is_empty:
             return []
-        with self.following():
-            result = self.finder.find(ProbedPass(loss, outputs, self.model_call, self.recorder, num_losses))
+        probed = ProbedPass(loss, outputs, self.model_call, self.recorder, num_losses)
+        result = self.finder.find(probed, self.following)
         if result is None:
             return []
         self.layouts = result
@@ -140,8 +130,12 @@ class Capture(ABC):
 
     def note_model_call(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """Forward hook: record the first call whose first input and first output have equally many rows."""
-        if self.model_call is None and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            self.model_call = model_call(args, kwargs, output)
+        if self.model_call is not None or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return
+        inputs = (v for v in tree_leaves((args, kwargs)) if isinstance(v, Tensor) and v.dim())
+        first = next((v for v in tree_leaves(output) if isinstance(v, Tensor) and v.requires_grad), None)
+        if first is not None and first.dim() and any(len(x) == len(first) for x in islice(inputs, 1)):
+            self.model_call = ModelCall(len(first), get_gradient_edge(first))
 
     def drop_nodes(self) -> None:
         """Drop the autograd nodes. They refer to this capture, a cycle that Python cannot collect."""
@@ -191,10 +185,6 @@ class Capture(ABC):
         """The parameters that were measured."""
         return set(self.squares)
 
-    def note_call(self, label: str, size: int) -> None:
-        """Record a call of the module `label` with `size` examples."""
-        self.sizes.setdefault(label, set()).add(size)
-
     @property
     def is_empty(self) -> bool:
         """Whether no layer saw an example. A single layer may see none, such as an expert that receives no row."""
@@ -207,15 +197,16 @@ class Capture(ABC):
         Raises:
             ExampleDimensionError: If layers saw different numbers of examples, or no example.
         """
-        sizes = set().union(*self.sizes.values())
+        if n := self.known_batch_size:
+            return self.scale.num_examples(n, self.layouts.order)
         if self.is_empty:
             raise ExampleDimensionError(
                 f"The batch holds no example (seen by {next(iter(self.sizes))}), so its mean is undefined. Skip it: drop "
                 "empty batches in the data loader, or return None from training_step."
             )
-        if sizes and self.known_batch_size is None:
+        if any(self.sizes.values()):
             raise ExampleDimensionError(self._different_sizes())
-        return self.scale.num_examples(n, self.layouts.order) if (n := self.known_batch_size) else 1
+        return 1
 
     def _different_sizes(self) -> str:
         usual = Counter(size for sizes in self.sizes.values() for size in sizes).most_common(1)[0][0]
@@ -255,19 +246,5 @@ class Capture(ABC):
 def refuse_losses(captured: Capture, losses: Tensor) -> NoReturn:
     """`Capture.measure_losses` of a capture that cannot measure per-example losses: raise `UnsupportedTrainingError`."""
     raise UnsupportedTrainingError(
-        f"{KEY} is supported only by engine='fused' with squared gradients (VOGN). Remove it, or use such a method."
+        f"{KEY} is supported only with squared gradients (VOGN). Remove it, or use such a method."
     )
-
-
-def refuse_layouts(captured: Capture, outputs: Sequence[LayerOutput]) -> None:
-    """Raise `ExampleDimensionError` unless every call holds the examples in rows."""
-    unsupported = [out for out in outputs if out.layout != ROWS]
-    if unsupported:
-        first = unsupported[0]
-        labels = list(dict.fromkeys(out.unit.label for out in unsupported[1:]))
-        raise ExampleDimensionError(
-            f"{first.unit.label} does not hold the {captured.layouts.num_examples} examples of the batch in the rows of "
-            f"dimension 0: its output has shape {list(first.shapes[0])}, and {_LAYOUT_DESCRIPTIONS[first.layout.kind]}. "
-            "Keep the examples in dimension 0, freeze the layer, or use engine='fused' with squared gradients (VOGN), "
-            "which can measure it." + (f" The same holds for {name_some(labels, 160)}." if labels else "")
-        )

@@ -1,24 +1,30 @@
-"""The base class of engines: an engine opens a capture around forward and backward passes and validates the result."""
+"""Engines open a capture around forward and backward passes and validate the result; the engine without curvature.
+
+Methods without per-example curvature use `GradientEngine`. It supports every layer, and a pass costs as much as plain
+training.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, final
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from lightning_bayes.curvature.capture import Capture
 from lightning_bayes.curvature.layout_probe import LayoutProbe
 from lightning_bayes.curvature.loss import LossReduction
-from lightning_bayes.curvature.measured_modules import MeasuredModule, find_measured_modules
-from lightning_bayes.curvature.model_call import Uncopied
+from lightning_bayes.curvature.loss_recorder import LossRecorder
+from lightning_bayes.curvature.measured_modules import MeasuredModule, Uncopied, find_measured_modules
 from lightning_bayes.curvature.parameters import require_real_and_separate
+from lightning_bayes.curvature.rules.packed import is_packed
 from lightning_bayes.curvature.rules.replayed_call import Checked
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
 from lightning_bayes.errors import NoMeasurementError, UnsupportedLayerError, name_some
-from lightning_bayes.private_torch import has_children
+from lightning_bayes.private_torch import tree_leaves
 
 EngineName: TypeAlias = Literal["fused", "backpack"]
 
@@ -30,8 +36,6 @@ class AbstractEngine(ABC):
         model: The model. Parameters are matched by identity, so the model may be wrapped later.
         loss_reduction: How losses reduce their examples.
         workspace_mib: Memory limit in MiB for per-example values.
-
-    Class attributes:
     """
 
     def __init__(
@@ -54,7 +58,7 @@ class AbstractEngine(ABC):
     def check_reached(self, captured: Capture) -> None:
         """Require of a finished capture that a layer was called and that every parameter with a gradient was measured."""
         trainable, reached = self.trained(), captured.reached
-        if reached or any(p.grad is not None for p in trainable.values()):
+        if captured.loss is None and (reached or any(p.grad is not None for p in trainable.values())):
             captured.require_loss()
         measured = reached - captured.unmeasured
         missed = [name for name, p in trainable.items() if p.grad is not None and p not in measured]
@@ -80,20 +84,86 @@ class AbstractEngine(ABC):
         units = find_measured_modules(self.model)
         if not self.left_out:
             return units
-        trained = ((unit, {p for _, p in unit.named_parameters() if p.requires_grad}) for unit in units)
+        trained = ((unit, {p for p in unit.params.values() if p.requires_grad}) for unit in units)
         return [unit for unit, params in trained if params - self.left_out]
 
+
+class GradientEngine(AbstractEngine):
+    """Runs passes unchanged and counts their examples. Arguments as in `AbstractEngine`."""
+
     @contextmanager
-    def watching_model_call(self, captured: Capture, units: Iterable[MeasuredModule]) -> Iterator[None]:
-        """Record the first call of an outermost module with equally many input and output rows, until the capture ends."""
-        measured = {unit.module for unit in units}
-        is_lightning = hasattr(self.model, "training_step")
-        outermost = [self.model, *(self.model.children() if is_lightning else ())]
-        record = Uncopied(captured.note_model_call)
-        with ExitStack() as undo:
-            undo.callback(captured.drop_nodes)
-            undo.enter_context(captured.recorder)
-            for module in outermost:
-                if module not in measured and has_children(module):
-                    undo.callback(module.register_forward_hook(record, with_kwargs=True).remove)
-            yield
+    def capture(self) -> Iterator[Capture]:
+        """Count the examples of the passes inside the context; the capture has no curvature."""
+        captured = GradientCapture(self.loss_reduction)
+        with examples_counted(self.model, captured):
+            yield captured
+
+    @contextmanager
+    def bare(self) -> Iterator[Capture]:
+        """Neither count examples nor read the loss, for an update with a single batch whose loss is a mean."""
+        yield BareCapture(self.loss_reduction)
+
+    def check_reached(self, captured: Capture) -> None:
+        """Require a call of the model unless the pass counts nothing; see `require_call`."""
+        if not isinstance(captured, BareCapture):
+            require_call(captured)
+
+
+@contextmanager
+def examples_counted(model: nn.Module, captured: Capture) -> Iterator[None]:
+    """Record in `captured` the number of examples of the first module called with a tensor or packed sequence."""
+    with ExitStack() as undo:
+        undo.callback(captured.drop_nodes)
+        captured.recorder = undo.enter_context(LossRecorder())
+        for name, module in model.named_modules():
+            label = f"{name or 'the model itself'} ({type(module).__name__})"
+            hook = module.register_forward_pre_hook(Uncopied(_note_first, captured, label), with_kwargs=True)
+            undo.callback(hook.remove)
+        yield
+
+
+def _note_first(captured: Capture, label: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+    if captured.sizes or not torch.is_grad_enabled():
+        return
+    packed = next((value for value in (*args, *kwargs.values()) if is_packed([value])), None)
+    if packed is not None:
+        captured.sizes[label] = {int(packed.batch_sizes[0])}
+        return
+    batched = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.dim()]
+    if batched:
+        captured.sizes[label] = {len(batched[0])}
+
+
+def require_call(captured: Capture) -> None:
+    """Raise `NoMeasurementError` unless a module was called with gradients enabled during a finished capture."""
+    if not captured.sizes:
+        raise NoMeasurementError(
+            "No module of the model was called with gradients enabled, so there is nothing to measure. Run forward and "
+            "backward inside the pass, on the model the optimizer was built for."
+        )
+    captured.require_loss()
+
+
+@final
+class GradientCapture(Capture):
+    """Records the number of examples and how the loss reduces them."""
+
+    def measure_losses(self, losses: Tensor) -> None:
+        """Measure nothing; see `Capture.measure_losses`."""
+
+
+@final
+class BareCapture(Capture):
+    """Counts no examples and does not read the loss: every pass has weight 1, and its gradient is a mean gradient."""
+
+    def measure_losses(self, losses: Tensor) -> None:
+        """Measure nothing; see `Capture.measure_losses`."""
+
+    def observe(self, loss: Tensor, divided_by_host: bool = False) -> None:
+        """Store the loss; see `Capture.observe`."""
+        self.loss = loss.detach().clone()
+
+    @property
+    def num_examples(self) -> int:
+        """The weight of a pass, 1."""
+        return 1

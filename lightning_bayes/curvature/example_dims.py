@@ -6,7 +6,7 @@ Values of B examples are ``[outer, B, inner]`` after flattening and splitting:
     second    ``[T, B, …]``
     strided   ``[k B, …]`` with example i in the rows i, i + B, i + 2 B, …
 
-Shapes cannot tell the orders apart. `layout_search` finds the order.
+Shapes cannot tell the orders apart. `layout_probe` finds the order.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ stored until the backward ends. Contributions of a linear layer are passed as ou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, TypeAlias, final
 
@@ -49,7 +49,9 @@ class ExampleCapture(HookedCapture):
         super().__init__(engine)
         self.receive = receive
 
-    def handles_call(self, call: LayerCall, inputs: list[Tensor], grads: list[Tensor | None]) -> bool:
+    needs_examples = True
+
+    def handle_call(self, call: LayerCall, inputs: list[Tensor], grads: list[Tensor | None]) -> bool:
         """Pass on outer products for a linear layer without positions whose parameters have no other call."""
         if call.unit.rule is not linear or any(self.calls[param] != 1 for param in call.params.values()):
             return False
@@ -59,10 +61,6 @@ class ExampleCapture(HookedCapture):
         for name, param in call.params.items():
             self.receive(param, Outer(delta, x) if name == "weight" else delta)
         return True
-
-    def needs_only_sums(self, params: Iterable[nn.Parameter]) -> bool:
-        """Only in the check: the callback needs every example's contribution."""
-        return self.sums is not None and super().needs_only_sums(params)
 
     def add_complete(self, param: nn.Parameter, contributions: Tensor) -> None:
         """Pass on the contributions."""

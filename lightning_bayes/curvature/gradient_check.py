@@ -45,10 +45,10 @@ class RunningCheck:
         self.is_counted = is_counted  # whether the running backward accumulates gradients
         self.sums: ByParameter = {}
         self._grads: ByParameter = {}
-        self._hooks = ExitStack()
+        self.hooks = ExitStack()
         for param in params:
             hook = param.register_hook(partial(self._add, self._grads, param))  # type: ignore[no-untyped-call]
-            self._hooks.callback(hook.remove)
+            self.hooks.callback(hook.remove)
 
     def add(self, param: nn.Parameter, total: Tensor) -> None:
         """Add Σ_i c_i of one call."""
@@ -56,7 +56,7 @@ class RunningCheck:
 
     def passes(self, named: dict[str, nn.Parameter], squares: ByParameter, is_half: bool) -> bool:
         """End the check. False if a number is not finite; refuse parameters that fail (`failing_parameters`) by name."""
-        self._hooks.close()
+        self.hooks.close()
         failing = failing_parameters(self.sums, squares, self._grads, lambda params: {}, is_half)
         if failing:
             names = [name for name, param in named.items() if param in failing]

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.capture import Capture, refuse_losses
-from lightning_bayes.curvature.engine import AbstractEngine
-from lightning_bayes.curvature.gradients import examples_counted, require_call
+from lightning_bayes.curvature.engine import AbstractEngine, examples_counted, require_call
 from lightning_bayes.curvature.loss import LossReduction
 
 

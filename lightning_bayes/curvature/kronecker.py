@@ -13,21 +13,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, final
+from typing import Any, Literal, final
 
 import torch
 from torch import Generator, Tensor, nn
 
 from lightning_bayes.curvature.capture import Capture, refuse_losses
-from lightning_bayes.curvature.factors import FactorMoments, LayerRecords, Request, Scales, has_factors
-from lightning_bayes.curvature.forward_state import in_full_precision
+from lightning_bayes.curvature.factors import FactorMoments, LayerRecords, Request, Scales, has_factors, split_bias
 from lightning_bayes.curvature.fused import HookedEngine
 from lightning_bayes.curvature.hooks import HookedCapture
-from lightning_bayes.curvature.layer_calls import LayerCall
+from lightning_bayes.curvature.layer_calls import LayerCall, in_full_precision
 from lightning_bayes.curvature.likelihood import Likelihood
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.loss_calls import LIKELIHOODS, likelihood_call, num_terms
-from lightning_bayes.curvature.model_call import Uncopied
+from lightning_bayes.curvature.measured_modules import Uncopied, find_measured_modules, refuse, tied_parameters
+from lightning_bayes.curvature.measurement import KroneckerFactors
+from lightning_bayes.curvature.rules.random_numbers import new_seed
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
 from lightning_bayes.errors import NoMeasurementError, UnsupportedLayerError, UnsupportedTrainingError
 
@@ -91,7 +92,7 @@ class KroneckerCapture(HookedCapture):
 
     def __init__(self, engine: KroneckerEngine, request: Request) -> None:
         super().__init__(engine)
-        self.request = request
+        self.request, self.stores_backward = request, request.likelihood is None
         self.model_outputs: list[Tensor] = []
         self.records = engine.new_records(request, engine.workspace)
         self.called: set[nn.Module] = set()
@@ -103,12 +104,12 @@ class KroneckerCapture(HookedCapture):
         """The measured parameters."""
         return super().reached | {p for layer in self.called for p in layer.parameters()}
 
-    def handles_call(self, call: LayerCall, inputs: list[Any], grads: list[Tensor | None]) -> bool:
+    def handle_call(self, call: LayerCall, inputs: list[Any], grads: list[Tensor | None]) -> bool:
         """Add the moments of a call of a requested layer."""
         layer, delta = call.unit.module, grads[0]
         if layer not in self.request.layers:
             return False
-        if not self.stores or delta is None:
+        if not (self._is_measuring or self.stores_backward) or delta is None:
             return True
         draws = self._draws.get(call, 0)
         if draws > self.draw:
@@ -120,11 +121,6 @@ class KroneckerCapture(HookedCapture):
         self.records.add(layer, inputs[0], delta, is_first=self.draw == 0)
         self.called.add(layer)
         return True
-
-    @property
-    def stores(self) -> bool:
-        """Whether the contributions in the running backward are stored; see `HookedCapture.stores`."""
-        return self._is_measuring or self.request.likelihood is None
 
     def keep_outputs(self, module: nn.Module, args: Any, output: Any) -> None:
         """Forward hook of the model. Ignores scalars: under DDP the model's forward may run the whole training step."""
@@ -199,3 +195,37 @@ class KroneckerCapture(HookedCapture):
     @property
     def _examples(self) -> int:
         return self.known_batch_size or next(iter(set().union(*self.sizes.values())))
+
+
+def request_all_layers(
+    engine: KroneckerEngine, source: str, quantity: str, mc_samples: int, seed: int | None
+) -> Request:
+    """The request that measures every layer; refuse layers without factors and tied parameters."""
+    units = find_measured_modules(engine.model)
+    refuse(
+        [
+            (f"{source} has no rule of {quantity} for ", [u.label for u in units if not engine.has_factors(u.module)]),
+            (f"{source} would mix the factors of tied parameters: ", tied_parameters(units)),
+        ],
+        "Replace the layer, freeze it with requires_grad_(False), or measure 'squared_gradients'.",
+    )
+    layers = {unit.module: _trains_bias(unit.module) for unit in units}
+    # BackPACK's KFAC samples its labels itself.
+    likelihood: Literal["of_loss"] | None = None if source == "BackPACK" else "of_loss"
+    return Request(layers, likelihood, new_seed() if seed is None else seed, mc_samples=mc_samples)
+
+
+def blocks_by_parameter(captured: KroneckerCapture) -> dict[nn.Parameter, KroneckerFactors]:
+    """Separate factors for every trainable weight and bias; see `curvature.factors`."""
+    blocks: dict[nn.Parameter, KroneckerFactors] = {}
+    for layer, factors in captured.results().items():
+        weight, bias = split_bias(factors) if captured.request.layers[layer] else (factors, None)
+        for param, block in ((layer.weight, weight), (layer.bias, bias)):
+            if block is not None and isinstance(param, nn.Parameter) and param.requires_grad:
+                blocks[param] = block
+    return blocks
+
+
+def _trains_bias(layer: nn.Module) -> bool:
+    bias = layer.bias
+    return isinstance(bias, nn.Parameter) and bias.requires_grad

@@ -7,30 +7,29 @@ both to the rule of the layer, or to the generic rule. Autograd's own gradient s
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from operator import itemgetter
 from typing import Any, NamedTuple, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from lightning_bayes.curvature.forward_state import in_full_precision, in_modes
 from lightning_bayes.curvature.layouts import LayerOutput, Layout, added_up, examples_first
-from lightning_bayes.curvature.measured_modules import BoundCall, MeasuredModule
+from lightning_bayes.curvature.measured_modules import MeasuredModule
 from lightning_bayes.curvature.rules.example_inputs import ExampleInputs
 from lightning_bayes.curvature.rules.generic import ReplayedExamples
 from lightning_bayes.curvature.rules.packed import padded_output
 from lightning_bayes.curvature.rules.pytree import differentiable
 from lightning_bayes.curvature.rules.random_numbers import rng_state, same_rng, with_rng
-from lightning_bayes.curvature.rules.registry import LayerRule, PerExample, Squares, Sums
+from lightning_bayes.curvature.rules.registry import PerExample, Squares, Sums
 from lightning_bayes.curvature.rules.replayed_call import Checked, ReplayedCall
 from lightning_bayes.curvature.rules.whole_batch import ReplayedBatch
 from lightning_bayes.curvature.workspace import Workspace
 from lightning_bayes.errors import BayesError, UnsupportedLayerError
 from lightning_bayes.private_torch import has_children, is_view, tree_leaves, without_torch_functions
 
-OnGradients = Callable[["LayerCall", list[Tensor | None]], None]
+OnGradients = Callable[["LayerCall", Sequence[Tensor | None]], None]
 
 
 class Start(NamedTuple):
@@ -40,35 +39,30 @@ class Start(NamedTuple):
     buffers: dict[str, Tensor]
 
     @classmethod
-    def of(cls, unit: MeasuredModule) -> Start | None:
-        """The state that the rule of a unit may need; None if it needs none."""
-        if unit.rule is None:
-            return cls(rng_state(), {name: buffer.clone() for name, buffer in unit.module.named_buffers()})
-        return cls(rng_state(), {}) if unit.rule.repeats_noise(unit.module) else None
+    def of(cls, unit: MeasuredModule) -> Start:
+        """The state that the rule of a unit may need."""
+        named = unit.module.named_buffers() if unit.rule is None else ()
+        return cls(rng_state(), {name: buffer.clone() for name, buffer in named})
 
 
 class LayerCall(ABC):
-    """One differentiable call of a unit."""
+    """One differentiable call of a unit; `dim` is the dimension of the rows in the first output, None if unknown."""
 
     output: LayerOutput
 
-    def __init__(self, unit: MeasuredModule, bound: BoundCall, workspace: Workspace) -> None:
-        self.unit, self.rows, self.dim, self.workspace = unit, bound.rows, bound.dim, workspace
-        self.params = {name: p for name, p in unit.named_parameters() if p.requires_grad}
+    def __init__(
+        self, unit: MeasuredModule, inputs: Sequence[Any], rows: int, dim: int | None, workspace: Workspace
+    ) -> None:
+        self.unit, self.rows, self.dim, self.workspace = unit, rows, dim, workspace
+        self.params = {name: p for name, p in unit.params.items() if p.requires_grad}
         modules = unit.module.modules() if has_children(unit.module) else [unit.module]
-        self._modes = [(module, module.training) for module in modules]
-        tensors = [x for value in bound.inputs for x in tree_leaves(value) if isinstance(x, Tensor)]
+        self.modes = [(module, module.training) for module in modules]
+        tensors = [x for value in inputs for x in tree_leaves(value) if isinstance(x, Tensor)]
         self._sources = [x if x.grad_fn is None else x.grad_fn for x in tensors]
-        self._others = [None if isinstance(x, Tensor) else x for x in bound.inputs]
+        self._others = [None if isinstance(x, Tensor) else x for x in inputs]
         # Detached tensors share the version counter, so autograd still detects an input that was changed in place.
-        saved = _Saved.apply(_leaf(), *(x.detach() if isinstance(x, Tensor) else None for x in bound.inputs))
-        self._saved = saved.grad_fn
-
-    @property
-    def rule(self) -> LayerRule:
-        """The unit's rule."""
-        assert self.unit.rule is not None
-        return self.unit.rule
+        detached = (x.detach() if isinstance(x, Tensor) else None for x in inputs)
+        self._saved = _Saved.apply(torch.empty(0, requires_grad=True), *detached).grad_fn
 
     def watch(self, output: Any, on_gradients: OnGradients) -> Any:
         """Call `on_gradients` in the backward of these outputs; return them, some as copies."""
@@ -83,14 +77,14 @@ class LayerCall(ABC):
         self.output = LayerOutput(self.unit, self.rows, self.dim, [tensors[index] for index in live], self._sources)
         count = len(tensors)
 
-        def on_all(grads: Iterable[Tensor | None]) -> None:
+        def on_copies(grads: Iterable[Tensor | None]) -> None:
             by_index = dict(zip(live, grads, strict=True))
             on_gradients(self, [by_index.get(index) for index in range(count)])
 
         if is_copied and live:
-            self.output.hook = self.output.edges[0][0].register_prehook(on_all)
+            self.output.hook = self.output.edges[0][0].register_prehook(on_copies)
         elif live:
-            self.output.hook = tensors[0].register_hook(lambda grad: on_all([grad]))
+            self.output.hook = tensors[0].register_hook(lambda grad: on_gradients(self, (grad,)))
         return rebuild(tensors) if is_copied else output
 
     @property
@@ -99,15 +93,12 @@ class LayerCall(ABC):
         pairs = zip(self._saved.saved_tensors, self._others, strict=True)
         return [other if saved is None else in_full_precision(saved) for saved, other in pairs]
 
-    def as_in_forward(self) -> AbstractContextManager[None]:
-        """A context in which the modules have the modes, training or evaluation, of the forward."""
-        return in_modes(self._modes)
-
     def with_examples_first(
         self, inputs: list[Any], grads: list[Tensor | None], n: int
     ) -> tuple[list[Any], list[Tensor | None]]:
         """Inputs and output gradients with the examples in dimension 0; the rows of an example become positions."""
-        dims, layout = self.rule.dims(self.unit.module, tuple(inputs)), self.output.layout
+        assert self.unit.rule is not None
+        dims, layout = self.unit.rule.dims(self.unit.module, tuple(inputs)), self.output.layout
         pairs = [*zip(inputs, dims, strict=True), *((grad, dims[0]) for grad in grads)]
         moved = [v if v is None or dim is None else examples_first(v, dim, layout, n) for v, dim in pairs]
         return moved[: len(inputs)], moved[len(inputs) :]
@@ -137,38 +128,42 @@ class RuleCall(LayerCall):
     def __init__(
         self, unit: MeasuredModule, args: Any, kwargs: dict[str, Any], start: Start | None, workspace: Workspace
     ) -> None:
+        assert unit.rule is not None
+        self._rule, self._rng = unit.rule, None if start is None else start.rng
         with without_torch_functions():
-            super().__init__(unit, unit.bind(args, kwargs), workspace)
-        self._rng = None if start is None else start.rng
+            inputs = unit.bind(args, kwargs)
+            dim = self._rule.dims(unit.module, inputs)[0]
+            super().__init__(unit, inputs, inputs[0].shape[dim or 0], dim, workspace)
 
     def watch(self, output: Any, on_gradients: OnGradients) -> Any:
         """See `LayerCall.watch`. Packed sequences are padded for the rule, and packed again."""
         if isinstance(output, Tensor):
             with without_torch_functions():
-                self._reused = self.rule.saved(self.unit.module, output)
+                self._reused = self._rule.saved(self.unit.module, output)
                 return super().watch(output, on_gradients)
         padded, packed_again = padded_output(self.unit.module, output)
-        self._reused = self.rule.saved(self.unit.module, padded)
+        self._reused = self._rule.saved(self.unit.module, padded)
         return packed_again(super().watch(padded, on_gradients))
 
     def squares(self, inputs: list[Any], grads: list[Tensor | None]) -> Squares:
         """See `LayerCall.squares`."""
-        arguments = self.unit.module, *_of_rule(inputs, grads), self.workspace, self._reused
-        if self._rng is None:
-            return self.rule.squares(*arguments)
-        found: Squares = with_rng(self._rng, self.rule.squares, *arguments)
+        found: Squares = self._by(self._rule.squares, inputs, grads, self.workspace, self._reused)
         return found
 
     def sums(self, inputs: list[Any], grads: list[Tensor | None]) -> Sums:
         """See `LayerCall.sums`."""
-        module, arguments = self.unit.module, _of_rule(inputs, grads)
-        totals: Sums = with_rng(self._rng, self.rule.sums, module, *arguments, self.workspace, self._reused)
+        totals: Sums = self._by(self._rule.sums, inputs, grads, self.workspace, self._reused)
         return totals
 
     def contributions(self, inputs: list[Any], grads: list[Tensor | None]) -> PerExample:
         """See `LayerCall.contributions`."""
-        found: PerExample = with_rng(self._rng, self.rule, self.unit.module, *_of_rule(inputs, grads))
+        found: PerExample = self._by(self._rule, inputs, grads)
         return found
+
+    def _by(self, function: Callable[..., Any], inputs: list[Any], grads: list[Tensor | None], *others: Any) -> Any:
+        """Call a function of the rule. The gradient of a single output is no tuple."""
+        arguments = self.unit.module, tuple(inputs), grads[0] if len(grads) == 1 else tuple(grads), *others
+        return function(*arguments) if self._rng is None else with_rng(self._rng, function, *arguments)
 
 
 @final
@@ -186,7 +181,7 @@ class GenericCall(LayerCall):
     ) -> None:
         inputs = ExampleInputs(unit.module, args, kwargs)
         self._start, self._end, self._checked, self._arguments = start, rng_state(), checked, inputs
-        super().__init__(unit, BoundCall(tuple(inputs.leaves), inputs.batch_size, None), workspace)
+        super().__init__(unit, inputs.leaves, inputs.batch_size, None, workspace)
 
     def watch(self, output: Any, on_gradients: OnGradients) -> Any:
         """See `LayerCall.watch`."""
@@ -199,7 +194,7 @@ class GenericCall(LayerCall):
         self._replayed = kind(
             self.unit.module,
             self._arguments,
-            {name: p.detach() for name, p in self.unit.named_parameters()},
+            {name: p.detach() for name, p in self.unit.params.items()},
             list(self.params),
             self.workspace,
             self._checked,
@@ -228,16 +223,26 @@ class GenericCall(LayerCall):
 
     @contextmanager
     def _replaying(self, inputs: list[Any]) -> Iterator[ReplayedCall]:
-        """Set up the replay in full precision."""
+        """Set up the replay in full precision, and name the module in an error if it fails on single examples."""
         replayed = self._replayed
         replayed.inputs.leaves = inputs
         replayed.buffers, replayed.params = (
             {name: in_full_precision(tensor) for name, tensor in tensors.items()}
             for tensors in (replayed.buffers, replayed.params)
         )
-        # Gradients enabled, as in the forward pass: otherwise oneDNN's LSTM saves nothing for its backward.
-        with _replay_errors_named(self.unit.label), torch.enable_grad():
-            yield replayed
+        try:
+            # Gradients enabled, as in the forward pass: otherwise oneDNN's LSTM saves nothing for its backward.
+            with torch.enable_grad():
+                yield replayed
+        except (BayesError, torch.OutOfMemoryError):
+            raise
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            raise UnsupportedLayerError(
+                f"{self.unit.label} has no curvature rule, and it cannot run on one example of its batch at a time. Pass "
+                "inputs with the examples in dimension 0, write a rule (see curvature/rules/layer_norm.py), move its own "
+                "parameters into a small module, or freeze them with requires_grad_(False). Apply activation "
+                f"checkpointing around such a module, not inside. Its error: {str(error)[:200]}"
+            ) from error
 
 
 class _Saved(torch.autograd.Function):
@@ -266,26 +271,21 @@ class _Copies(torch.autograd.Function):
         return grads
 
 
-def _leaf() -> Tensor:
-    return torch.empty(0, requires_grad=True)
+def in_full_precision(value: Any) -> Any:
+    """Convert half-precision tensors to float32: float16 underflows for squared gradients such as 1e-4²."""
+    is_half = isinstance(value, Tensor) and value.dtype in {torch.float16, torch.bfloat16}
+    return value.float() if is_half else value
 
 
 @contextmanager
-def _replay_errors_named(label: str) -> Iterator[None]:
-    """Name the module in the error if it fails to run on single examples."""
+def as_in_forward(modes: Iterable[tuple[nn.Module, bool]], device: str) -> Iterator[None]:
+    """Run without autocast, and with modules in training (True) or evaluation mode as given."""
+    changed = [module for module, training in modes if module.training != training]
+    for module in changed:
+        module.training = not module.training
     try:
-        yield
-    except (BayesError, torch.OutOfMemoryError):
-        raise
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        raise UnsupportedLayerError(
-            f"{label} has no curvature rule, and it cannot run on one example of its batch at a time. Pass inputs with "
-            "the examples in dimension 0, write a rule (see curvature/rules/layer_norm.py), move its own parameters into a "
-            "small module, or freeze them with requires_grad_(False). Apply activation checkpointing around such a module, "
-            f"not inside. Its error: {str(error)[:200]}"
-        ) from error
-
-
-def _of_rule(inputs: list[Any], grads: list[Tensor | None]) -> tuple[tuple[Any, ...], Any]:
-    """The arguments of a rule; the gradient of a single output is no tuple."""
-    return tuple(inputs), grads[0] if len(grads) == 1 else tuple(grads)
+        with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
+            yield
+    finally:
+        for module in changed:
+            module.training = not module.training

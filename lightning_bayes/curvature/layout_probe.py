@@ -13,10 +13,11 @@ a kind, with the same calls and the same pattern of equal sizes, reuse the layou
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +28,6 @@ from lightning_bayes.curvature.example_dims import ORDERS, Order
 from lightning_bayes.curvature.layer_graph import comes_after_layer
 from lightning_bayes.curvature.layouts import REGROUPED, ROWS, SHARED, LayerOutput, Layout, keeps_chosen
 from lightning_bayes.curvature.loss_recorder import LossRecorder
-from lightning_bayes.curvature.model_call import ModelCall
 from lightning_bayes.curvature.single_examples import ExampleRows, SingleExamples, can_repeat_backward, example_rows
 from lightning_bayes.private_torch import is_alive
 
@@ -55,6 +55,13 @@ class PassLayouts:
         return len(not_rows), not_rows.count(SHARED)
 
 
+class ModelCall(NamedTuple):
+    """A call of the whole model whose first input and first output have equally many rows."""
+
+    rows: int
+    edge: GradientEdge  # of the output
+
+
 class NotFiniteError(Exception):
     """A gradient of the pass is not finite."""
 
@@ -67,15 +74,16 @@ class LayoutProbe:
         self._probes: Counter[Kind] = Counter()
         self.failing: dict[Kind, set[nn.Parameter]] = {}  # parameters that failed the check, by checked kind
 
-    def find(self, probed: ProbedPass) -> PassLayouts | None:
-        """The layouts of a pass; None if no backward can follow chosen examples."""
+    def find(self, probed: ProbedPass, following: Callable[[], AbstractContextManager[None]]) -> PassLayouts | None:
+        """The layouts of a pass, probed inside the context; None if no backward can follow chosen examples."""
         kind, sizes = probed.kind, probed.sizes
         if kind in self._known:
             position, known = self._known[kind]
             if probed.allows(known.layouts, sizes[position]):
                 return replace(known, num_examples=max(1, sizes[position]))
         try:
-            result = probed.layouts()
+            with following():
+                result = probed.layouts()
         except NotFiniteError:  # the update will be skipped
             return PassLayouts(probed.outputs[-1].rows, (None,) * len(probed.outputs))
         if result is None or result.error:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 from weakref import ref
 
 import torch
@@ -64,13 +64,12 @@ class LayerOutput:
         if self.hook is not None:
             self.hook.remove()
 
-    def require_loop(self) -> None:
+    def refuse_shared(self) -> NoReturn:
         """Raise `UnsupportedTrainingError` for a shared call that no `ExampleLoop` has measured."""
-        if self.layout == SHARED:
-            raise UnsupportedTrainingError(
-                f"A backward from a loss that was not observed reached {self.unit.label}, whose output all examples share. "
-                "Add the losses and call loss.backward() once, or open one pass for each backward."
-            )
+        raise UnsupportedTrainingError(
+            f"A backward from a loss that was not observed reached {self.unit.label}, whose output all examples share. "
+            "Add the losses and call loss.backward() once, or open one pass for each backward."
+        )
 
     @property
     def takes_positions(self) -> bool:

@@ -10,11 +10,14 @@ from typing import Any, Literal, get_args, overload
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.capture import Capture
-from lightning_bayes.curvature.engine import AbstractEngine, EngineName
+from lightning_bayes.curvature.engine import AbstractEngine, EngineName, GradientEngine
 from lightning_bayes.curvature.fused import FusedEngine
-from lightning_bayes.curvature.gradients import GradientEngine
-from lightning_bayes.curvature.kronecker import KroneckerCapture, KroneckerEngine
-from lightning_bayes.curvature.layer_blocks import blocks_by_parameter, request_all_layers
+from lightning_bayes.curvature.kronecker import (
+    KroneckerCapture,
+    KroneckerEngine,
+    blocks_by_parameter,
+    request_all_layers,
+)
 from lightning_bayes.curvature.layouts import gradients_restored
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.measurement import (
@@ -43,8 +46,8 @@ def make_engine(
     """Build the engine that measures `quantity` for `model`.
 
     Args:
-        name: ``"fused"`` (this package's rules, any layer) or ``"backpack"`` (BackPACK with this package's rules). The
-            second-order diagonals use BackPACK with either name.
+        name: ``"fused"`` (this package's rules) or ``"backpack"`` (BackPACK's rules, and this package's for the layers
+            that it does not have). The second-order diagonals use BackPACK with either name.
         model: The model whose passes will be measured.
         loss_reduction: ``"auto"`` reads the reduction from the loss's graph; ``"mean"`` and ``"sum"`` declare it.
         workspace_mib: Memory limit in MiB for per-example values.
@@ -62,7 +65,7 @@ def make_engine(
     if quantity == "kfac" or quantity == "kflr" or quantity == "kfra":
         return _kronecker_engine(name, model, loss_reduction, workspace_mib, quantity)
     if quantity != "squared_gradients":
-        from lightning_bayes.curvature.second_order import SecondOrderEngine  # defers the import of BackPACK
+        from lightning_bayes.curvature.backpack import SecondOrderEngine  # defers the import of BackPACK
 
         return SecondOrderEngine(model, quantity, loss_reduction, mc_samples, seed)
     if name == "fused":

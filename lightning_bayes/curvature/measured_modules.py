@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, NamedTuple
+from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,14 +20,6 @@ from lightning_bayes.curvature.rules.example_inputs import refuse_packed
 from lightning_bayes.curvature.rules.registry import Inputs
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError, name_some
 from lightning_bayes.private_torch import BatchNormBase, has_children, own_parameters, tree_leaves
-
-
-class BoundCall(NamedTuple):
-    """The arguments of one call of a module."""
-
-    inputs: Inputs  # as the module's rule expects them
-    rows: int  # number of rows that may be examples
-    dim: int | None  # their dimension in the first output; None if unknown
 
 
 @dataclass(frozen=True)
@@ -44,27 +36,37 @@ class MeasuredModule:
         """Name and type for messages: ``net.fc1 (Linear)``."""
         return f"{self.name or 'the model itself'} ({type(self.module).__name__})"
 
-    def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]:
-        """The measured parameters of the module by name."""
+    @cached_property
+    def params(self) -> dict[str, nn.Parameter]:
+        """The parameters that are measured with this module, by name."""
         if has_children(self.module) and not self.direct_only:
-            return self.module.named_parameters()
-        return [(name, p) for name, p in own_parameters(self.module).items() if p is not None]
+            return dict(self.module.named_parameters())
+        return {name: p for name, p in own_parameters(self.module).items() if p is not None}
 
-    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BoundCall:
-        """Read the arguments of a call; raise `ExampleDimensionError` for an input without a dimension for examples."""
-        rule = self.rule
-        inputs = args if rule is None else rule.prepare(self.module, rule.bind(self.module, args, kwargs))
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
+        """The inputs of the rule; raise `ExampleDimensionError` for an input without a dimension for examples."""
+        assert self.rule is not None
+        inputs = self.rule.prepare(self.module, self.rule.bind(self.module, args, kwargs))
         x = inputs[0]
         if not isinstance(x, Tensor):
             refuse_packed(self.module, [x])
-        if rule is None:
-            return BoundCall(inputs, len(x), 0)
-        if x.dim() < rule.least_dims(self.module):
+        if x.dim() < self.rule.least_dims(self.module):
             raise ExampleDimensionError(
                 f"{self.label} got an input of shape {list(x.shape)} without a dimension for examples. Keep the batch in "
                 "dimension 0, or freeze the layer."
             )
-        return BoundCall(inputs, rule.num_examples(self.module, inputs), rule.dims(self.module, inputs)[0])
+        return inputs
+
+
+class Uncopied(partial[Any]):
+    """A hook on a module, bound to the arguments of a capture, that does nothing in a copy of the module."""
+
+    def __reduce__(self) -> Any:
+        return partial, (_ignore,)
+
+
+def _ignore(*args: Any, **kwargs: Any) -> None:
+    return
 
 
 def find_measured_modules(model: nn.Module) -> list[MeasuredModule]:
@@ -77,10 +79,8 @@ def find_measured_modules(model: nn.Module) -> list[MeasuredModule]:
     return list(_units("", model, set()))
 
 
-def returns_scalars(unit: MeasuredModule, output: Any) -> bool:
-    """Whether a module without a rule returns scalars, as losses with parameters do: the check leaves it to the loop."""
-    if unit.rule is not None:
-        return False
+def has_only_scalars(output: Any) -> bool:
+    """Whether a module returns scalars, as losses with parameters do: the check leaves those without a rule to the loop."""
     tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
     return bool(tensors) and not any(tensor.dim() for tensor in tensors)
 
@@ -120,10 +120,10 @@ def _units(name: str, module: nn.Module, seen: set[nn.Module]) -> Iterator[Measu
     if module in seen:
         return
     seen.add(module)
-    rule = rule_for(module)
+    own = [param for param in own_parameters(module).values() if param is not None]
+    rule = rule_for(module) if own else None
     holds_all = rule is not None and not rule.own_only
-    params = module.parameters() if holds_all else (p for p in own_parameters(module).values() if p is not None)
-    if any(param.requires_grad for param in params):
+    if any(param.requires_grad for param in (module.parameters() if holds_all else own)):
         direct_only = _has_batch_norm(module) if rule is None else rule.own_only
         yield MeasuredModule(name, module, rule, direct_only)
         if not direct_only:

@@ -15,7 +15,7 @@ outputs, J_i = ∂f_i/∂θ and H_i = ∂²ℓ_i/∂f_i². Then
 KFAC (Martens & Grosse 2015, https://arxiv.org/abs/1503.05671) estimates H_i from labels sampled from the model. KFLR
 propagates an exact square root of every H_i back to each layer; it equals the expectation of KFAC over the labels. KFRA
 propagates one matrix, averaged over the examples at every layer (both Botev et al. 2017, https://arxiv.org/abs/1706.03662).
-`curvature.factors.conversion` defines the factors of convolutions.
+`curvature.factors` defines the factors of convolutions.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def rows_without_gradient(model: nn.Module) -> dict[nn.Parameter, Tensor]:
 @contextmanager
 def changes_refused(units: Iterable[MeasuredModule]) -> Iterator[None]:
     """Raise an error if a user's hook (`torch.Tensor.register_hook`) changes the gradient of a measured parameter."""
-    hooked = [(unit, param) for unit in units for _, param in unit.named_parameters() if gradient_hooks(param)]
+    hooked = [(unit, param) for unit in units for param in unit.params.values() if gradient_hooks(param)]
     hooks_of: list[Any] = [gradient_hooks(param) for _, param in hooked]
     originals = [(hooks, dict(hooks)) for hooks in hooks_of]
     try:

@@ -84,7 +84,7 @@ class HyperparameterFields(TypedDict, total=False):
             effect of the noise on the gradient cancels, and fewer random numbers are drawn (`optim.noise`). None:
             False for the natural step, True for all other steps.
         mc_samples: K, number of weight samples per batch and process. Default: 1 unless the algorithm overrides it.
-        engine: Curvature engine: ``"fused"`` supports any layer, ``"backpack"`` only the layers that BackPACK supports.
+        engine: Curvature engine: ``"fused"`` uses this package's rules, ``"backpack"`` BackPACK's where it has one.
             Default: ``"fused"``.
         loss_reduction: How the loss is reduced over examples: ``"mean"``, ``"sum"``, or ``"auto"`` to infer it, see
             `curvature.measure`. Default: ``"auto"``.

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lightning_bayes.curvature import AbstractEngine, BareCapture, Capture, GradientCapture, Workspace
-from lightning_bayes.curvature.gradients import require_call
+from lightning_bayes.curvature.engine import require_call
 from lightning_bayes.curvature.loss import BackwardWatch
 from lightning_bayes.errors import NoMeasurementError, UnsupportedTrainingError
 from lightning_bayes.optim.finished_pass import Curvature, FinishedPass

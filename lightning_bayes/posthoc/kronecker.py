@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.factors import Request, has_factors
-from lightning_bayes.curvature.kronecker import KroneckerCapture, KroneckerEngine
-from lightning_bayes.curvature.layer_blocks import blocks_by_parameter
+from lightning_bayes.curvature.kronecker import KroneckerCapture, KroneckerEngine, blocks_by_parameter
 from lightning_bayes.curvature.measured_modules import find_measured_modules
 from lightning_bayes.curvature.output_roots import Columns
 from lightning_bayes.curvature.selection import require_measured

@@ -12,7 +12,7 @@ from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from tiny_training import Classifier, adamw, assert_same_bits, fit, loader, mlp, quiet_trainer, weights
 from torch import nn
 
-from lightning_bayes import VOGN, OGNCallback, VOGNCallback
+from lightning_bayes import VOGN, NoisyKFACCallback, OGNCallback, VOGNCallback
 from lightning_bayes.errors import (
     HyperparameterError,
     PosteriorError,
@@ -204,7 +204,7 @@ def test_parameter_of_the_module_itself_is_trained():
 
 
 def test_parameter_that_no_rule_reaches_is_named_before_any_update():
-    module, callback = Noisy(), VOGNCallback(engine="backpack")
+    module, callback = Noisy(), NoisyKFACCallback()
     before = {name: param.detach().clone() for name, param in module.named_parameters()}
     message = r"log_noise gets a gradient .*no curvature rule can measure it\. Move it into"
     with pytest.raises(UnsupportedLayerError, match=message):

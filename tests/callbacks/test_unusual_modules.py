@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bayes import VOGNCallback
-from lightning_bayes.errors import BayesError, ExampleDimensionError, UnsupportedLayerError, UnsupportedTrainingError
+from lightning_bayes.errors import BayesError, ExampleDimensionError, UnsupportedTrainingError
 
 ENGINES = ("fused", "backpack")
 BATCH = 6
@@ -143,9 +143,8 @@ class Vocabulary(nn.Module):
 def test_a_parameter_shared_by_layers_with_different_rules():
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randint(0, 7, (BATCH, 3), generator=generator), torch.randint(0, 7, (BATCH,), generator=generator)
-    assert_right(Classifier(net=Vocabulary()), x, y)
-    match = r"embed\.weight = .*out\.weight"
-    assert_refused(Classifier(net=Vocabulary()), UnsupportedLayerError, match, one_batch(x, y), "backpack")
+    for engine in ENGINES:
+        assert_right(Classifier(net=Vocabulary()), x, y, engine)
 
 
 def sgd(module):
@@ -227,16 +226,10 @@ class WithoutGraph(SecondForward):
     grad = False
 
 
-@pytest.mark.parametrize(
-    ("kind", "engine"), [(SecondForward, "fused"), (WithoutGraph, "fused"), (WithoutGraph, "backpack")]
-)
+@every_engine
+@pytest.mark.parametrize("kind", [SecondForward, WithoutGraph])
 def test_a_forward_without_backward_beside_the_training_loss_does_not_count(kind, engine):
     assert_right(kind(), *vectors(), engine)
-
-
-def test_backpack_keeps_one_call_of_a_layer_and_refuses_a_second():
-    match = r"net\.0 \(Linear\) is called twice in one pass.*Use engine='fused'"
-    assert_refused(SecondForward(), UnsupportedLayerError, match, one_batch(*vectors()), "backpack")
 
 
 class Skips(Classifier):

@@ -80,7 +80,6 @@ RULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {  # the lay
     "GRU": (lambda: First(nn.GRU(4, 3, batch_first=True)), (3, 4)),
     "scale and shift": (ScaleAndShift, (4,)),
 }
-NOT_BY_BACKPACK = {"LSTM", "GRU", "scale and shift"}
 FEW = ("Linear", "Conv2d, stride", "BatchNorm2d", "Embedding", "GRU")  # for situations that take long
 
 
@@ -239,14 +238,6 @@ class Refusal:
 REFUSALS = [
     Refusal("Expected more than 1 value per channel", "fused", ("one example",), ("BatchNorm1d",), ValueError),
     Refusal("Expected more than 1 value per channel", "backpack", ("one example",), ("BatchNorm1d",), ValueError),
-    Refusal("BackPACK has no rule for layer", rules=tuple(NOT_BY_BACKPACK)),
-    Refusal("BackPACK cannot run under autocast", situations=("autocast",)),
-    Refusal(r"layer(\.\w+)? \(\w+\) is called twice in one pass.*engine='fused'", situations=("module used twice",)),
-    Refusal(
-        r"layer(\.\w+)? \(\w+\) is called twice in one pass.*engine='fused'", situations=("two forwards", "checkpoint")
-    ),
-    Refusal(r"squares of tied parameters: layer\.(\w+\.)?\w+ = twin\.(\w+\.)?\w+", situations=("tied weights",)),
-    Refusal(r"changed in place \(such as `out \+= x`\)", situations=("residual +=",)),
 ]
 
 

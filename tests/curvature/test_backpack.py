@@ -1,8 +1,6 @@
-"""The BackPACK engine with our rules and with its own, against the loop and against the fused engine."""
+"""BackPACK's rules, and our rules for the layers that it does not have, against the loop and against the fused engine."""
 
 from __future__ import annotations
-
-import copy
 
 import pytest
 import torch
@@ -14,12 +12,12 @@ from torch import nn
 
 from lightning_bayes.curvature import measure
 from lightning_bayes.curvature.backpack import BackpackEngine
-from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError, UnsupportedTrainingError
+from lightning_bayes.curvature.rules import rule_for
 from lightning_bayes.zoo.models import LeNet5
 
 
-def squares(model, loss, own_rules=True):
-    engine = BackpackEngine(model, own_rules=own_rules)
+def squares(model, loss):
+    engine = BackpackEngine(model)
     model.zero_grad()
     with engine.capture() as captured:
         value = loss()
@@ -55,22 +53,11 @@ def grouped():
     )
 
 
-def out_of_place(resnet):
-    """Torchvision's residual blocks with ``out + identity`` for ``out += identity``."""
-    for block in resnet.modules():
-        if isinstance(block, torchvision.models.resnet.BasicBlock):
-            block.forward = lambda x, m=block: m.relu(
-                m.bn2(m.conv2(m.relu(m.bn1(m.conv1(x))))) + (x if m.downsample is None else m.downsample(x))
-            )
-    return resnet
-
-
 def images(generator, batch=4, size=8, channels=3):
     x = torch.randn(batch, channels, size, size, generator=generator, dtype=torch.float64)
     return x, torch.randint(0, 5, (batch,), generator=generator)
 
 
-@pytest.mark.parametrize("own_rules", [True, False])
 @pytest.mark.parametrize(
     ("build", "channels"),
     [
@@ -88,10 +75,10 @@ def images(generator, batch=4, size=8, channels=3):
     ],
     ids=["LeNet5", "BatchNorm", "ConvTranspose"],
 )
-def test_layers_that_both_know_equal_the_loop(build, channels, own_rules, generator):
+def test_layers_that_both_know_equal_the_loop(build, channels, generator):
     model = build().double()
     x, y = images(generator, channels=channels)
-    assert relative_error(squares(model, lambda: F.cross_entropy(model(x), y), own_rules), loop(model, x, y)) < 1e-10
+    assert relative_error(squares(model, lambda: F.cross_entropy(model(x), y)), loop(model, x, y)) < 1e-10
 
 
 def test_group_norm_network_equals_the_loop(generator):
@@ -107,8 +94,8 @@ def test_layer_norm_and_embedding_equal_the_loop(generator):
 
 
 def test_resnet18_with_batch_norm_in_training_mode_equals_the_fused_engine(generator):
-    """Per-example terms at batch statistics, which BackPACK alone refuses; truth for them is in test_measure."""
-    model = out_of_place(torchvision.models.resnet18(num_classes=5)).double()
+    """BackPACK measures the convolutions, and our rule BatchNorm; its blocks run ``out += identity``."""
+    model = torchvision.models.resnet18(num_classes=5).double()
     x, y = images(generator, size=32)
     by_fused = measure(model, lambda: F.cross_entropy(model(x), y))
     by_backpack = measure(model, lambda: F.cross_entropy(model(x), y), engine="backpack")
@@ -135,78 +122,71 @@ class Scale(nn.Module):
         return self.scale * x
 
 
-def refused(model, x, error, match, own_rules=True, loss=None):
-    before = [dict(vars(module)) for module in model.modules()]
-    hooks = [(len(m._forward_hooks), len(m._backward_hooks), len(m._forward_pre_hooks)) for m in model.modules()]
-    handles = len(CTX.hook_handles)
-    with pytest.raises(error, match=match):
-        squares(model, loss or (lambda: model(x).square().mean()), own_rules)
-    assert [dict(vars(module)) for module in model.modules()] == before
-    assert hooks == [
-        (len(m._forward_hooks), len(m._backward_hooks), len(m._forward_pre_hooks)) for m in model.modules()
-    ]
-    assert len(CTX.hook_handles) == handles
-    assert not [name for p in model.parameters() for name in vars(p)]
+def once_by_keyword():
+    class ByKeyword(nn.Sequential):
+        def forward(self, x):
+            return self[0](input=x)
+
+    return ByKeyword(nn.Linear(4, 3))
 
 
-def test_what_backpack_cannot_do_is_refused_by_name(generator):
-    x = torch.randn(5, 4, generator=generator)
-    a, b = nn.Linear(4, 4), nn.Linear(4, 4)
-    refused(nn.Sequential(a, Scale()), x, UnsupportedLayerError, r"no rule for 1 \(Scale\)\. Use engine=")
-    refused(nn.Sequential(a, a), x, UnsupportedLayerError, r"0 \(Linear\) is called twice in one pass.*engine='fused'")
-    refused(
-        nn.Sequential(a, nn.utils.parametrizations.weight_norm(b)), x, UnsupportedLayerError, r"no rule for 1 \(Param"
-    )
-    b = nn.Linear(4, 4)
-    b.weight = a.weight
-    refused(nn.Sequential(a, b), x, UnsupportedLayerError, r"squares of tied parameters: 0\.weight = 1\.weight")
-    refused(
-        nn.Linear(4, 2), x[0], ExampleDimensionError, r"got an input of shape \[4\] without a dimension for examples"
-    )
-    model = nn.Linear(4, 2)
-    by_keyword = lambda: model(input=x).square().mean()  # noqa: E731
-    refused(
-        model, x, UnsupportedTrainingError, r"\(Linear\) is called by keyword.*Call it as layer\(x\)", loss=by_keyword
-    )
+def twice():
+    layer = nn.Linear(4, 4)
+    return nn.Sequential(layer, nn.ReLU(inplace=True), layer)
 
 
-def test_residual_sum_in_place_is_refused(generator):
-    model = torchvision.models.resnet18(num_classes=5)
-    x = torch.randn(2, 3, 32, 32, generator=generator)
-    buffers = copy.deepcopy(model.state_dict())
-    with pytest.raises(
-        UnsupportedTrainingError, match=r"changed in place \(such as `out \+= x`\).*Write `out = out \+ x`"
-    ):
-        squares(model, lambda: model(x).square().mean())
-    assert all(module.inplace for module in model.modules() if isinstance(module, nn.ReLU))
-    assert buffers.keys() == model.state_dict().keys()
+def tied():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    model[2].weight = model[0].weight
+    return model
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: nn.Sequential(nn.Linear(4, 4), Scale()),
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.utils.parametrizations.weight_norm(nn.Linear(4, 3))),
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.LayerNorm(4)),
+        *(once_by_keyword, twice, tied),
+    ],
+    ids=["no rule", "parametrised", "norms", "keyword", "twice", "tied"],
+)
+def test_what_backpack_does_not_have_equals_the_fused_engine(build, generator):
+    model, x = build().double(), torch.randn(5, 4, generator=generator, dtype=torch.float64)
+    by_fused = measure(model, lambda: model(x).square().mean())
+    by_backpack = measure(model, lambda: model(x).square().mean(), engine="backpack")
+    assert relative_error(by_backpack.curvature, by_fused.curvature) < 1e-10
 
 
 @pytest.mark.filterwarnings("ignore:In CPU autocast")  # torch says that CPU autocast has no float32 op list entry
-def test_autocast_is_refused(generator):
+def test_under_autocast_it_equals_the_fused_engine(generator):
     model, x = nn.Linear(4, 3), torch.randn(5, 4, generator=generator)
 
     def loss():
         with torch.autocast("cpu", torch.bfloat16):
             return model(x).float().square().mean()
 
-    refused(model, x, UnsupportedTrainingError, "BackPACK cannot run under autocast. Train in 32-true", loss=loss)
+    by_fused, by_backpack = measure(model, loss), measure(model, loss, engine="backpack")
+    assert relative_error(by_backpack.curvature, by_fused.curvature) < 1e-6
 
 
-def test_backpacks_own_layers_refuse_what_they_would_get_wrong(generator):
-    """Its convolution overlooks padding modes: it would measure zeros there, silently."""
-    x = torch.randn(5, 4, generator=generator)
-    refused(
-        nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)), x, UnsupportedLayerError, r"no rule for 1 \(LayerNorm\)", False
-    )
-    message = r"no per-example gradients of BatchNorm in training mode: 0 \(BatchNorm1d\)"
-    refused(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)), x, UnsupportedLayerError, message, False)
-    padded = nn.Sequential(nn.Conv1d(2, 3, 2, padding=1, padding_mode="circular"))
-    refused(padded, x.view(5, 2, 2), UnsupportedLayerError, r"no rule for 0 \(Conv1d\)", False)
-    padded = nn.Sequential(nn.ConvTranspose1d(2, 3, 2, stride=2, output_padding=1))
-    refused(padded, x.view(5, 2, 2), UnsupportedLayerError, r"no rule for 0 \(ConvTranspose1d\)", False)
-    tokens = torch.randint(0, 4, (5, 3), generator=generator)
-    refused(nn.Sequential(nn.Embedding(4, 2, padding_idx=0)), tokens, UnsupportedLayerError, r"0 \(Embedding\)", False)
+@pytest.mark.parametrize(
+    ("layer", "is_backpacks"),
+    [
+        (nn.Linear(4, 4), True),
+        (nn.Conv1d(2, 3, 2, padding=1), True),
+        (nn.BatchNorm1d(4).eval(), True),
+        (nn.LayerNorm(4), False),
+        (nn.BatchNorm1d(4), False),
+        (nn.Conv1d(2, 3, 2, padding=1, padding_mode="circular"), False),  # it would measure zeros there, silently
+        (nn.ConvTranspose1d(2, 3, 2, stride=2, output_padding=1), False),
+        (nn.Embedding(4, 2), False),
+    ],
+    ids=lambda value: str(value),
+)
+def test_backpack_measures_the_layers_that_it_has(layer, is_backpacks):
+    (unit,) = BackpackEngine(nn.Sequential(layer)).units()
+    assert (unit.rule is not rule_for(layer)) is is_backpacks
 
 
 def test_model_is_left_as_it_was(generator):

@@ -14,7 +14,7 @@ from random_matrices import F64, normal, seeded
 from torch import nn
 
 from lightning_bayes.curvature import KroneckerFactors, measure
-from lightning_bayes.curvature.factors.conversion import split_bias
+from lightning_bayes.curvature.factors import split_bias
 from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError, UnsupportedTrainingError
 
 CLASSES = 5

@@ -154,7 +154,7 @@ def test_copies_made_inside_a_pass_are_models_of_their_own(method, generator):
     for copied in copies:
         torch.testing.assert_close(copied(x), expected, rtol=0, atol=0)
         assert_equals_loop(copied, x)
-        assert_equals_loop(copied, x, engine="backpack")  # which refuses layers with a forward of their own
+        assert_equals_loop(copied, x, engine="backpack")
         for param in copied.parameters():
             param.data.zero_()
         assert not copied(x).any()

@@ -6,33 +6,12 @@ import re
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from lightning_bayes.curvature import measure
 from lightning_bayes.errors import BayesError
 
 LAYERS = 60
-
-
-class Deep(nn.Module):
-    """Many layers with long names, which see one row more than the examples have."""
-
-    def __init__(self):
-        super().__init__()
-        names = [f"encoder_layer_{i}_attention_self_query" for i in range(LAYERS)]
-        self.embeddings, self.layers = nn.Embedding(9, 4), nn.ModuleDict({name: nn.Linear(4, 4) for name in names})
-
-    def forward(self, x):
-        rows = torch.cat([self.embeddings(x).flatten(0, 1), torch.zeros(1, 4)])
-        for layer in self.layers.values():
-            rows = layer(rows).tanh()
-        return rows[:-1].view(*x.shape, 4).mean(1)
-
-
-class SequenceFirst(nn.Sequential):
-    def forward(self, x):
-        return super().forward(x.transpose(0, 1)).transpose(0, 1)
 
 
 class Mixing(nn.Module):
@@ -59,53 +38,36 @@ def many_linear(kind=nn.Sequential):
     return kind(*(nn.Linear(4, 4) for _ in range(LAYERS)))
 
 
-CASES = {  # a model, its input, a loss of its outputs, the engine, the culprit
-    "other numbers of rows": (
-        Deep,
-        torch.ones(4, 5).long(),
-        lambda out: F.cross_entropy(out, torch.arange(4)),
-        "backpack",
-        "layers.encoder_layer_0",
-    ),
-    "sequence first": (
-        lambda: many_linear(SequenceFirst),
-        torch.ones(5, 6, 4),
-        lambda out: out.square().mean(),
-        "backpack",
-        "0 (L",
-    ),
+CASES = {  # a model, its input, a loss of its outputs, the culprit
     "a module that mixes": (
         lambda: nn.Sequential(Mixing()),
         torch.randn(5, 4),
         lambda out: out.square().mean(),
-        "fused",
         "Mixing",
     ),
     "a loss inside": (
         lambda: nn.ModuleList([Loss()]),
         torch.randn(5, 4),
         lambda out: out,
-        "fused",
         "0.scale",
     ),
     "a ratio": (
         many_linear,
         torch.randn(5, 4),
         lambda out: out.sum() / out.exp().sum(),
-        "fused",
         "The loss is",
     ),
-    "other rows in the loss": (many_linear, torch.randn(5, 4), lambda out: out[:3].square().mean(), "fused", "[3, 4]"),
+    "other rows in the loss": (many_linear, torch.randn(5, 4), lambda out: out[:3].square().mean(), "[3, 4]"),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_refusals_are_short_and_begin_with_the_culprit(name):
-    build, x, loss, engine, culprit = CASES[name]
+    build, x, loss, culprit = CASES[name]
     model = build()
     call = model[0] if isinstance(model, nn.ModuleList) else model
     with pytest.raises(BayesError) as caught:
-        measure(model, lambda: loss(call(x)), engine=engine)
+        measure(model, lambda: loss(call(x)))
     text = str(caught.value)
     assert len(text) <= 600
     assert 0 <= text.find(culprit) < 120

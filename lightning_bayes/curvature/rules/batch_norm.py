@@ -1,4 +1,4 @@
-"""nn.BatchNorm1d/2d/3d: y = γ x̂ + β with x̂ = (x - mean) / √(var + eps).
+"""nn.BatchNorm1d/2d/3d, and nn.SyncBatchNorm in one process: y = γ x̂ + β with x̂ = (x - mean) / √(var + eps).
 
     c_i(γ) = Σ_t δ_it x̂_it        c_i(β) = Σ_t δ_it
 
@@ -12,26 +12,29 @@ from __future__ import annotations
 from typing import TypeAlias
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.rules.registry import Inputs, PerExample, Sums, add_sums, layer_rule
 from lightning_bayes.curvature.workspace import Workspace
 from lightning_bayes.private_torch import BatchNormBase, saved_by
 
-BatchNorm: TypeAlias = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
+BatchNorm: TypeAlias = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
 Statistics: TypeAlias = tuple[Tensor, Tensor]  # mean and 1/√(var + eps), each [C]
-_INPUT_DIMS = {nn.BatchNorm1d: 2, nn.BatchNorm2d: 4, nn.BatchNorm3d: 5}
+_INPUT_DIMS = {nn.BatchNorm1d: 2, nn.BatchNorm2d: 4, nn.BatchNorm3d: 5, nn.SyncBatchNorm: 2}
 
 
 @layer_rule(
     *_INPUT_DIMS,
     parameters=("weight", "bias"),
     input_dims=lambda layer: next(dims for kind, dims in _INPUT_DIMS.items() if isinstance(layer, kind)),
+    applies=lambda layer: not joins_processes(layer),
     cases=[
         (lambda: nn.BatchNorm1d(4).eval(), (5, 4)),
         (lambda: nn.BatchNorm1d(4).eval(), (5, 4, 6)),
         (lambda: nn.BatchNorm2d(4).eval(), (5, 4, 3, 3)),
         (lambda: nn.BatchNorm3d(4).eval(), (5, 4, 2, 3, 3)),
+        (lambda: nn.SyncBatchNorm(4).eval(), (5, 4, 6)),
     ],
 )
 def batch_norm(layer: BatchNorm, inputs: Inputs, grad_output: Tensor) -> PerExample:
@@ -87,3 +90,9 @@ def uses_batch_statistics(module: nn.Module) -> bool:
     """Whether `module` is a BatchNorm that normalises by batch statistics."""
     is_batch_norm = isinstance(module, BatchNormBase)
     return is_batch_norm and (module.training or module.running_mean is None)
+
+
+def joins_processes(module: nn.Module) -> bool:
+    """Whether `module` is a SyncBatchNorm, in training mode with the statistics of several processes' batches."""
+    has_group = isinstance(module, nn.SyncBatchNorm) and dist.is_available() and dist.is_initialized()
+    return has_group and dist.get_world_size(module.process_group) > 1

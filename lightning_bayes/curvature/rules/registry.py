@@ -67,6 +67,7 @@ class LayerRule:
         own_only: Whether the rule covers only the parameters that the layer holds itself. Its children are then measured by
             their own rules.
         prepare: Converts the arguments of a call to the rule's inputs, for layers that accept several forms.
+        saved: From the layer and its output, the forward results that the fast functions reuse, or None.
     """
 
     contributions: Contributions
@@ -81,9 +82,9 @@ class LayerRule:
     later_dims: tuple[int, ...] = ()
     own_only: bool = False
     prepare: Callable[[Any, Inputs], Inputs] = lambda layer, inputs: inputs
+    saved: Callable[[Any, Any], Any] = lambda layer, output: None
     _fast_squares: Callable[..., Squares] | None = None
     _fast_sums: Callable[..., Sums] | None = None
-    _saved: Callable[[Any, Any], Any] | None = None
 
     def fast_squares(self, function: Callable[..., Squares]) -> Callable[..., Squares]:
         """Register the decorated ``(layer, inputs, grad_output, workspace) → Squares``."""
@@ -97,7 +98,7 @@ class LayerRule:
 
     def saved_from_forward(self, function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         """Register the decorated ``(layer, output)``, whose result is the last argument of the fast functions."""
-        self._saved = function
+        self.saved = function
         return function
 
     def __call__(self, layer: nn.Module, inputs: Inputs, grad_output: Any) -> PerExample:
@@ -134,10 +135,6 @@ class LayerRule:
             for name, part in self.contributions(layer, part_inputs, part_grad).items():
                 add_sums(total, name, part)
         return total
-
-    def saved(self, layer: nn.Module, output: Any) -> Any:
-        """The forward results that the fast functions reuse, or None."""
-        return None if self._saved is None else self._saved(layer, output)
 
     def bind(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
         """The arguments of a call in the order of the forward's signature, including defaults."""

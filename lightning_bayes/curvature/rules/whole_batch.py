@@ -16,7 +16,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.rules.batch_norm import uses_batch_statistics
+from lightning_bayes.curvature.rules.batch_norm import joins_processes, uses_batch_statistics
 from lightning_bayes.curvature.rules.random_numbers import with_rng
 from lightning_bayes.curvature.rules.registry import PerExample, Sums
 from lightning_bayes.curvature.rules.replayed_call import ReplayedCall, are_close, in_parts, used_outputs
@@ -72,7 +72,7 @@ class ReplayedBatch(ReplayedCall):
 
 def _require_one_process(module: nn.Module) -> None:
     """Refuse SyncBatchNorm, because a repeated call would communicate with the other processes again."""
-    if any(isinstance(part, nn.SyncBatchNorm) and uses_batch_statistics(part) for part in module.modules()):
+    if any(joins_processes(part) and uses_batch_statistics(part) for part in module.modules()):
         raise UnsupportedLayerError(
             f"{type(module).__name__} has no curvature rule, and its SyncBatchNorm normalises over the batches of all "
             "processes. Use BatchNorm, which normalises per process, or freeze the module's parameters with "

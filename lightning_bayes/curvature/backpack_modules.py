@@ -1,4 +1,4 @@
-"""Run operations as modules, for BackPACK's second-order quantities.
+"""Operations as modules, and labels under a seed, for BackPACK's second-order quantities.
 
 BackPACK propagates curvature from the loss to the parameters through the backward hooks of modules. A function call between
 modules breaks this chain. Inside `AsModules`, supported operations (activations, pooling, flattening, sums, dropout) and
@@ -8,21 +8,32 @@ conversion, and a module without parameters may be called several times.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, final
 
 import torch
 import torch.nn.functional as F
 from backpack import extend
 from backpack.custom_module.branching import SumModule
+from backpack.extensions.module_extension import ModuleExtension
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from lightning_bayes.curvature.loss_calls import ADVICE, likelihood_call
 from lightning_bayes.curvature.loss_functions import read_call
+from lightning_bayes.curvature.private_backpack import layer_extension
+from lightning_bayes.curvature.rules.random_numbers import seeded
+from lightning_bayes.curvature.rules.registry import computes
 from lightning_bayes.errors import UnsupportedLayerError, UnsupportedTrainingError
 
+STOCK_LAYERS = (
+    nn.Linear,
+    *(nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
+    nn.Embedding,
+)
 # From an operation to the module that computes it, built with the operation's arguments after the input.
 _ACTIVATIONS: dict[Any, Callable[..., nn.Module]] = {
     **dict.fromkeys((F.relu, torch.relu, Tensor.relu), nn.ReLU),
@@ -174,3 +185,41 @@ def _as_sum(args: tuple[Any, ...]) -> nn.Module | None:
         return None
     module: nn.Module = SumModule()
     return module
+
+
+def seed_labels(extension: Any, mc_samples: int, seed: int) -> None:
+    """Make an extension such as ``KFAC(mc_samples)`` sample its labels from a seed, not from global generators."""
+    for kind in (nn.CrossEntropyLoss, nn.MSELoss, nn.BCEWithLogitsLoss):
+        original = layer_extension(extension, kind)
+        if original is not None:
+            extension.set_module_extension(kind, _SeededLabels(original, mc_samples, seed), overwrite=True)
+
+
+@final
+class _SeededLabels(ModuleExtension):  # type: ignore[misc]  # BackPACK ships no types
+    """BackPACK's extension of a loss function, under a seed."""
+
+    def __init__(self, original: ModuleExtension, mc_samples: int, seed: int) -> None:
+        super().__init__()
+        self.original, self.mc_samples, self.seed = original, mc_samples, seed
+
+    def backpropagate(self, extension: Any, module: Any, g_inp: Any, g_out: Any, columns: None) -> Tensor:
+        """Columns ``[V, N, *outputs]`` of a square root of the loss's Hessian with respect to the outputs."""
+        outputs: Tensor = module.input0
+        if not outputs.isfinite().all():  # torch cannot sample labels; the loss is not finite and its update is skipped
+            return outputs.new_full((self.mc_samples, *outputs.shape), math.nan)
+        with seeded(outputs.device, self.seed):
+            sampled: Tensor = self.original.backpropagate(extension, module, g_inp, g_out, columns)
+        return sampled
+
+
+def is_stock(module: nn.Module) -> bool:
+    """Whether `module` is exactly a torch layer whose options BackPACK's own rules support or refuse."""
+    return (
+        type(module) in STOCK_LAYERS
+        and computes(module, type(module).forward)
+        and getattr(module, "padding_mode", "zeros") == "zeros"  # BackPACK silently ignores other modes
+        and getattr(module, "padding_idx", None) is None
+        and not isinstance(getattr(module, "padding", 0), str)
+        and not any(getattr(module, "output_padding", ()))
+    )
