@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -16,7 +16,8 @@ from torchmetrics.utilities.distributed import gather_all_tensors
 
 from lightning_bayes.callbacks.arguments import checked
 from lightning_bayes.callbacks.collected import CollectedPredictions, ExtremeImages, Gather, Predicted
-from lightning_bayes.callbacks.step_outputs import has_class_outputs, has_step_outputs, step_outputs
+from lightning_bayes.callbacks.predictions import class_names_of
+from lightning_bayes.callbacks.step_outputs import has_class_outputs, has_labels, has_step_outputs, step_outputs
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.metrics import (
     by_severity,
@@ -58,6 +59,7 @@ class EvaluationFigures(Callback):
     def _forget(self) -> None:
         self._collected = CollectedPredictions()
         self._images = ExtremeImages(SHEET[0] * SHEET[1])
+        self._is_left_alone = False  # because of a batch that cannot be drawn
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Discard the results of an earlier test."""
@@ -75,6 +77,9 @@ class EvaluationFigures(Callback):
         """Collect the results of a batch."""
         if not has_class_outputs(outputs) and (not self.required or has_step_outputs(outputs)):
             self._require_classes(pl_module, outputs)
+            return
+        if not self.required and not has_labels(outputs):
+            self._is_left_alone = True
             return
         step = step_outputs(pl_module, "test_step", outputs)
         name = outputs.get("set", f"ood/set{dataloader_idx}" if dataloader_idx else "test")
@@ -98,10 +103,16 @@ class EvaluationFigures(Callback):
         folder = trainer.log_dir or trainer.default_root_dir  # log_dir is a collective, so every process reads it
         gather = _gather(trainer, pl_module)
         predicted, images = self._collected.gathered(gather), self._images.gathered(gather)
+        is_left_alone = self._is_left_alone
         self._forget()
+        if is_left_alone:
+            rank_zero_info(
+                "EvaluationFigures: some targets are no classes, or outputs are not finite, so nothing is drawn."
+            )
+            return
         if predicted is None or not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        names = getattr(getattr(trainer, "datamodule", None), "class_names", None)
+        names = class_names_of(trainer, pl_module)
         figures = draw(predicted, images, names, trainer.callback_metrics)
         target = Path(folder) / "figures" if self.dirpath is None else Path(self.dirpath)
         publish(figures, target, trainer)
@@ -111,14 +122,14 @@ class EvaluationFigures(Callback):
 def draw(
     predicted: Predicted,
     images: tuple[Tensor, Tensor, Tensor] | None,
-    class_names: Any,
+    class_names: Sequence[str],
     logged: Mapping[str, Any],
 ) -> dict[str, Figure]:
     """Draw the figures of a test."""
     curves = {kind: (probs, predicted.targets) for kind, probs in predicted.probs.items()}
     figures = {"reliability": reliability_diagram(curves), "risk_coverage": risk_coverage_diagram(curves)}
     if images is not None:
-        matches = class_names is not None and len(class_names) == images[2].shape[-1]
+        matches = len(class_names) == images[2].shape[-1]
         figures["certainty"] = certainty_sheet(*images, class_names if matches else None, *SHEET)
     if len(next(iter(predicted.scores.values()))) > 1:
         figures["ood_scores"] = score_histograms(predicted.scores)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -92,14 +92,15 @@ class PredictionWriter(BasePredictionWriter):
             )
             return
         positions = [index for batches in batch_indices for batch in batches for index in batch]
-        all_columns: dict[str, Column] = {**table}
+        own: dict[str, Column] = {}
         if len(positions) == len(table["dataloader_idx"]):
             index = torch.tensor(positions)
             datasets = [getattr(loader, "dataset", None) for loader in _as_list(trainer.predict_dataloaders)]
-            all_columns |= {"index": index, **origins(datasets, table["dataloader_idx"], index)}
+            own = {"index": index, **origins(datasets, table["dataloader_idx"], index)}
         names = class_names_of(trainer, pl_module)
         if "probs" in table:
-            all_columns |= decisions(table["probs"], names, self.reject_below)
+            own |= decisions(table["probs"], names, self.reject_below)
+        all_columns = {**table, **own, **table}  # columns of the same name are predict_step's
         path = Path(folder) / filename(trainer, self.filename)
         save(all_columns, path, names)
         rank_zero_info(f"{len(table['dataloader_idx'])} predictions ({', '.join(all_columns)}) are in {path}")
@@ -110,13 +111,15 @@ class PredictionWriter(BasePredictionWriter):
 
 
 def class_names_of(trainer: Trainer, module: LightningModule) -> tuple[str, ...]:
-    """The class names of the module, which its checkpoint holds, else of the data module; empty if neither has them."""
-    data = getattr(trainer, "datamodule", None)
-    names = getattr(module, "class_names", None) or getattr(data, "class_names", None) or ()
-    return tuple(map(str, names))
+    """The class names of the module, which its checkpoint holds, else of the data module; empty if neither has a list."""
+    owners = (module, getattr(trainer, "datamodule", None))
+    lists = (getattr(owner, "class_names", None) for owner in owners)
+    return next((tuple(map(str, names)) for names in lists if names and isinstance(names, (list, tuple))), ())
 
 
 def _as_list(loaders: Any) -> list[Any]:
+    if isinstance(loaders, Mapping):
+        return list(loaders.values())
     return list(loaders) if isinstance(loaders, (list, tuple)) else [loaders]
 
 

@@ -50,6 +50,13 @@ def has_class_outputs(returned: Any) -> bool:
     return bool(is_index and outputs.shape[-1] > 1 and outputs.shape[-2] == len(targets))
 
 
+def has_labels(returned: Any) -> bool:
+    """Whether the targets of a classifier are classes of its outputs, and these are finite."""
+    outputs, targets = returned["outputs"], returned["targets"]
+    inside = (targets >= 0) & (targets < outputs.shape[-1])
+    return bool(inside.all()) and bool(outputs.isfinite().all())
+
+
 def require_classes(module: LightningModule, step: str, found: StepOutputs) -> None:
     """Raise `UnsupportedTrainingError` unless outputs and targets are a classifier's."""
     if not has_class_outputs(found._asdict()):

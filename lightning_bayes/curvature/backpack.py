@@ -5,17 +5,16 @@ BackPACK (Dangel et al. 2020, https://arxiv.org/abs/1912.10985) computes them by
 measure the layers that BackPACK does not have, or whose options it silently ignores: BatchNorm in training mode, LayerNorm,
 GroupNorm, other padding modes of convolutions, and embeddings, where BackPACK loops over the table in the default dtype.
 
-`SecondOrderEngine` measures the diagonals of the GGN and of the Hessian, which need the loss function and every operation of
-the model as modules (`backpack_modules`), and BackPACK's own hooks. BackPACK cannot undo these, they forbid changing a
-layer's output in place, and its errors name neither the module nor a remedy. So `watched` removes the hooks completely,
-modules with an ``inplace`` option run out of place, and what BackPACK would skip or overwrite raises an error with a name.
+`SecondOrderEngine` measures the diagonals of the GGN and of the Hessian, which need every operation of the model as a module
+(`backpack_modules`) and BackPACK's own hooks. It cannot remove these, they forbid changing a layer's output in place, and
+its errors name no module. So `watched` does all this, and raises an error for what BackPACK would skip or overwrite.
 """
 
 from __future__ import annotations
 
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -39,9 +38,12 @@ from lightning_bayes.curvature.private_backpack import hook_handles, is_backpack
 from lightning_bayes.curvature.rules import LayerRule, rule_for
 from lightning_bayes.curvature.rules.batch_norm import uses_batch_statistics
 from lightning_bayes.curvature.rules.random_numbers import new_seed
+from lightning_bayes.curvature.rules.registry import Inputs, PerExample, Squares
+from lightning_bayes.curvature.workspace import Workspace
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError, UnsupportedTrainingError
 from lightning_bayes.private_torch import BACKWARD_HOOK_KIND
 
+_GRADIENTS, _SQUARES = extensions.BatchGrad(), extensions.SumGradSquared()
 _OTHERWISE = "avoid BackPACK: 'squared_gradients' in measure, VOGN, or hessian='reparameterised' in VONCallback"
 
 
@@ -62,31 +64,38 @@ def _rule(unit: MeasuredModule, own: LayerRule) -> LayerRule:
     """BackPACK's rule for a layer if it has one, else this package's rule."""
     if not is_stock(unit.module) or isinstance(unit.module, nn.Embedding) or uses_batch_statistics(unit.module):
         return own
-    squares = _by(extensions.SumGradSquared())
-    return replace(own, contributions=_by(extensions.BatchGrad()), _fast_squares=squares, _fast_sums=None)
+    return replace(own, contributions=_contributions, _fast_squares=_squares, _fast_sums=None)
 
 
-def _by(extension: Any) -> Callable[..., dict[str, Tensor]]:
-    """The function of a rule that calls an extension of BackPACK."""
+def _contributions(layer: nn.Module, inputs: Inputs, grad_output: Tensor) -> PerExample:
+    return _values(_GRADIENTS, layer, inputs[0], grad_output)
 
-    def compute(layer: nn.Module, inputs: tuple[Any, ...], grad_output: Tensor, *_: Any) -> dict[str, Tensor]:
-        of_layer = layer_extension(extension, type(layer))
-        delta = grad_output.clone()  # results may be views of it, and their callers overwrite them
-        attributes, needed = (
-            vars(layer),
-            {"input0": inputs[0], "output": delta},
-        )  # BackPACK reads only the output's shape
-        users = {name: attributes[name] for name in needed if name in attributes}
-        attributes.update(needed)
-        try:
-            names = [name for name, param in layer.named_parameters() if param.requires_grad]
-            return {name: getattr(of_layer, name)(extension, layer, (), (delta,), None) for name in names}
-        finally:
-            for name in needed:
-                del attributes[name]
-            attributes.update(users)
 
-    return compute
+def _squares(layer: nn.Module, inputs: Inputs, grad_output: Tensor, workspace: Workspace, saved: Any = None) -> Squares:
+    """Σ_i c_i², of as many examples at a time as fit; a linear layer without positions needs no matrix for each."""
+    has_rank_one = isinstance(layer, nn.Linear) and grad_output.dim() == 2
+    elements = 1 if has_rank_one else sum(param.numel() for param in layer.parameters())
+    total: Squares = {}
+    for x, delta in workspace.split(elements, inputs[0], grad_output):
+        for name, square in _values(_SQUARES, layer, x, delta).items():
+            total[name] = total[name] + square if name in total else square
+    return total
+
+
+def _values(extension: Any, layer: nn.Module, x: Tensor, grad_output: Tensor) -> dict[str, Tensor]:
+    """What an extension of BackPACK computes for each parameter of a layer."""
+    of_layer, attributes = layer_extension(extension, type(layer)), vars(layer)
+    delta = grad_output.clone()  # results may be views of it, and their callers overwrite them
+    needed = {"input0": x, "output": delta}  # of the output, only the shape
+    users = {name: attributes[name] for name in needed if name in attributes}
+    attributes.update(needed)
+    try:
+        names = [name for name, param in layer.named_parameters() if param.requires_grad]
+        return {name: getattr(of_layer, name)(extension, layer, (), (delta,), None) for name in names}
+    finally:
+        for name in needed:
+            del attributes[name]
+        attributes.update(users)
 
 
 @final
@@ -110,7 +119,7 @@ class SecondOrderEngine(HookedEngine):
         extension = self._extension()
         supported = supported_layers(extension)
         self._refuse_unsupported(supported)
-        # Frozen layers, too. If curvature has to pass through one that is missing here, the check of the next layer fails.
+        # Frozen layers, too. If one that curvature has to pass through is missing, the check of the next layer fails.
         modules = [MeasuredModule(name, module, rule_for(module)) for name, module in self.model.named_modules()]
         layers = [unit for unit in modules if _is_supported(unit, supported) and not uses_batch_statistics(unit.module)]
         as_modules = AsModules(self.quantity)
@@ -127,13 +136,13 @@ class SecondOrderEngine(HookedEngine):
         return extension
 
     def _refuse_unsupported(self, supported: set[type[nn.Module]]) -> None:
-        units, quantity = find_measured_modules(self.model), self.quantity
+        units = find_measured_modules(self.model)
         unsupported = [unit.label for unit in units if not _is_supported(unit, supported)]
         on_batch = [unit.label for unit in units if uses_batch_statistics(unit.module)]
         refuse(
             [
-                (f"BackPACK has no rule of {quantity} for ", unsupported),
-                (f"BackPACK has no {quantity} of BatchNorm in training mode: ", on_batch),
+                (f"BackPACK has no rule of {self.quantity} for ", unsupported),
+                (f"BackPACK has no {self.quantity} of BatchNorm in training mode: ", on_batch),
                 ("BackPACK would overwrite the curvature of tied parameters: ", tied_parameters(units)),
             ],
             f"Replace the layer, freeze it with requires_grad_(False), or {_OTHERWISE}.",
@@ -184,16 +193,19 @@ def watched(
 ) -> Iterator[dict[nn.Parameter, Any]]:
     """Run an extension that propagates curvature through `layers`; yields its results by parameter, complete on exit."""
     stored: dict[nn.Parameter, Any] = {}
-    called: list[str] = []
+    called, field = list[str](), extension.savefield
     advice = f"Replace the layer, freeze it with requires_grad_(False), or {otherwise}."
     with ExitStack() as undo:
-        undo.enter_context(_out_of_place(model))
+        for module in (m for m in model.modules() if getattr(m, "inplace", False) is True):
+            undo.callback(setattr, module, "inplace", True)
+            setattr(module, "inplace", False)  # noqa: B010  # nn.Module declares no such attribute
         for layer in layers:
             before = partial(
                 _before_call, layer, called, as_modules, f"Use a separate layer for each call, or {otherwise}."
             )
             undo.callback(layer.module.register_forward_pre_hook(before, with_kwargs=True).remove)
-        undo.callback(lambda: stored.update(_collected(layers, extension.savefield)))
+        params = [param for layer in layers for param in layer.module.parameters()]
+        undo.callback(lambda: stored.update({p: vars(p).pop(field) for p in params if field in vars(p)}))
         undo.enter_context(_extended([layer.module for layer in layers]))
         undo.enter_context(backpack(extension))
         undo.enter_context(as_modules)
@@ -225,19 +237,6 @@ def _extended(modules: Iterable[nn.Module]) -> Iterator[None]:
                 delattr(module, name)
             vars(module).update({n: value for n, value in attributes.items() if is_backpacks(n)})
             setattr(module, BACKWARD_HOOK_KIND, attributes.get(BACKWARD_HOOK_KIND))
-
-
-@contextmanager
-def _out_of_place(model: nn.Module) -> Iterator[None]:
-    """Run the ``inplace`` modules of `model` out of place inside the context."""
-    switched: list[Any] = [module for module in model.modules() if getattr(module, "inplace", False) is True]
-    for module in switched:
-        module.inplace = False
-    try:
-        yield
-    finally:
-        for module in switched:
-            module.inplace = True
 
 
 def _before_call(
@@ -291,8 +290,3 @@ def _errors_named(quantity: str, advice: str, called: list[str]) -> Iterator[Non
             f"The output of a layer is changed in place (such as `out += x`){where}, which BackPACK's hooks forbid. "
             f"Write `out = out + x`. {advice}"
         ) from error
-
-
-def _collected(units: Iterable[MeasuredModule], savefield: str) -> dict[nn.Parameter, Any]:
-    """Remove and return the results that BackPACK stored on the parameters as `savefield`."""
-    return {p: vars(p).pop(savefield) for unit in units for p in unit.module.parameters() if savefield in vars(p)}

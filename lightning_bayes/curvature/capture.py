@@ -14,13 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
+from lightning_bayes.curvature.layer_graph import can_repeat_backward
 from lightning_bayes.curvature.layout_probe import LayoutProbe, ModelCall, PassLayouts, ProbedPass
 from lightning_bayes.curvature.layouts import LayerOutput, retained_grads_kept
 from lightning_bayes.curvature.learned_factors import learned_factors
 from lightning_bayes.curvature.loss import LossRecord, LossReduction, require_scalar, settled
 from lightning_bayes.curvature.loss_recorder import LossRecorder
 from lightning_bayes.curvature.per_example_loss import KEY, attached_losses, compared, mark_division
-from lightning_bayes.curvature.single_examples import ExampleRows, SingleExamples, can_repeat_backward, example_rows
+from lightning_bayes.curvature.single_examples import ExampleRows, SingleExamples, example_rows
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedTrainingError, name_some
 from lightning_bayes.private_torch import is_alive, tree_leaves
 
@@ -43,6 +44,7 @@ class Capture(ABC):
         model_call: The first call of the whole model with equally many input and output rows.
         is_following: Whether the running backward follows single examples and measures nothing.
         stores_backward: Whether the backward of the loss is measured, not a separate one.
+        has_taken_examples: Whether the squares come from explicit per-example losses.
     """
 
     recorder: LossRecorder
@@ -51,7 +53,7 @@ class Capture(ABC):
         self.loss_reduction, self.finder = loss_reduction, finder
         self.outputs: list[LayerOutput] = []
         self.model_call: ModelCall | None = None
-        self.is_following, self.stores_backward = False, True
+        self.is_following, self.stores_backward, self.has_taken_examples = False, True, False
         self.layouts = PassLayouts(0, ())  # n is 0 if no layout was found
         self.squares: dict[nn.Parameter, Tensor] = {}
         self.sizes: dict[str, set[int]] = {}

@@ -90,7 +90,7 @@ class FusedCapture(HookedCapture):
         self.handle_layouts(loss, self._find_examples(loss, num_losses=len(losses)))
         with self.left_alone():
             self.measuring_backward(loss, self.engine.trained().values())
-        self.stores_backward = False
+        self.stores_backward, self.has_taken_examples = False, True
         if self.running_check is not None:
             self.running_check.hooks.close()
             self.running_check = None

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from torch import Tensor
+
 _KEY = "measured_module"  # in a node's metadata
+_UNREPEATABLE = ("CheckpointFunction", "SyncBatchNorm")  # backward runs only once, or in all processes together
 
 
 def mark_layer(node: Any, unit: Any) -> None:
@@ -35,3 +38,10 @@ def nodes_behind(roots: list[Any], *, to_layers: bool = False) -> Iterator[Any]:
             if child is not None and child not in seen:
                 seen.add(child)
                 stack.append(child)
+
+
+def can_repeat_backward(loss: Tensor) -> bool:
+    """Whether this process alone can run backward through the graph of a loss several times."""
+    if loss.grad_fn is None:  # torch's own error follows in backward
+        return False
+    return not any(node.name().startswith(_UNREPEATABLE) for node in nodes_behind([loss.grad_fn]))

@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from lightning_bayes.curvature.measured_modules import MeasuredModule
 from lightning_bayes.errors import UnsupportedLayerError, UnsupportedTrainingError, name_some
-from lightning_bayes.private_torch import gradient_hooks, own_parameters
+from lightning_bayes.private_torch import gradient_hooks
 
 
 def require_real_and_separate(model: nn.Module) -> None:
@@ -67,7 +67,7 @@ def rows_without_gradient(model: nn.Module) -> dict[nn.Parameter, Tensor]:
     paddings: dict[nn.Parameter, set[int | None]] = {}
     for module in model.modules():
         index = module.padding_idx if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) else None
-        for param in own_parameters(module).values():
+        for param in module.parameters(recurse=False):
             paddings.setdefault(param, set()).add(index)
     return {
         table: torch.arange(len(table), device=table.device) == index

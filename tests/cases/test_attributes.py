@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from tiny_training import Classifier, fit, loader
+from torch import nn
 
-from lightning_bayes import VOGNCallback
+from lightning_bayes import VOGNCallback, measure
 
 NAMES = ("temperature", "scale", "threshold", "samples", "averages", "reject_below")
 
@@ -32,3 +34,25 @@ def test_a_method_of_a_common_name_is_left_alone():
     module = Named()
     trainer = fit(module, VOGNCallback(), max_epochs=1)
     assert trainer.predict(module, loader())[0]["probs"].sum(1).allclose(torch.ones(1))
+
+
+class Scaled(nn.Module):
+    """Batch-first, whatever the attribute says: it is for a layer that the module builds later."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.scale, self.out, self.batch_first = nn.Parameter(torch.randn(3)), nn.Linear(3, 1), False
+
+    def forward(self, x):
+        return self.out((x * self.scale).tanh()).mean((1, 2))
+
+
+def test_the_examples_of_a_users_module_do_not_depend_on_batch_first():
+    generator = torch.Generator().manual_seed(0)
+    model, x, y = Scaled(), torch.randn(8, 5, 3, generator=generator), torch.randn(8, generator=generator)
+    params = dict(model.named_parameters())
+    each = [torch.autograd.grad((model(x[[i]]) - y[i]).square().sum(), params.values()) for i in range(8)]
+    found = measure(model, lambda: F.mse_loss(model(x), y), "squared_gradients").curvature
+    for name, grads in zip(params, zip(*each, strict=True), strict=True):
+        torch.testing.assert_close(found[name], torch.stack(grads).square().mean(0), rtol=1e-4, atol=1e-7)

@@ -88,6 +88,56 @@ def test_a_test_of_no_classifier_is_left_alone(module, targets, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+LABELS = {
+    "ignored": lambda f, y: (f, torch.where(y > 0, y, -100)),
+    "beyond the outputs": lambda f, y: (f, y + 5),
+    "not finite": lambda f, y: (f * math.nan, y),
+}
+
+
+@pytest.mark.parametrize("name", LABELS)
+def test_a_test_whose_labels_cannot_be_drawn_is_left_alone(name, tmp_path):
+    class Labelled(Network):
+        def test_step(self, batch, batch_idx):
+            outputs, targets = LABELS[name](self(batch[0]), batch[1])
+            return {"outputs": outputs, "targets": targets}
+
+    data = DataLoader(TensorDataset(torch.randn(8, 4), torch.arange(8) % 2), 4)
+    quiet_trainer(EvaluationFigures(str(tmp_path), required=False)).test(Labelled(), data, verbose=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_loaders_by_name_are_written_with_their_targets(tmp_path):
+    loaders = {"one": DataLoader(Rows([1, 2, 3, 4]), 2), "other": DataLoader(Rows([5, 6, 7, 8]), 2)}
+    quiet_trainer(PredictionWriter(str(tmp_path))).predict(Network(), loaders)
+    assert torch.load(tmp_path / "predictions.pt", weights_only=True)["target"].tolist() == list(range(1, 9))
+
+
+def test_columns_of_the_users_predict_step_are_kept(tmp_path):
+    class Named(Network):
+        def predict_step(self, batch, batch_idx):
+            probs = self(batch).softmax(1)
+            return {"probs": probs, "label": 7 + probs.argmax(1), "index": 100 + probs.argmax(1)}
+
+    quiet_trainer(PredictionWriter(str(tmp_path))).predict(Named(), DataLoader(Rows([0] * 4), 2))
+    written = torch.load(tmp_path / "predictions.pt", weights_only=True)
+    assert (written["label"] >= 7).all()
+    assert (written["index"] >= 100).all()
+
+
+@pytest.mark.parametrize("names", [lambda self: ["cat", "dog"], 2, {0: "cat", 1: "dog"}, "ab", ["cat", "dog"]])
+def test_class_names_are_a_list_or_the_users_own_business(names, tmp_path):
+    class Named(Network):
+        class_names = names
+
+        def predict_step(self, batch, batch_idx):
+            return {"probs": self(batch).softmax(1)}
+
+    quiet_trainer(PredictionWriter(str(tmp_path))).predict(Named(), DataLoader(Rows([0] * 4), 2))
+    labels = torch.load(tmp_path / "predictions.pt", weights_only=True)["label"]
+    assert isinstance(labels, list) == isinstance(names, list)
+
+
 def test_required_figures_of_no_classifier_name_the_shapes(tmp_path):
     data = DataLoader(TensorDataset(torch.randn(8, 4), torch.randn(8, 2)), 4)
     with pytest.raises(UnsupportedTrainingError, match=r"outputs \(4, 2\) and targets \(4, 2\) of torch.float32"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 from fake_images import write_image_folder
 
@@ -24,6 +26,9 @@ def sizes(root):
         ("train", "validation", "test"),
         ("TRAINING", "dev", "Testing"),
         ("training", "eval", "testing"),
+        ("training_set", "validation_set", "test_set"),
+        ("seg_train/seg_train", "seg_dev/seg_dev", "seg_test/seg_test"),
+        ("Train Images", "Val Images", "Test Images"),
     ],
 )
 def test_usual_names_of_splits_are_known_in_any_case(tmp_path, train, val, test):
@@ -60,6 +65,26 @@ def test_hidden_folders_are_no_classes(tmp_path):
 def test_a_class_can_be_called_train(tmp_path):
     write_image_folder(tmp_path, classes=("bus", "train"), count=10)
     assert sizes(tmp_path) == (14, 2, 4, ("bus", "train"))
+
+
+def test_words_of_splits_in_names_of_classes_are_no_splits(tmp_path):
+    write_image_folder(tmp_path, classes=("test tube", "train station"), count=10)
+    assert sizes(tmp_path)[3] == ("test tube", "train station")
+
+
+def test_folders_that_hold_the_same_folders_are_no_classes(tmp_path):
+    for name in ("fold 1", "fold 2"):
+        write_image_folder(tmp_path / name, count=3)
+    with pytest.raises(DatasetError, match=r"are fold 1, fold 2\. Splits need"):
+        sizes(tmp_path)
+
+
+def test_further_folders_beside_splits_are_named(tmp_path, caplog):
+    for name in ("train", "test", "holdout"):
+        write_image_folder(tmp_path / name, count=4)
+    with caplog.at_level(logging.INFO):
+        assert sizes(tmp_path)[2] == 8
+    assert "the folders holdout are no splits and are not read" in caplog.text
 
 
 @pytest.mark.parametrize("names", [("val", "test"), ("train", "val", "dev"), ("Train", "train")])

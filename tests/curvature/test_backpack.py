@@ -198,3 +198,13 @@ def test_model_is_left_as_it_was(generator):
     assert [dict(vars(module)) for module in model.modules()] == before
     assert len(CTX.hook_handles) == handles
     assert not [name for p in model.parameters() for name in vars(p)]
+
+
+def test_a_small_workspace_splits_the_batch(generator):
+    model = LeNet5(image_size=8, num_classes=5).double()
+    x, y = images(generator, channels=1)
+    whole, parts = (
+        measure(model, lambda: F.cross_entropy(model(x), y), engine="backpack", workspace_mib=mib).curvature
+        for mib in (64, 1e-3)
+    )
+    assert relative_error(parts, whole) < 1e-10

@@ -3,12 +3,14 @@
     root/train/CLASS/*.jpg   root/val/CLASS/*.jpg   root/test/CLASS/*.jpg        one folder per split
     root/CLASS/*.jpg                                                             split automatically
 
-Splits have their usual names in any case (`SPLITS`); a folder with only one folder inside is entered. Without a folder for
-the test, as with ImageNet, the validation images are the test set, and validation images are split from the training images.
+Splits have their usual names in any case (`SPLITS`), perhaps with further words, as ``test_set``; a folder with only one
+folder inside is entered. Without a folder for the test, as with ImageNet, the validation images are the test set, and
+validation images are split from the training images.
 """
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, Final, TypeAlias, final
@@ -144,12 +146,13 @@ def _visible_folders(folder: Path) -> list[Path]:
 def _layout(root: Path) -> tuple[Path, Path | None, Path | None]:
     """The folders of the training, validation and test images; None for a set that is split from the training images."""
     folders = _visible_folders(root)
-    named = [path for path in folders if path.name.lower() in _SPLIT_OF]
-    splits = [path for path in named if _visible_folders(path)]
-    by_split = {_SPLIT_OF[path.name.lower()]: path for path in splits}
-    if not splits and all(_SPLIT_OF[path.name.lower()] == "train" for path in named):  # "train" can be a class
-        is_wrapper = len(folders) == 1 and bool(_visible_folders(folders[0]))
-        return _layout(folders[0]) if is_wrapper else (root, None, None)
+    named = {path: split for path in folders if (split := _split_of(path)) is not None}
+    by_split = {split: _entered(path) for path, split in named.items() if _visible_folders(path)}
+    if not by_split and set(named.values()) <= {"train"}:  # "train" can be a class
+        if len(folders) == 1 and _visible_folders(folders[0]):
+            return _layout(folders[0])
+        if not _have_same_folders(folders):
+            return root, None, None
     if "train" not in by_split or len(by_split) < len(named):
         raise DatasetError(
             f"The folders in {root.absolute()} are {', '.join(path.name for path in folders)}. Splits need one folder "
@@ -157,8 +160,30 @@ def _layout(root: Path) -> tuple[Path, Path | None, Path | None]:
             f"the test ({', '.join(SPLITS['test'])}), each with one folder of images per class. Rename or move the others; "
             "unlabelled images are predicted with predict_dir."
         )
+    if others := [path.name for path in folders if path not in named]:
+        rank_zero_info(f"{root.absolute()}: the folders {', '.join(others)} are no splits and are not read.")
     train, val, test = by_split["train"], by_split.get("val"), by_split.get("test")
     return (train, None, val) if test is None else (train, val, test)
+
+
+def _split_of(path: Path) -> str | None:
+    """The split of a folder's name, or of a word in the name of a folder of folders, such as ``test_set``."""
+    name = path.name.lower()
+    words = re.split(r"[^a-z]+", name) if _visible_folders(path) else []
+    splits = {_SPLIT_OF[word] for word in (name, *words) if word in _SPLIT_OF}
+    return splits.pop() if len(splits) == 1 else None
+
+
+def _entered(folder: Path) -> Path:
+    """The folder, or the one that it wraps, as in ``train/train/CLASS``."""
+    inside = _visible_folders(folder)
+    return _entered(inside[0]) if len(inside) == 1 and _visible_folders(inside[0]) else folder
+
+
+def _have_same_folders(folders: list[Path]) -> bool:
+    """Whether several folders hold the same folders, as the parts of a data set do and classes do not."""
+    inside = [{path.name for path in _visible_folders(folder)} for folder in folders]
+    return len(inside) > 1 and bool(inside[0]) and all(names == inside[0] for names in inside)
 
 
 def _read_folder(folder: Path) -> tuple[tuple[str, ...], _Samples]:

@@ -9,7 +9,7 @@ the layer uses running statistics, and c_i is the gradient of example i alone.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -94,5 +94,6 @@ def uses_batch_statistics(module: nn.Module) -> bool:
 
 def joins_processes(module: nn.Module) -> bool:
     """Whether `module` is a SyncBatchNorm, in training mode with the statistics of several processes' batches."""
+    group: Any = getattr(module, "process_group", None)  # of a SyncBatchNorm; None means all processes
     has_group = isinstance(module, nn.SyncBatchNorm) and dist.is_available() and dist.is_initialized()
-    return has_group and dist.get_world_size(module.process_group) > 1
+    return has_group and dist.get_world_size(group) > 1

@@ -35,7 +35,8 @@ class ExampleInputs:
     """
 
     def __init__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.batch_dim = 0 if getattr(module, "batch_first", True) else 1
+        has_layout = isinstance(module, (nn.RNNBase, nn.MultiheadAttention))
+        self.batch_dim = 1 if has_layout and not module.batch_first else 0
         self.leaves, self._spec = tree_flatten((args, kwargs), is_leaf=lambda node: isinstance(node, PackedSequence))
         refuse_packed(module, self.leaves)
         known_dims = _known_dims(module, args, kwargs)

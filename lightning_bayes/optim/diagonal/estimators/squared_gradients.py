@@ -21,6 +21,6 @@ class SquaredGradients(CurvatureEstimator):
     def read(self, finished: FinishedPass, params: Sequence[nn.Parameter], scores: Scores) -> Curvature:
         """Read one pass; see `CurvatureEstimator`."""
         squares: Curvature = finished.captured.mean_curvature()
-        if finished.loss_scale != 1 and squares and finished.captured.stores_backward:
+        if finished.loss_scale != 1 and squares and not finished.captured.has_taken_examples:
             torch._foreach_div_(list(squares.values()), finished.loss_scale**2)
         return squares
