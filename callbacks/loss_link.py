@@ -101,7 +101,7 @@ class LinkRecorder:
         """The link of the output that leads to a node by functions of it alone: no product of outputs, no further layer."""
         node, is_same = linked, True  # whether the loss gets values of the output itself
         while node is not None and node not in shapes:
-            is_same &= node in self._recorder.notes.nodes["moved"]
+            is_same &= node in self._recorder.noted["moved"]
             children = [child for child, _ in node.next_functions if child is not None]
             node = children[0] if len(set(children)) == 1 else None
         if node is None:

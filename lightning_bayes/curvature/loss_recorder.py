@@ -167,7 +167,7 @@ class LossRecorder(LossTape):
             path.nodes.append(node)
             path.edges.update(node.next_functions)
             children = [child for child, _ in node.next_functions]
-            path.depends |= self._is_layer is None and (None in children or node in self.notes.nodes["lookup"])
+            path.depends |= self._is_layer is None and (None in children or node in self.noted["lookup"])
             stack += [child for child in children if child not in seen]
             seen.update(children)
         return path

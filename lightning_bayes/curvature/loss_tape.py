@@ -7,7 +7,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,7 @@ from lightning_bayes.curvature.example_dims import Order, Shape
 from lightning_bayes.curvature.loss import LossRecord
 from lightning_bayes.curvature.loss_functions import LOSS_FUNCTIONS, read_call
 from lightning_bayes.curvature.loss_terms import Edge, Step, Term
-from lightning_bayes.curvature.pass_notes import NOTED, PassNotes
+from lightning_bayes.curvature.pass_notes import NOTED, Note, notes_of
 from lightning_bayes.private_torch import DDP_SINK, output_shapes
 
 
@@ -69,7 +69,8 @@ class LossTape(TorchFunctionMode, ABC):
         self.numbers: dict[Any, Any] = {}  # numbers that multiplied other values
         self.weighted: set[Any] = set()  # nodes of values with constant factors or masks
         self.log_softmax: set[Any] = set()  # nodes of log-probabilities of classes
-        self.notes = PassNotes()
+        self.noted: dict[Note, set[Any]] = {note: set() for note in get_args(Note)}  # nodes
+        self.selected_data: list[Tensor] = []  # selected or packed rows without gradients
 
     def __enter__(self) -> Any:
         """Record the functions that are called from now on. Compiled code runs eagerly, because it hides them."""
@@ -98,7 +99,7 @@ class LossTape(TorchFunctionMode, ABC):
             handler, first = self._handlers[func]
             handler(self, *first, value, *(args if former is None else (former, *args[1:])), **kwargs)
         if isinstance(value, Tensor) and func in NOTED:
-            self.notes.add(func, value, args, kwargs)
+            self._note(func, value, args, kwargs)
         return iter(result) if func is Tensor.__iter__ else result
 
     @abstractmethod
@@ -109,8 +110,15 @@ class LossTape(TorchFunctionMode, ABC):
 
     def clear(self) -> None:
         """Forget the forward pass, whose tensors the record keeps alive."""
-        self.notes.clear()
-        for record in (self.terms, self.before, self.choices, self.numbers, self.weighted, self.log_softmax):
+        of_losses: tuple[Any, ...] = (
+            self.terms,
+            self.before,
+            self.choices,
+            self.numbers,
+            self.weighted,
+            self.log_softmax,
+        )
+        for record in (*of_losses, self.selected_data, *self.noted.values()):
             record.clear()
 
     def node_of(self, value: Tensor) -> Any:
@@ -119,6 +127,14 @@ class LossTape(TorchFunctionMode, ABC):
         while node is not None and node not in self.terms and node.name() in _IDENTITIES:
             node, output = node.next_functions[output - len(output_shapes(node))]
         return node
+
+    def _note(self, function: Any, value: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note a call by its first result, or by the tensor that it changed."""
+        notes = NOTED[function] if NOTED[function] == {"moved"} else notes_of(function, args, kwargs)
+        if value.grad_fn is None and notes & {"select", "pack"}:
+            self.selected_data.append(value)
+        for note in notes if value.grad_fn is not None else ():
+            self.noted[note].add(value.grad_fn)
 
     def _known(self, value: Any) -> tuple[Term, ...] | None:
         if isinstance(value, _Former):

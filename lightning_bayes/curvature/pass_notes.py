@@ -1,4 +1,4 @@
-"""Operations of a forward pass that move, divide, join or mix values, noted as they are called.
+"""Operations of a forward pass that move, divide, join or mix values: `LossTape` notes their calls.
 
 moved       the values are those of the input, elsewhere or in another dtype
 select      rows that a tensor chooses
@@ -11,8 +11,7 @@ batch_norm  normalised by statistics of the batch
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -42,35 +41,16 @@ _FUNCTIONS: Final[dict[Note, set[Any]]] = {
     "lookup": {F.embedding, F.embedding_bag},
     "batch_norm": _each("batch_norm") | {F.batch_norm},
 }
-NOTED: Final[set[Any]] = set().union(*_FUNCTIONS.values())
+NOTED: Final[dict[Any, set[Note]]] = {
+    function: {note for note, functions in _FUNCTIONS.items() if function in functions}
+    for function in set().union(*_FUNCTIONS.values())
+}
 
 
-class PassNotes:
-    """The noted operations of one forward pass."""
-
-    def __init__(self) -> None:
-        self.nodes: dict[Note, set[Any]] = {note: set() for note in get_args(Note)}  # of autograd
-        self.selected_data: list[Tensor] = []  # selected or packed rows without gradients
-
-    def add(self, function: Callable[..., Any], value: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note a call of a function in `NOTED`, and its first result or the tensor that it changed."""
-        notes = {note for note, functions in _FUNCTIONS.items() if function in functions}
-        if function in {Tensor.__getitem__, Tensor.__setitem__} and not _holds_tensor(args[1]):
-            notes -= {"select", "scatter"}
-        if "batch_norm" in notes and not kwargs.get("training", len(args) > 5 and args[5]):
-            return
-        if value.grad_fn is None and notes & {"select", "pack"}:
-            self.selected_data.append(value)
-        elif value.grad_fn is not None:
-            for note in notes:
-                self.nodes[note].add(value.grad_fn)
-
-    def clear(self) -> None:
-        """Forget the pass."""
-        for nodes in self.nodes.values():
-            nodes.clear()
-        self.selected_data.clear()
-
-
-def _holds_tensor(index: Any) -> bool:
-    return any(isinstance(item, Tensor) for item in (index if isinstance(index, tuple) else (index,)))
+def notes_of(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[Note]:
+    """The notes of a call of a function in `NOTED`."""
+    if function in {Tensor.__getitem__, Tensor.__setitem__}:
+        items = args[1] if isinstance(args[1], tuple) else (args[1],)
+        return NOTED[function] if any(isinstance(item, Tensor) for item in items) else NOTED[function] & {"moved"}
+    is_eval = "batch_norm" in NOTED[function] and not kwargs.get("training", len(args) > 5 and args[5])
+    return set() if is_eval else NOTED[function]

@@ -86,7 +86,7 @@ class SingleExamples:
     ) -> None:
         self.loss, self.num_examples, self._factors = loss, rows.num_examples, factors
         self._ends: list[Any] = list(ends)  # torch accepts a mix of edges and leaves, but its annotation does not
-        self._norms = [node for node in nodes_behind([loss.grad_fn]) if node in recorder.notes.nodes["batch_norm"]]
+        self._norms = [node for node in nodes_behind([loss.grad_fn]) if node in recorder.noted["batch_norm"]]
         self._cuts: dict[Any, dict[int, int]] = {}  # `ExampleRows.outer` by node and index
         for (node, index), outer in rows.outer.items():
             self._cuts.setdefault(node, {})[index] = outer
