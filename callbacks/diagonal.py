@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Literal, final, get_args
 
+from lightning.pytorch import LightningModule, Trainer
 from typing_extensions import Never, Unpack
 
 from lightning_bayes.callbacks.base import VariationalCallback
@@ -30,6 +33,7 @@ from lightning_bayes.optim import (
     Vprop0,
 )
 from lightning_bayes.optim.diagonal.ivon import check_rescaling
+from lightning_bayes.optim.diagonal.ivon_start import weight_of_old_curvature
 from lightning_bayes.optim.diagonal.vadagrad import require_unit_kl_weight
 from lightning_bayes.optim.diagonal.vprop import Scaling
 
@@ -213,9 +217,14 @@ class IVONCallback(VariationalCallback):
 
     Default: ``betas=(0.9, 0.99999)``. β₂ is close to 1, as in the paper, because the curvature estimate is noisy.
 
+    ``IVONCallback(lr=1.0)`` starts by itself: without an `init_precision` it chooses the initial noise, reads `lr` as SGD's
+    learning rate divided by (1 - momentum), and, without `betas`, sets β₂ = 1 - 2/T for the T updates of the run. A
+    heuristic, see `lightning_bayes.optim.diagonal.ivon_start`. Presets and an `init_precision` keep the paper's start.
+
     Args:
         clip_radius: Bound of each component of the natural step, before the learning rate is applied.
-        rescale_lr: Whether to multiply an explicit `lr` by the initial curvature, which makes it comparable to SGD's.
+        rescale_lr: Whether to multiply an explicit `lr` by the initial curvature, which makes it comparable to SGD's. None:
+            True without an `init_precision`. False without one starts at the square of the first gradient.
         **fields: See `CallbackFields`; ``engine`` has no effect.
     """
 
@@ -225,12 +234,28 @@ class IVONCallback(VariationalCallback):
         self,
         *unnamed: Never,
         clip_radius: float | Schedule = math.inf,
-        rescale_lr: bool = False,
+        rescale_lr: bool | None = None,
         **fields: Unpack[CallbackFields],
     ) -> None:
         super().__init__(*unnamed, **fields)
         self.set_own(clip_radius=clip_radius, rescale_lr=rescale_lr)
         check_rescaling(self.group_defaults)
+        starts_by_itself = self.lr is not None and rescale_lr is not False and fields.get("init_precision") is None
+        self._averages_over_run = starts_by_itself and "betas" not in fields
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Patch the trainer, and set β₂ by the length of the fit once its loaders are known."""
+        super().setup(trainer, pl_module, stage)
+        if stage == "fit" and self._averages_over_run:
+            self._patches.set(
+                trainer.strategy, "setup_optimizers", partial(self._set_average, trainer.strategy.setup_optimizers)
+            )
+
+    def _set_average(self, set_up: Callable[[Trainer], None], trainer: Trainer) -> None:
+        updates = trainer.estimated_stepping_batches
+        if math.isfinite(updates):
+            self.group_defaults["betas"] = (self.group_defaults["betas"][0], weight_of_old_curvature(updates))
+        set_up(trainer)
 
 
 @final

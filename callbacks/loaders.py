@@ -37,10 +37,12 @@ class ValidationSet:
         self._loaders = trainer.val_dataloaders
 
     def find(self, trainer: Trainer) -> Any:
-        """The first loader of the data module outside of a fit, else of the loaders that were kept; None without one."""
-        datamodule = getattr(trainer, "datamodule", None)
-        if datamodule is None or trainer.state.fn == "fit":
+        """The first loader of the data module outside of a fit, else that was kept, else of the module; None without one."""
+        datamodule, module = getattr(trainer, "datamodule", None), trainer.lightning_module
+        if trainer.state.fn == "fit" or (datamodule is None and self._loaders is not None):
             return _first(self._loaders)
+        if datamodule is None:
+            return _first(module.val_dataloader()) if is_overridden("val_dataloader", module) else None
         if not is_overridden("val_dataloader", datamodule, LightningDataModule):
             return None
         datamodule.setup("validate")

@@ -88,6 +88,10 @@ def _requested_hyperparameters(trainer: Trainer, chosen: ChosenDefaults) -> dict
         requested["prior_precision"] = arguments.prior_precision
     if chosen.is_default_interval:
         del requested["curvature_interval"]
+    if requested.get("rescale_lr", False) is None:  # IVON's start is chosen by the optimizer
+        del requested["rescale_lr"]
+        if requested["init_precision"] is None:
+            del requested["init_precision"]
     if requested["antithetic"] is None:
         del requested["antithetic"]
     if chosen.noise is not None:

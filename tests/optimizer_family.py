@@ -30,6 +30,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "FullVON": {"lr": 0.1, "damping": 2.0, "damping_in_noise": True},  # Hessians of networks have negative eigenvalues
     "NNGFull": {"lr": 0.05, "damping": 0.1, "likelihood": Softmax()},  # one draw of labels leaves most directions out
 }
+NATURAL_RATES = {"IVON": 0.5}  # of the natural step, where 0.01 does not train
 
 
 def classifier(optimizer):
@@ -45,7 +46,8 @@ def construct(optimizer, model, *groups, step_rule="natural", **arguments):
     if step_rule == "user":  # the noise of the bound, unless stated
         return optimizer(model, base=torch.optim.Adam(model.parameters(), lr=1e-2), **{"relative_noise": None, **given})
     rule = {"step_rule": step_rule} if len(step_rules(optimizer)) > 1 else {}
-    return optimizer(model, *groups, **{"lr": 1e-2, **rule, **given})
+    lr = NATURAL_RATES.get(optimizer.__name__, 1e-2) if step_rule == "natural" else 1e-2
+    return optimizer(model, *groups, **{"lr": lr, **rule, **given})
 
 
 # -- capabilities, read from the class ----------------------------------------------------------------------------------

@@ -26,12 +26,17 @@ from lightning_bayes import (
 )
 from lightning_bayes.callbacks.posthoc import PosthocCallback
 
+# The published hess_init and weight decay for 2,000 images.
+_FEW: dict[str, Any] = {"num_data": 2000, "init_precision": 2000 * 0.5002, "prior_precision": 0.4}
+
 CALLBACKS: dict[str, Callable[..., VariationalCallback] | None] = {
     "user": None,  # the user's optimizer alone
     "ogn": OGNCallback,  # the same step without noise
     "vogn": VOGNCallback,
     "vadam": VadamCallback,
     "ivon": IVONCallback,
+    "ivon_lr": partial(IVONCallback, lr=1.0),
+    "ivon_paper": partial(IVONCallback.from_preset, "shen2024-cifar10-resnet20", eval_samples=10, **_FEW),
     "noisy_adam": NoisyAdamCallback,
     "noisy_kfac": NoisyKFACCallback,
     "flat": FlatNoiseCallback,  # noise without a curvature

@@ -14,6 +14,7 @@ from __future__ import annotations
 import gzip
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +34,7 @@ from lightning_bayes.zoo import (
 )
 from lightning_bayes.zoo.data.ood import ood_set
 from lightning_bayes.zoo.data.uci import Standardiser, read_uci
+from lightning_bayes.zoo.models.norms import NormName
 
 
 class _Block(nn.Module):
@@ -164,9 +166,9 @@ def _mlp(*hidden: int) -> Callable[[Data], nn.Module]:
     return build
 
 
-def _lenet(data: Data) -> nn.Module:
+def _lenet(data: Data, norm: NormName = "none") -> nn.Module:
     _, channels, _, size = data.train_x.shape
-    return LeNet5(num_classes=10, in_channels=channels, image_size=size)
+    return LeNet5(num_classes=10, in_channels=channels, image_size=size, norm=norm)
 
 
 PROBLEMS: dict[str, Problem] = {
@@ -174,6 +176,9 @@ PROBLEMS: dict[str, Problem] = {
     "digits-100": Problem(_digits(10), _lenet, batch=32, epochs=100),
     "mnist-mlp": Problem(_images(MNISTDataModule, "fashionmnist"), _mlp(100), batch=64, epochs=15),
     "fashion-lenet": Problem(_images(FashionMNISTDataModule, "mnist"), _lenet, batch=64, epochs=12),
+    "fashion-lenet-bn": Problem(
+        _images(FashionMNISTDataModule, "mnist", 2_000), partial(_lenet, norm="batch"), batch=64, epochs=12
+    ),
     "cifar-lenet": Problem(_images(CIFAR10DataModule), _lenet, batch=64, epochs=15),
     "cifar-resnet": Problem(_images(CIFAR10DataModule), small_resnet, batch=64, epochs=10),
     "yacht": Problem(_uci("yacht"), _mlp(50), batch=32, epochs=100, is_regression=True),

@@ -19,7 +19,11 @@ class Net(LightningModule):
     def __init__(self):
         super().__init__()
         self.net = torch.nn.Sequential(
-            torch.nn.Linear(2, 50), torch.nn.Tanh(), torch.nn.Linear(50, 50), torch.nn.Tanh(), torch.nn.Linear(50, 2)
+            torch.nn.Linear(2, 50),
+            torch.nn.Tanh(),
+            torch.nn.Linear(50, 50),
+            torch.nn.Tanh(),
+            torch.nn.Linear(50, 2),
         )
 
     def forward(self, x):
@@ -70,9 +74,14 @@ trainer.save_checkpoint("vogn.ckpt")
 # %%
 posterior = load_posterior("vogn.ckpt")
 print(posterior)
-deviations = {name: (1 / precision).sqrt().mean().item() for name, precision in posterior.precision.items()}
+deviations = {
+    name: (1 / precision).sqrt().mean().item()
+    for name, precision in posterior.precision.items()
+}
 for name, deviation in deviations.items():
-    print(f"{name:12} mean |weight| {posterior.mean[name].abs().mean():.3f}   mean standard deviation {deviation:.3f}")
+    print(
+        f"{name:12} mean |weight| {posterior.mean[name].abs().mean():.3f}   mean standard deviation {deviation:.3f}"
+    )
 
 # %% [markdown]
 # `mc_predict` averages probabilities over posterior samples. The mutual information is the part of the predictive uncertainty
@@ -100,7 +109,9 @@ for ax, (title, values) in zip(axes, panels.items(), strict=True):
         levels=torch.linspace(0, 1, 11).tolist() if is_probability else 10,
         cmap="RdBu" if is_probability else "viridis",
     )
-    ax.scatter(*inputs.T, c=classes, cmap="RdBu", edgecolor="black", linewidth=0.4, s=14)
+    ax.scatter(
+        *inputs.T, c=classes, cmap="RdBu", edgecolor="black", linewidth=0.4, s=14
+    )
     ax.set_title(title)
     figure.colorbar(picture, ax=ax)
 figure.savefig("moons.png", dpi=110)

@@ -25,7 +25,8 @@ digits.setup("fit")
 train = DataLoader(Subset(digits.train_set, range(300)), batch_size=30, shuffle=True)
 validation, validation_classes = digits.val_set.tensors
 test, classes = digits.test_set.tensors
-outside = torch.cat([ood_set.tensors[0] for ood_set in digits.ood_sets])  # photo patches and shuffled digits
+# photo patches and shuffled digits
+outside = torch.cat([ood_set.tensors[0] for ood_set in digits.ood_sets])
 print(len(test), "test digits,", len(outside), "out-of-distribution inputs")
 
 
@@ -33,7 +34,9 @@ print(len(test), "test digits,", len(outside), "out-of-distribution inputs")
 def fit(*callbacks):
     seed_everything(0, verbose=False)
     network = MLP(in_features=64, out_features=10, hidden=[100, 100])
-    task = BayesClassifier(network, num_classes=10, optimizer=lambda p: torch.optim.Adam(p, lr=2e-3))
+    task = BayesClassifier(
+        network, num_classes=10, optimizer=lambda p: torch.optim.Adam(p, lr=2e-3)
+    )
     trainer = Trainer(
         max_epochs=60,
         callbacks=list(callbacks),
@@ -50,10 +53,19 @@ def fit(*callbacks):
 adam = fit()
 callback = VOGNCallback()
 vogn = fit(callback)
-evidence = laplace(adam, train, "classification")  # Kronecker factors of the last layer, prior by marginal likelihood
-chosen = laplace(adam, train, "classification", prior_precision="validation", validation=digits.val_dataloader())
+# Kronecker factors of the last layer, prior by marginal likelihood
+evidence = laplace(adam, train, "classification")
+chosen = laplace(
+    adam,
+    train,
+    "classification",
+    prior_precision="validation",
+    validation=digits.val_dataloader(),
+)
 for name, result in {"marginal likelihood": evidence, "validation": chosen}.items():
-    print(f"prior precision by {name}: {next(iter(result.prior_precision.values())):.3g}")
+    print(
+        f"prior precision by {name}: {next(iter(result.prior_precision.values())):.3g}"
+    )
 
 # %% [markdown]
 # A temperature is chosen on validation digits, never on the test set. For a sampled posterior it divides the logits of every
@@ -71,9 +83,15 @@ with torch.no_grad():
 methods = {
     "Adam": adam_probs,
     "Adam, temperature": lambda x: adam_probs(x, temperature),
-    "VOGN": lambda x: mc_predict(vogn, callback.optimizer.posterior(), x, samples=64).probs,
-    "Laplace, evidence": lambda x: mc_predict(adam, evidence.posterior, x, linearized="closed_form").probs,
-    "Laplace, validation": lambda x: mc_predict(adam, chosen.posterior, x, linearized="closed_form").probs,
+    "VOGN": lambda x: (
+        mc_predict(vogn, callback.optimizer.posterior(), x, samples=64).probs
+    ),
+    "Laplace, evidence": lambda x: (
+        mc_predict(adam, evidence.posterior, x, linearized="closed_form").probs
+    ),
+    "Laplace, validation": lambda x: (
+        mc_predict(adam, chosen.posterior, x, linearized="closed_form").probs
+    ),
 }
 inside = {name: predict(test) for name, predict in methods.items()}
 out = {name: predict(outside) for name, predict in methods.items()}
@@ -86,7 +104,9 @@ for name, probs in inside.items():
     metrics.update(probs, classes)
     values = {key: float(value) for key, value in metrics.compute().items()}
     auroc = float(ood_auroc(torch.cat([entropy(probs), entropy(out[name])]), is_ood))
-    print(f"{name:20} {values['cls/Acc']:8.3f} {values['cls/NLL']:7.3f} {values['cal/ECE']:7.3f} {auroc:10.3f}")
+    print(
+        f"{name:20} {values['cls/Acc']:8.3f} {values['cls/NLL']:7.3f} {values['cal/ECE']:7.3f} {auroc:10.3f}"
+    )
 
 # %% [markdown]
 # This is one seed and one small problem, so compare the columns, not the ranking. NLL and ECE evaluate the probabilities on
@@ -95,10 +115,17 @@ for name, probs in inside.items():
 
 # %%
 shown = ("Adam", "VOGN", "Laplace, validation")
-reliability_diagram({name: (inside[name], classes) for name in shown}).savefig("1_reliability.png")
-entropies = {name: {"digits": entropy(inside[name]), "outside": entropy(out[name])} for name in shown}
+reliability_diagram({name: (inside[name], classes) for name in shown}).savefig(
+    "1_reliability.png"
+)
+entropies = {
+    name: {"digits": entropy(inside[name]), "outside": entropy(out[name])}
+    for name in shown
+}
 entropy_histogram(entropies).savefig("2_entropy.png")
-risk_coverage_diagram({name: (inside[name], classes) for name in shown}).savefig("3_risk_coverage.png")
+risk_coverage_diagram({name: (inside[name], classes) for name in shown}).savefig(
+    "3_risk_coverage.png"
+)
 
 # %% [markdown]
 # Bars below the diagonal of the reliability diagram indicate overconfidence. The risk-coverage curve shows the error on the

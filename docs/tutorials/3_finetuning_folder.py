@@ -14,7 +14,12 @@ from lightning.pytorch import Trainer, seed_everything
 from PIL import Image, ImageDraw
 
 from lightning_bayes import Predictor, VOGNCallback, zoo
-from lightning_bayes.zoo import BayesClassifier, DigitsDataModule, ImageFolderDataModule, create_model
+from lightning_bayes.zoo import (
+    BayesClassifier,
+    DigitsDataModule,
+    ImageFolderDataModule,
+    create_model,
+)
 
 generator = torch.Generator().manual_seed(0)
 
@@ -28,10 +33,17 @@ def picture(kind):
     image = Image.new("L", (56, 56))
     x, y, r = uniform(20, 36), uniform(20, 36), uniform(9, 17)
     corners = {"square": 4, "triangle": 3, "disc": 60}[kind]
-    ImageDraw.Draw(image).regular_polygon((x, y, r), corners, rotation=uniform(0, 90), fill=220)
+    ImageDraw.Draw(image).regular_polygon(
+        (x, y, r), corners, rotation=uniform(0, 90), fill=220
+    )
     noise = 18 * torch.randn(56, 56, generator=generator)
     return Image.fromarray(
-        (torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).reshape(56, 56) + noise)
+        (
+            torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).reshape(
+                56, 56
+            )
+            + noise
+        )
         .clamp(0, 255)
         .byte()
         .numpy()
@@ -59,7 +71,9 @@ for _ in range(4):
         adam.zero_grad()
         F.cross_entropy(lenet(images[batch]), classes[batch]).backward()
         adam.step()
-print(f"digits: {(lenet(images).argmax(1) == classes).float().mean():.3f} correct on the training images")
+print(
+    f"digits: {(lenet(images).argmax(1) == classes).float().mean():.3f} correct on the training images"
+)
 
 # %% [markdown]
 # Now fine-tune on the folder. `prior_mean="initial"` centres the prior at the pretrained weights. The new head starts from random
@@ -67,10 +81,20 @@ print(f"digits: {(lenet(images).argmax(1) == classes).float().mean():.3f} correc
 
 # %%
 data = ImageFolderDataModule(
-    "pictures", image_size=28, resize=28, mean=(0.3,), std=(0.3,), batch_size=10, num_workers=0
+    "pictures",
+    image_size=28,
+    resize=28,
+    mean=(0.3,),
+    std=(0.3,),
+    batch_size=10,
+    num_workers=0,
 )
-model = create_model("lenet5", num_classes=3, in_channels=1, image_size=28, pretrained=lenet.state_dict())
-task = BayesClassifier(model, num_classes=3, optimizer=lambda p: torch.optim.Adam(p, lr=2e-3))
+model = create_model(
+    "lenet5", num_classes=3, in_channels=1, image_size=28, pretrained=lenet.state_dict()
+)
+task = BayesClassifier(
+    model, num_classes=3, optimizer=lambda p: torch.optim.Adam(p, lr=2e-3)
+)
 callback = VOGNCallback(prior_mean="initial")
 trainer = Trainer(
     max_epochs=30,
@@ -84,7 +108,11 @@ trainer = Trainer(
 trainer.fit(task, data)
 metrics = trainer.test(task, data, verbose=False)[0]
 print(
-    {key: round(value, 3) for key, value in metrics.items() if key in ("test/cls/Acc", "test/cls/NLL", "test/cal/ECE")}
+    {
+        key: round(value, 3)
+        for key, value in metrics.items()
+        if key in ("test/cls/Acc", "test/cls/NLL", "test/cal/ECE")
+    }
 )
 
 # %% [markdown]
@@ -93,12 +121,17 @@ print(
 
 # %%
 zoo.save_posterior(
-    "shapes.safetensors", task.model, callback.optimizer.posterior().select("model."), class_names=data.class_names
+    "shapes.safetensors",
+    task.model,
+    callback.optimizer.posterior().select("model."),
+    class_names=data.class_names,
 )
 predict = Predictor.load("shapes.safetensors", reject_below=0.7)
 known = [picture(kind) for kind in ("disc", "square", "triangle")]
 unknown = [
-    Image.fromarray(((image[0] - image.min()) / (image.max() - image.min()) * 220).byte().numpy())
+    Image.fromarray(
+        ((image[0] - image.min()) / (image.max() - image.min()) * 220).byte().numpy()
+    )
     for image in images[:3]
 ]
 answers = predict(known + unknown)

@@ -10,7 +10,13 @@ import torch
 from lightning.pytorch import Trainer, seed_everything
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_bayes import Calibration, LaplaceCallback, NoisyKFACCallback, VOGNCallback, mc_predict
+from lightning_bayes import (
+    Calibration,
+    LaplaceCallback,
+    NoisyKFACCallback,
+    VOGNCallback,
+    mc_predict,
+)
 from lightning_bayes.zoo import BayesRegressor
 
 NOISE = 0.1  # standard deviation, known to every method
@@ -18,7 +24,9 @@ generator = torch.Generator().manual_seed(0)
 
 
 def targets(x):
-    return torch.sin(4 * x) + 0.3 * x + NOISE * torch.randn(x.shape, generator=generator)
+    return (
+        torch.sin(4 * x) + 0.3 * x + NOISE * torch.randn(x.shape, generator=generator)
+    )
 
 
 def clusters(count):
@@ -35,8 +43,12 @@ validation = TensorDataset(x, targets(x))
 # %%
 def fit(*callbacks, epochs=400):
     seed_everything(0, verbose=False)
-    network = torch.nn.Sequential(torch.nn.Linear(1, 50), torch.nn.Tanh(), torch.nn.Linear(50, 1))
-    module = BayesRegressor(network, lambda p: torch.optim.Adam(p, lr=5e-3), noise_std=NOISE)
+    network = torch.nn.Sequential(
+        torch.nn.Linear(1, 50), torch.nn.Tanh(), torch.nn.Linear(50, 1)
+    )
+    module = BayesRegressor(
+        network, lambda p: torch.optim.Adam(p, lr=5e-3), noise_std=NOISE
+    )
     trainer = Trainer(
         max_epochs=epochs,
         check_val_every_n_epoch=epochs,
@@ -47,13 +59,19 @@ def fit(*callbacks, epochs=400):
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(module, DataLoader(train, batch_size=20, shuffle=True), DataLoader(validation, batch_size=40))
+    trainer.fit(
+        module,
+        DataLoader(train, batch_size=20, shuffle=True),
+        DataLoader(validation, batch_size=40),
+    )
     return module.eval()
 
 
 default, scale = VOGNCallback(), Calibration(linearized=True)
 vogn = fit(default, scale)
-natural = NoisyKFACCallback(lr=0.01, prior_precision=1.0, stats_interval=1, inverse_interval=10)
+natural = NoisyKFACCallback(
+    lr=0.01, prior_precision=1.0, stats_interval=1, inverse_interval=10
+)
 kfac = fit(natural)
 laplace = LaplaceCallback(subset="all")
 adam = fit(laplace)
@@ -68,10 +86,18 @@ def moments(module, posterior, x, **options):
 
 
 methods = {
-    "Laplace, all weights": lambda x: moments(adam, laplace.posterior, x, linearized="closed_form"),
-    "VOGN, default": lambda x: moments(vogn, default.optimizer.posterior(), x, samples=200),
-    "VOGN, Calibration": lambda x: moments(vogn, scale.scaled(default.optimizer.posterior()), x, samples=200),
-    "Noisy K-FAC, natural step": lambda x: moments(kfac, natural.optimizer.posterior(), x, samples=200),
+    "Laplace, all weights": lambda x: moments(
+        adam, laplace.posterior, x, linearized="closed_form"
+    ),
+    "VOGN, default": lambda x: moments(
+        vogn, default.optimizer.posterior(), x, samples=200
+    ),
+    "VOGN, Calibration": lambda x: moments(
+        vogn, scale.scaled(default.optimizer.posterior()), x, samples=200
+    ),
+    "Noisy K-FAC, natural step": lambda x: moments(
+        kfac, natural.optimizer.posterior(), x, samples=200
+    ),
 }
 
 new = clusters(4000)
@@ -90,16 +116,46 @@ for name, predict in methods.items():
 
 # %%
 shown = torch.linspace(-1.6, 1.6, 200)[:, None]
-figure, axes = plt.subplots(2, 2, figsize=(9, 5.6), sharex=True, sharey=True, layout="constrained")
+figure, axes = plt.subplots(
+    2, 2, figsize=(9, 5.6), sharex=True, sharey=True, layout="constrained"
+)
 for ax, (name, predict) in zip(axes.flat, methods.items(), strict=True):
     prediction = predict(shown)
     line, middle = shown.flatten(), prediction.mean.flatten()
-    weights, total = prediction.variance.sqrt().flatten(), (prediction.variance + NOISE**2).sqrt().flatten()
+    weights, total = (
+        prediction.variance.sqrt().flatten(),
+        (prediction.variance + NOISE**2).sqrt().flatten(),
+    )
     ax.axvspan(-0.4, 0.4, color="0.94")
-    ax.fill_between(line, middle - 2 * total, middle + 2 * total, color="#9ecae1", label="± 2 std of y")
-    ax.fill_between(line, middle - 2 * weights, middle + 2 * weights, color="#4292c6", label="± 2 std of f")
-    ax.plot(line, torch.sin(4 * line) + 0.3 * line, "--", color="0.3", linewidth=1, label="truth")
-    ax.plot(*(part.flatten() for part in train.tensors), ".", color="#d95f02", markersize=4, label="data")
+    ax.fill_between(
+        line,
+        middle - 2 * total,
+        middle + 2 * total,
+        color="#9ecae1",
+        label="± 2 std of y",
+    )
+    ax.fill_between(
+        line,
+        middle - 2 * weights,
+        middle + 2 * weights,
+        color="#4292c6",
+        label="± 2 std of f",
+    )
+    ax.plot(
+        line,
+        torch.sin(4 * line) + 0.3 * line,
+        "--",
+        color="0.3",
+        linewidth=1,
+        label="truth",
+    )
+    ax.plot(
+        *(part.flatten() for part in train.tensors),
+        ".",
+        color="#d95f02",
+        markersize=4,
+        label="data",
+    )
     ax.set(title=name, ylim=(-3.2, 3.2))
 handles, labels = axes[0, 0].get_legend_handles_labels()
 figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)

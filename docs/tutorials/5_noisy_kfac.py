@@ -18,7 +18,9 @@ digits = DigitsDataModule(batch_size=32, eval_ood=False)
 def fit(callback, path):
     seed_everything(0, verbose=False)
     network = MLP(in_features=64, out_features=10, hidden=[50])
-    task = BayesClassifier(network, num_classes=10, optimizer=lambda p: torch.optim.Adam(p, lr=2e-3))
+    task = BayesClassifier(
+        network, num_classes=10, optimizer=lambda p: torch.optim.Adam(p, lr=2e-3)
+    )
     trainer = Trainer(
         max_epochs=15,
         callbacks=[callback],
@@ -34,7 +36,10 @@ def fit(callback, path):
 
 
 keys = ("test/cls/Acc", "test/cls/NLL", "test/cal/ECE")
-for name, callback in {"VOGN": VOGNCallback(), "Noisy K-FAC": NoisyKFACCallback()}.items():
+for name, callback in {
+    "VOGN": VOGNCallback(),
+    "Noisy K-FAC": NoisyKFACCallback(),
+}.items():
     metrics = fit(callback, f"{name}.ckpt")
     print(f"{name:12}", "  ".join(f"{key} {metrics[key]:.4f}" for key in keys))
 
@@ -54,9 +59,12 @@ def correlations(precision):
     return covariance / deviations.outer(deviations)
 
 
-inputs = correlations(right)[:64, :64]  # between the input weights of one unit, by pixel
+# between the input weights of one unit, by pixel
+inputs = correlations(right)[:64, :64]
 off_diagonal = inputs - inputs.diag().diag()
-print(f"largest correlation between two pixels' weights: {off_diagonal.abs().max():.3f}")
+print(
+    f"largest correlation between two pixels' weights: {off_diagonal.abs().max():.3f}"
+)
 
 # %%
 figure, axes = plt.subplots(1, 3, figsize=(11, 3.4), layout="constrained")

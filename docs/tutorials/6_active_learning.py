@@ -22,8 +22,11 @@ test, classes = digits.test_set.tensors
 def fit(pool):
     seed_everything(0, verbose=False)
     network = MLP(in_features=64, out_features=10, hidden=[100])
-    task = BayesClassifier(network, num_classes=10, optimizer=lambda p: torch.optim.Adam(p, lr=1e-2))
-    callback = VOGNCallback(relative_noise=0.2)  # more noise than the default, so that samples disagree
+    task = BayesClassifier(
+        network, num_classes=10, optimizer=lambda p: torch.optim.Adam(p, lr=1e-2)
+    )
+    # more noise than the default, so that samples disagree
+    callback = VOGNCallback(relative_noise=0.2)
     trainer = Trainer(
         max_epochs=30,
         callbacks=[callback],
@@ -59,7 +62,12 @@ for name, choose in scores.items():
             predicted = mc_predict(task, posterior, test, samples=32).probs.argmax(1)
             curve.append((predicted == classes).float().mean().item())
             candidates = torch.stack([pool.rows[row][0] for row in pool.unlabelled])
-            pool.label(choose(pool, mc_predict(task, posterior, candidates, samples=32).sample_probs))
+            pool.label(
+                choose(
+                    pool,
+                    mc_predict(task, posterior, candidates, samples=32).sample_probs,
+                )
+            )
         accuracy[name, seed] = torch.tensor(curve)
 
 labels = torch.arange(20, 20 + 20 * rounds, 20)
@@ -73,7 +81,13 @@ figure, ax = plt.subplots(figsize=(6, 3.6), layout="constrained")
 for name, color in zip(scores, ("0.5", "#4292c6", "#d95f02"), strict=True):
     for seed in seeds:
         ax.plot(labels, accuracy[name, seed], color=color, alpha=0.4)
-    ax.plot(labels, torch.stack([accuracy[name, seed] for seed in seeds]).mean(0), color=color, linewidth=2, label=name)
+    ax.plot(
+        labels,
+        torch.stack([accuracy[name, seed] for seed in seeds]).mean(0),
+        color=color,
+        linewidth=2,
+        label=name,
+    )
 ax.set(xlabel="labels", ylabel="accuracy on 400 test digits")
 ax.legend(frameon=False)
 figure.savefig("curves.png", dpi=110)

@@ -29,16 +29,24 @@ def part(dataset, low):
 
 seed_everything(0, verbose=False)
 backbone = torch.nn.Sequential(
-    torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 128), torch.nn.ReLU(), torch.nn.Linear(128, 5)
+    torch.nn.Linear(64, 128),
+    torch.nn.ReLU(),
+    torch.nn.Linear(128, 128),
+    torch.nn.ReLU(),
+    torch.nn.Linear(128, 5),
 )
 adam = torch.optim.Adam(backbone.parameters(), lr=2e-3)
 for _ in range(20):
-    for inputs, classes in DataLoader(part(digits.train_set, 0), batch_size=32, shuffle=True):
+    for inputs, classes in DataLoader(
+        part(digits.train_set, 0), batch_size=32, shuffle=True
+    ):
         adam.zero_grad()
         F.cross_entropy(backbone(inputs), classes).backward()
         adam.step()
 inputs, classes = part(digits.test_set, 0).tensors
-print(f"digits 0 to 4: accuracy {(backbone(inputs).argmax(1) == classes).float().mean():.3f}")
+print(
+    f"digits 0 to 4: accuracy {(backbone(inputs).argmax(1) == classes).float().mean():.3f}"
+)
 
 # %% [markdown]
 # peft replaces the named layers. Its modules contain ordinary linear layers, which the curvature rules support.
@@ -48,7 +56,9 @@ print(f"digits 0 to 4: accuracy {(backbone(inputs).argmax(1) == classes).float()
 class Adapted(LightningModule):
     def __init__(self):
         super().__init__()
-        adapters = LoraConfig(r=4, lora_alpha=8, target_modules=["0", "2"], modules_to_save=["4"])
+        adapters = LoraConfig(
+            r=4, lora_alpha=8, target_modules=["0", "2"], modules_to_save=["4"]
+        )
         self.net = get_peft_model(deepcopy(backbone), adapters)
 
     def forward(self, x):
@@ -58,7 +68,9 @@ class Adapted(LightningModule):
         return F.cross_entropy(self(batch[0]), batch[1])
 
     def configure_optimizers(self):
-        return torch.optim.AdamW([p for p in self.parameters() if p.requires_grad], lr=5e-3)
+        return torch.optim.AdamW(
+            [p for p in self.parameters() if p.requires_grad], lr=5e-3
+        )
 
 
 few = part(digits.train_set, 5)
@@ -85,7 +97,9 @@ def fit(*callbacks):
 # %%
 def show(name, probs):
     nll = F.nll_loss(probs.log(), test_classes)
-    print(f"{name:6} accuracy {(probs.argmax(1) == test_classes).float().mean():.3f}   NLL {nll:.3f}")
+    print(
+        f"{name:6} accuracy {(probs.argmax(1) == test_classes).float().mean():.3f}   NLL {nll:.3f}"
+    )
 
 
 with torch.no_grad():

@@ -15,8 +15,19 @@ from lightning_bayes import load_posterior
 
 def fit(folder, *arguments):
     command = [
-        *(sys.executable, "-m", "lightning_bayes", "fit", "--config", "digits+mlp+vogn"),
-        *("--trainer.accelerator=cpu", "--trainer.max_epochs=2", "--trainer.enable_progress_bar=false"),
+        *(
+            sys.executable,
+            "-m",
+            "lightning_bayes",
+            "fit",
+            "--config",
+            "digits+mlp+vogn",
+        ),
+        *(
+            "--trainer.accelerator=cpu",
+            "--trainer.max_epochs=2",
+            "--trainer.enable_progress_bar=false",
+        ),
         *(f"--trainer.default_root_dir={folder}", "--trainer.logger=false", *arguments),
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -42,13 +53,20 @@ print(f"N: {one.num_data:.0f} and {two.num_data:.0f}")
 for name in one.mean:
     sizes = [posterior.mean[name].square().mean().sqrt() for posterior in (one, two)]
     noise = [(1 / posterior.precision[name]).mean().sqrt() for posterior in (one, two)]
-    print(f"{name:24} weights {sizes[0]:.4f} {sizes[1]:.4f}   noise {noise[0]:.4f} {noise[1]:.4f}")
+    print(
+        f"{name:24} weights {sizes[0]:.4f} {sizes[1]:.4f}   noise {noise[0]:.4f} {noise[1]:.4f}"
+    )
 
 # %% [markdown]
 # Rank 0 wrote the checkpoint of the second run. A single process can read it, and resume from it:
 
 # %%
-resumed = fit("three", "--data.batch_size=32", "--trainer.max_epochs=3", "--ckpt_path=two/checkpoints/last.ckpt")
+resumed = fit(
+    "three",
+    "--data.batch_size=32",
+    "--trainer.max_epochs=3",
+    "--ckpt_path=two/checkpoints/last.ckpt",
+)
 print("finite:", all(torch.isfinite(mean).all() for mean in resumed.mean.values()))
 
 # %% [markdown]

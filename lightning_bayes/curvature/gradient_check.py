@@ -16,6 +16,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
+from lightning_bayes.curvature.rounding import rounds_products
 from lightning_bayes.errors import UnsupportedLayerError, name_some
 
 ByParameter: TypeAlias = dict[nn.Parameter, Tensor]
@@ -82,7 +83,7 @@ class _Agreement:
         if total is None or not grad.numel():
             return not bool(grad.any())
         is_double = grad.dtype == torch.float64
-        tolerance = 5e-2 if self.is_half else 1e-6 if is_double else 2e-4 if grad.is_cpu else 5e-3
+        tolerance = 5e-2 if self.is_half else 1e-6 if is_double else 5e-3 if rounds_products(grad) else 2e-4
         size = float(grad.abs().max()) + (0.0 if square is None else float(square.max()) ** 0.5)
         # Gradients that are zero but for rounding, such as an attention key's bias, are measured by the largest of all.
         return float((total - grad.to(total.dtype)).abs().max()) <= tolerance * (size + 0.01 * self.largest)

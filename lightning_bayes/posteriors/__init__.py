@@ -19,7 +19,7 @@ from lightning_bayes.posteriors.matrix_gaussian import MatrixGaussian, kronecker
 from lightning_bayes.posteriors.mean_field import MeanField
 from lightning_bayes.posteriors.memory import require_memory
 from lightning_bayes.posteriors.merging import merge
-from lightning_bayes.posteriors.precision import initial_curvature, precision
+from lightning_bayes.posteriors.precision import initial_curvature, minimal_precision, precision
 from lightning_bayes.posteriors.scaled import FAMILIES, ScaledPosterior
 from lightning_bayes.posteriors.shaped_noise import (
     NoiseShape,
@@ -55,6 +55,7 @@ __all__ = [
     "layer_tensors",
     "linear_chain",
     "merge",
+    "minimal_precision",
     "named_if_unreadable",
     "noise_damping",
     "noise_scale",

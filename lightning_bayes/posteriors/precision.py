@@ -44,6 +44,11 @@ def precision(
     return curvature.mul(scale).add_(damping * scale + prior_precision)
 
 
+def minimal_precision(num_data: float, prior_precision: float, kl_weight: float = 1.0, damping: float = 0.0) -> float:
+    """The posterior precision without curvature, of prior and damping alone."""
+    return prior_precision + damping * num_data / kl_weight
+
+
 def initial_curvature(
     init_precision: float, *, num_data: float, prior_precision: float, kl_weight: float = 1.0, damping: float = 0.0
 ) -> float:
@@ -66,7 +71,7 @@ def initial_curvature(
         >>> initial_curvature(52.0, num_data=100, prior_precision=2.0)
         0.5
     """
-    minimum = prior_precision + damping * num_data / kl_weight
+    minimum = minimal_precision(num_data, prior_precision, kl_weight, damping)
     if abs(init_precision - minimum) <= _ROUNDING * minimum:
         return 0.0
     if init_precision < minimum:

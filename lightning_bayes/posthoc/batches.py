@@ -15,18 +15,30 @@ from lightning_bayes.predictive import dropout_layers
 
 
 def labelled(loader: Iterable[Any], device: torch.device) -> Iterator[tuple[Any, Tensor]]:
-    """Yield the batches (inputs, targets) of a loader on `device`; raise a `DataError` for unlabelled or no batches."""
-    is_empty = True
-    for batch in loader:
+    """Yield the batches (inputs, targets) of a loader on `device`; raise a `DataError` for targets that do not suit."""
+    index = -1
+    for index, batch in enumerate(loader):
         if not isinstance(batch, (tuple, list)) or len(batch) != 2 or not isinstance(batch[1], Tensor):
             raise DataError(
                 f"The loader yields batches without labels, such as a {type(batch).__name__}, but the curvature and the "
                 "marginal likelihood need labels. Let it yield pairs (inputs, targets) of tensors."
             )
-        is_empty = False
+        _require_finite(batch[1], index)
         yield moved(batch[0], device), batch[1].to(device)
-    if is_empty:
+    if index < 0:
         raise DataError("The loader yields no batch. Pass the training data, and a new loader if this was an iterator.")
+
+
+def _require_finite(targets: Tensor, index: int) -> None:
+    """Raise a `DataError` for targets that are nan or infinite."""
+    bad = ~targets.isfinite()
+    if bool(bad.any()):
+        rows = bad.reshape(len(targets), -1).any(1).nonzero().flatten().tolist() if targets.dim() else [0]
+        raise DataError(
+            f"{int(bad.sum())} of the {targets.numel()} targets in batch {index} are nan or infinite, the first in row "
+            f"{rows[0]}. The likelihood needs every target, also of outputs that the training loss masks. Leave these "
+            "examples out of the data, or predict only outputs that all examples have."
+        )
 
 
 def require_evaluation_mode(model: nn.Module) -> None:

@@ -86,6 +86,18 @@ def test_a_checkpoint_without_a_posterior_gets_one_before_its_test(tmp_path):
     assert callback.result is not None
 
 
+@pytest.mark.filterwarnings("ignore:The search for the prior precision ended at an edge")
+def test_a_test_of_a_checkpoint_chooses_the_prior_on_the_modules_validation_set(tmp_path):
+    torch.manual_seed(0)
+    module = NormedClassifier()
+    fit(module, max_epochs=EPOCHS).save_checkpoint(tmp_path / "adam.ckpt")
+    module.train_dataloader, module.val_dataloader = lambda: loader(), lambda: loader(examples=24)
+    callback = LaplaceCallback(likelihood="classification")
+    scored(module, callback, ckpt_path=tmp_path / "adam.ckpt")
+    found = laplace(module.eval(), loader(), prior_precision="validation", validation=loader(examples=24))
+    assert callback.result.prior_precision == pytest.approx(found.prior_precision, rel=1e-3)
+
+
 def test_without_training_data_it_says_where_they_come_from(tmp_path):
     module = NormedClassifier()
     with pytest.raises(

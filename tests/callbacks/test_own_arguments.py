@@ -58,7 +58,7 @@ def test_a_temperature_falls_with_the_updates():
     ("callback", "arguments", "message"),
     [
         (IVONCallback, {"clip_radius": -1.0}, r"clip_radius=-1\.0 must be above 0"),
-        (IVONCallback, {"rescale_lr": True}, r"rescale_lr=True .* Pass lr=\.\.\. and init_precision"),
+        (IVONCallback, {"rescale_lr": True}, r"rescale_lr=True .* Pass lr=\.\.\."),
         (VpropCallback, {"scaling": "median"}, r"scaling='median' must be 'mean' or 'sum'"),
         (VadaGradCallback, {"temperature": 2.0}, r"temperature=2\.0 must be at least 0 and at most 1"),
         (VadaGradCallback, {"temperature": LinearSchedule(2.0, 0.0, 5)}, r"temperature=2\.0 must be at least 0"),

@@ -12,8 +12,8 @@ from tiny_training import Classifier, blobs, fit, loader, quiet_trainer
 from torch import nn
 from torch.utils.data import DataLoader, Subset
 
-from lightning_bayes import VOGN, IVONCallback, VOGNCallback, measure
-from lightning_bayes.errors import UnsupportedTrainingError
+from lightning_bayes import VOGN, IVONCallback, NoisyKFACCallback, SWAGCallback, VOGNCallback, measure
+from lightning_bayes.errors import ExampleDimensionError, UnsupportedTrainingError
 
 X, Y = torch.randn(8, 3, generator=torch.Generator().manual_seed(0)), torch.arange(8.0)
 
@@ -102,6 +102,29 @@ def test_parts_that_are_called_beside_the_network_are_measured(name):
     found = measure(model, lambda: loss(X, Y), "squared_gradients").curvature
     for key, grads in zip(params, zip(*each, strict=True), strict=True):
         torch.testing.assert_close(found[key], torch.stack(grads).square().mean(0), rtol=1e-4, atol=1e-6)
+
+
+class Graph(Classifier):
+    """One graph convolution after another, on all nodes of a graph."""
+
+    def __init__(self):
+        super().__init__(net=nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)))
+        self.neighbours = torch.rand(48, 48, generator=torch.Generator().manual_seed(0)) < 0.2
+
+    def forward(self, x):
+        mean = self.neighbours / self.neighbours.sum(1, keepdim=True).clamp(min=1)
+        return mean @ self.net[2](mean @ self.net[0](x).tanh())
+
+
+@pytest.mark.parametrize("callback", [VOGNCallback, NoisyKFACCallback])
+def test_a_graph_is_refused_with_the_methods_that_take_it(callback):
+    with pytest.raises(
+        ExampleDimensionError, match=r"net\.0 \(Linear\) does not keep the examples apart.*IVON and SWAG"
+    ):
+        fit(Graph(), callback(), data=loader(48))
+    for other in (IVONCallback(), SWAGCallback(start=0.0)):
+        trainer = fit(module := Graph(), other, data=loader(48), max_epochs=3)
+        assert trainer.predict(module, loader(48))[0]["mutual_information"].shape == (48,)
 
 
 class Kendall(nn.Module):

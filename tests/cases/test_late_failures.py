@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,9 +13,9 @@ from tiny_training import Classifier, fit, quiet_trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_bayes import Calibration, LaplaceCallback, SWAGCallback, VOGNCallback
+from lightning_bayes import Calibration, LaplaceCallback, SWAGCallback, VOGNCallback, laplace
 from lightning_bayes.callbacks.last_epoch import fit_kept
-from lightning_bayes.errors import BayesError, UnsupportedTrainingError
+from lightning_bayes.errors import BayesError, DataError, UnsupportedTrainingError
 
 X = torch.randn(32, 4, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0).long()
@@ -98,6 +100,23 @@ def test_laplace_refuses_after_the_first_batch(module, data):
     with pytest.raises(BayesError):
         fit(module, LaplaceCallback(), data=loader(*data), max_epochs=50)
     assert module.steps == 1
+
+
+def test_targets_that_are_not_numbers_are_counted_and_located():
+    targets = X[:, :2].clone()
+    targets[[1, 3]] = math.nan
+    with pytest.raises(UnsupportedTrainingError, match=r"4 of the 16 targets in batch 0 are nan .* first in row 1"):
+        fit(Masked(), LaplaceCallback(likelihood="regression"), data=loader(X, targets))
+    late = X[:, :2].clone()
+    late[9] = math.inf
+    with pytest.raises(DataError, match="2 of the 16 targets in batch 1"):
+        laplace(nn.Linear(4, 2), loader(X, late), "regression", "diagonal", "all")
+
+
+class Masked(Net):
+    def training_step(self, batch, batch_idx):
+        known = batch[1].isfinite()
+        return F.mse_loss(self(batch[0])[known], batch[1][known])
 
 
 def test_a_width_is_refused_after_the_first_batch():

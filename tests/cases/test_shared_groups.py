@@ -67,7 +67,39 @@ class Own(Watched):
         self.kept.step()
 
 
+class Warmed(Watched):
+    """A warm-up by hand, as in Lightning's documentation of optimizer_step."""
+
+    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
+        optimizer.step(closure=optimizer_closure)
+        for group in optimizer.param_groups:
+            group["lr"] = 0.02 * min(1.0, (self.trainer.global_step + 1) / 6)
+
+
+class Thawed(Watched):
+    """A layer that is frozen in the second epoch only."""
+
+    def on_train_epoch_start(self):
+        self.net[0].requires_grad_(self.current_epoch != 1)
+
+
+class Grown(Watched):
+    """A group that is added by hand."""
+
+    def configure_optimizers(self):
+        self.net[0].requires_grad_(self.current_epoch > 0)
+        return super().configure_optimizers()
+
+    def on_train_epoch_start(self):
+        if self.current_epoch == 1:
+            self.net[0].requires_grad_(True)
+            self.optimizers().add_param_group({"params": list(self.net[0].parameters()), "lr": 0.01})
+
+
 CASES = {
+    "warm-up by hand": Warmed,
+    "frozen for an epoch": Thawed,
+    "a group by hand": Grown,
     "one cycle": lambda: Watched(scheduler=lambda o: OneCycleLR(o, 0.05, total_steps=40)),
     "one cycle, SGD": lambda: Watched(
         lambda p: SGD(p, 1e-4, momentum=0.9), scheduler=lambda o: OneCycleLR(o, 1e-3, total_steps=40)

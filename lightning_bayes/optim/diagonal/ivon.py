@@ -14,9 +14,9 @@ from Lin et al. 2020, keeps s + δ̃ above half of its previous value for every 
     s_new + δ̃ = (s + δ̃)(1 + x + x²/2) = (s + δ̃)(1 + (1+x)²) / 2.
 
 Shen et al. write h for s, λ for Ñ/τ and δ for δ̃, their weight decay. β₂ is close to 1 (0.99999) to average out the
-noise. Their h₀ is s₀ = τ(P₀ - δ)/Ñ, where P₀ is ``init_precision``. Without ``init_precision`` the first pass has no
-noise, and s₀ = M ĝ² (M examples). This would be the empirical Fisher if gradients were independent with mean zero; it
-is a heuristic.
+noise. Their h₀ is s₀ = τ(P₀ - δ)/Ñ, where P₀ is ``init_precision``. Without ``init_precision`` the natural step chooses
+P₀ and rescales α (`optim.diagonal.ivon_start`). Otherwise the first pass has no noise, and s₀ = M ĝ² (M examples), which
+would be the empirical Fisher if gradients were independent with mean zero. Both are heuristics.
 """
 
 from __future__ import annotations
@@ -33,13 +33,16 @@ from typing_extensions import Unpack
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim.diagonal.estimators import Reparameterised
 from lightning_bayes.optim.diagonal.family import DiagonalFamily
+from lightning_bayes.optim.diagonal.ivon_start import starting_precision
 from lightning_bayes.optim.diagonal.state import MeanFieldState, average, debiased, with_prior
 from lightning_bayes.optim.diagonal.von import corrected_curvature, moved_curvature
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.hyperparameters import Hyperparameters, VariationalArguments
+from lightning_bayes.optim.noise import CounterNoise
 from lightning_bayes.optim.schedules import Schedule
 from lightning_bayes.optim.settings import POSITIVE_OR_INFINITE, setting
 from lightning_bayes.optim.variational import VariationalOptimizer
+from lightning_bayes.posteriors import minimal_precision
 
 
 def update(
@@ -63,11 +66,11 @@ def update(
 
 
 def check_rescaling(values: Mapping[str, Any]) -> None:
-    """Raise `HyperparameterError` if ``rescale_lr`` is set without the natural step or without an initial precision."""
-    if values["rescale_lr"] and (values["init_precision"] is None or values["step_rule"] != "natural"):
+    """Raise `HyperparameterError` if ``rescale_lr`` is set without the natural step."""
+    if values["rescale_lr"] and values["step_rule"] != "natural":
         raise HyperparameterError(
-            "rescale_lr=True multiplies the learning rate of the natural step by the initial curvature. Pass lr=... and "
-            "init_precision=..., or set rescale_lr=False."
+            "rescale_lr=True multiplies the learning rate of the natural step by the initial curvature. Pass lr=..., or set "
+            "rescale_lr=False."
         )
 
 
@@ -76,7 +79,7 @@ class IVONHyperparameters(Hyperparameters):
     """Adds the bound on the step and the option to rescale the learning rate."""
 
     clip_radius: float = setting(POSITIVE_OR_INFINITE, schedulable=True)  # infinity: no bound
-    rescale_lr: bool = setting()
+    rescale_lr: bool | None = setting(optional=True)
 
 
 @final
@@ -88,7 +91,8 @@ class IVON(VariationalOptimizer):
         params: See `VariationalOptimizer`.
         clip_radius: ξ, bound on each component of the natural step before multiplication by the learning rate.
         rescale_lr: Whether to multiply α by the initial s₀ + δ̃ = τP₀/Ñ, so that α is comparable to SGD's learning rate. This
-            is the default of the authors' code. Requires ``step_rule="natural"`` and an ``init_precision``.
+            is the default of the authors' code. Requires ``step_rule="natural"``. None: True if the natural step has no
+            ``init_precision``, which is then chosen too, see `optim.diagonal.ivon_start`; else False.
         **fields: See `VariationalOptimizer`.
 
     Example:
@@ -117,9 +121,15 @@ class IVON(VariationalOptimizer):
         params: Iterable[Any] | None = None,
         *,
         clip_radius: float | Schedule = math.inf,
-        rescale_lr: bool = False,
+        rescale_lr: bool | None = None,
         **fields: Unpack[VariationalArguments],
     ) -> None:
+        is_natural = fields.get("base") is None and fields.get("step_rule", "natural") == "natural"
+        starts_by_itself = is_natural and rescale_lr is not False and fields.get("init_precision") is None
+        self._likelihood_precision = starting_precision(model) if starts_by_itself else None
+        if starts_by_itself:
+            fields["init_precision"] = self._likelihood_precision  # `draw_sample` adds the prior's, once it is known
+        rescale_lr = starts_by_itself if rescale_lr is None else rescale_lr
         own = {"clip_radius": clip_radius, "rescale_lr": rescale_lr}
         super().__init__(model, params, own=own, **fields)
 
@@ -134,9 +144,16 @@ class IVON(VariationalOptimizer):
         """Store s₀ + δ̃ of the start if it rescales the learning rate, so that KL warm-up does not change it."""
         if group["posterior"]["rescale_lr"] and group["posterior"].get("rate_factor") is None:
             initial = effective(group)
-            group["posterior"]["rate_factor"] = (
-                group["posterior"]["init_precision"] * initial.kl_weight / initial.num_data
-            )
+            precision = self._likelihood_precision or group["posterior"]["init_precision"]
+            group["posterior"]["rate_factor"] = precision * initial.kl_weight / initial.num_data
+
+    def draw_sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
+        """Draw a posterior sample, the first with a chosen P₀."""
+        for group in self.param_groups:
+            if self._likelihood_precision is not None and not group["posterior"]["step"]:
+                least = minimal_precision(**effective(group).start_arguments)
+                group["posterior"]["init_precision"] = self._likelihood_precision + least
+        return super().draw_sample(noise)
 
     def update_arguments(self, group: dict[str, Any], step: int, precision: Tensor | None = None) -> dict[str, Any]:
         """Rescale the learning rate on request; see `VariationalOptimizer`."""
