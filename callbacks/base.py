@@ -16,6 +16,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
+from inspect import Signature
 from typing import Any, ClassVar
 
 from lightning.pytorch import LightningModule, Trainer
@@ -30,7 +31,7 @@ from lightning_bayes.callbacks.closure import MonteCarloClosure
 from lightning_bayes.callbacks.default_policy import choose_defaults
 from lightning_bayes.callbacks.evaluated_posterior import EvaluatedPosterior
 from lightning_bayes.callbacks.evaluation import EvaluationCallback
-from lightning_bayes.callbacks.fields import CallbackFields, complete_arguments, refuse_unnamed
+from lightning_bayes.callbacks.fields import CallbackFields, complete_arguments, refuse_unnamed, signature_of
 from lightning_bayes.callbacks.num_data import example_count_check, set_num_data
 from lightning_bayes.callbacks.presets import Preset, find_preset, presets_of
 from lightning_bayes.callbacks.private_lightning import wrap_closures
@@ -40,7 +41,6 @@ from lightning_bayes.callbacks.validation_samples import sample_count
 from lightning_bayes.optim import VariationalOptimizer
 from lightning_bayes.optim.readout import CALLBACK_KEY, callback_state
 from lightning_bayes.optim.schedules import Schedule
-from lightning_bayes.optim.settings import plain
 from lightning_bayes.predictive import LinearizedSamples, PosteriorSamples, Samples
 
 
@@ -68,12 +68,14 @@ class VariationalCallback(EvaluationCallback, ABC):
     """
 
     field_defaults: ClassVar[Mapping[str, Any]] = {}
+    __signature__: ClassVar[Signature]
 
     def __init__(self, *unnamed: Never, **fields: Unpack[CallbackFields]) -> None:
         refuse_unnamed(self.name, unnamed)
         passed = complete_arguments(self.name, self.optimizer_class, fields, self.field_defaults)
         super().__init__(passed.link)
         self._chosen = choose_defaults(self.name, passed)
+        self.optimizer_class.check_together(self._chosen.arguments.group_defaults)
         self.arguments = arguments = self._chosen.arguments
         self.linearized = arguments.linearized
         self._calibration = Calibration() if arguments.calibrate else None
@@ -85,6 +87,11 @@ class VariationalCallback(EvaluationCallback, ABC):
         self._resumed: dict[str, Any] = {}  # the callback's state in the checkpoint that the fit resumes from
         self._posterior = EvaluatedPosterior()
         self._ranks_agree = self._is_announced = False
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        if isinstance(cls.optimizer_class, type):  # else an argument chooses it
+            cls.__signature__ = signature_of(cls.optimizer_class, cls.field_defaults)
 
     @property
     @abstractmethod
@@ -105,11 +112,6 @@ class VariationalCallback(EvaluationCallback, ABC):
     def name(self) -> str:
         """Name of the callback's class, for messages."""
         return type(self).__name__
-
-    def set_own(self, **values: Any) -> None:
-        """Set hyperparameters that only this algorithm has; raises `HyperparameterError` if one is out of range."""
-        self.optimizer_class.hyperparameters.check(values)
-        self.group_defaults |= plain(values)
 
     @classmethod
     def presets(cls) -> dict[str, Preset]:
@@ -171,7 +173,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         is_tuned = self not in trainer.callbacks  # type: ignore[attr-defined]
         samples = ranks.noise_samples(trainer, self.mc_samples)
         wrapped = MonteCarloClosure(closure, trainer, optimizer, samples, always_measures=is_tuned)
-        if self.num_data is None:
+        if self.arguments.num_data is None and not optimizer.num_updates:
             wrapped.on_first_capture = example_count_check(trainer, optimizer)
         return wrapped
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, final, get_args
+from typing import Literal, cast, final, get_args
 
 from lightning.pytorch import LightningModule, Trainer
 from typing_extensions import Never, Unpack
@@ -23,21 +23,42 @@ from lightning_bayes.optim import (
     MomentumVON,
     NoisyAdam,
     NoisyAdamFisher,
-    Positivity,
     ReparameterisedVON,
-    Schedule,
     VadaGrad,
     Vadam,
     VariationalOptimizer,
     Vprop,
     Vprop0,
 )
-from lightning_bayes.optim.diagonal.ivon import check_rescaling
+from lightning_bayes.optim.diagonal.bbb import BBBOwn
+from lightning_bayes.optim.diagonal.ivon import IVONOwn
 from lightning_bayes.optim.diagonal.ivon_start import weight_of_old_curvature
-from lightning_bayes.optim.diagonal.vadagrad import require_unit_kl_weight
-from lightning_bayes.optim.diagonal.vprop import Scaling
+from lightning_bayes.optim.diagonal.vadagrad import VadaGradOwn
+from lightning_bayes.optim.diagonal.von import NewtonOwn
+from lightning_bayes.optim.diagonal.vprop import VpropOwn
+from lightning_bayes.optim.settings import joined_help
 
 Hessian = Literal["exact", "reparameterised"]
+
+
+class _VadaGradFields(CallbackFields, VadaGradOwn, total=False):
+    __doc__ = joined_help(CallbackFields, VadaGradOwn)  # type: ignore[misc]
+
+
+class _VpropFields(CallbackFields, VpropOwn, total=False):
+    __doc__ = joined_help(CallbackFields, VpropOwn)  # type: ignore[misc]
+
+
+class _NewtonFields(CallbackFields, NewtonOwn, total=False):
+    __doc__ = joined_help(CallbackFields, NewtonOwn)  # type: ignore[misc]
+
+
+class _IVONFields(CallbackFields, IVONOwn, total=False):
+    __doc__ = joined_help(CallbackFields, IVONOwn)  # type: ignore[misc]
+
+
+class _BBBFields(CallbackFields, BBBOwn, total=False):
+    __doc__ = joined_help(CallbackFields, BBBOwn)  # type: ignore[misc]
 
 
 @final
@@ -62,7 +83,7 @@ class OGNCallback(VariationalCallback):
 class NoisyAdamCallback(VariationalCallback):
     """Trains with Noisy Adam (`lightning_bayes.NoisyAdam`): one backward pass of any layer, at Adam's cost.
 
-    The width of the posterior depends on the batch size, see `optim.diagonal.estimators.batch_square`.
+    The width of the posterior depends on the batch size, see `optim.diagonal.batch_square`.
     """
 
     optimizer_class = NoisyAdam
@@ -79,7 +100,7 @@ class NoisyAdamFisherCallback(VariationalCallback):
 class VadamCallback(VariationalCallback):
     """Trains with variational Adam (`lightning_bayes.Vadam`): one backward pass of any layer, at Adam's cost.
 
-    The width of the posterior depends on the batch size, see `optim.diagonal.estimators.batch_square`.
+    The width of the posterior depends on the batch size, see `optim.diagonal.batch_square`.
     """
 
     optimizer_class = Vadam
@@ -90,19 +111,12 @@ class VadaGradCallback(VariationalCallback):
     """Trains with variational AdaGrad (`lightning_bayes.VadaGrad`), between inference and optimization.
 
     Default: ``betas=(0.0, 0.999)``, which is no momentum and, at temperature 1, the weight of the old curvature.
-
-    Args:
-        temperature: τ, from 1 (variational inference) to 0 (variational optimization, where the noise vanishes and leaves no
-            posterior). May be a schedule.
-        **fields: See `CallbackFields`; ``kl_weight`` must be 1.
     """
 
     optimizer_class = VadaGrad
 
-    def __init__(self, *unnamed: Never, temperature: float | Schedule = 0.0, **fields: Unpack[CallbackFields]) -> None:
-        super().__init__(*unnamed, **fields)
-        self.set_own(temperature=temperature)
-        require_unit_kl_weight(self.group_defaults)
+    def __init__(self, *unnamed: Never, **fields: Unpack[_VadaGradFields]) -> None:
+        super().__init__(*unnamed, **cast(CallbackFields, fields))
 
 
 @final
@@ -110,34 +124,23 @@ class VpropCallback(VariationalCallback):
     """Trains with variational RMSprop (`lightning_bayes.Vprop`): one backward pass of any layer.
 
     Default: ``betas=(0.0, 0.999)``, because the papers use no momentum. The posterior's width depends on the batch size, see
-    `optim.diagonal.estimators.batch_square`.
-
-    Args:
-        scaling: ``"mean"`` (Khan et al. 2018) or ``"sum"`` (Khan et al. 2017, for all data in one batch).
-        **fields: See `CallbackFields`.
+    `optim.diagonal.batch_square`.
     """
 
     optimizer_class = Vprop
 
-    def __init__(self, *unnamed: Never, scaling: Scaling = "mean", **fields: Unpack[CallbackFields]) -> None:
-        super().__init__(*unnamed, **fields)
-        self.set_own(scaling=scaling)
+    def __init__(self, *unnamed: Never, **fields: Unpack[_VpropFields]) -> None:
+        super().__init__(*unnamed, **cast(CallbackFields, fields))
 
 
 @final
 class Vprop0Callback(VariationalCallback):
-    """Trains with Vprop without noise (`lightning_bayes.Vprop0`): it leaves no posterior.
-
-    Args:
-        scaling: ``"mean"`` (Khan et al. 2018) or ``"sum"`` (Khan et al. 2017, for all data in one batch).
-        **fields: See `CallbackFields`.
-    """
+    """Trains with Vprop without noise (`lightning_bayes.Vprop0`): it leaves no posterior."""
 
     optimizer_class = Vprop0
 
-    def __init__(self, *unnamed: Never, scaling: Scaling = "mean", **fields: Unpack[CallbackFields]) -> None:
-        super().__init__(*unnamed, **fields)
-        self.set_own(scaling=scaling)
+    def __init__(self, *unnamed: Never, **fields: Unpack[_VpropFields]) -> None:
+        super().__init__(*unnamed, **cast(CallbackFields, fields))
 
 
 @final
@@ -147,25 +150,17 @@ class VONCallback(VariationalCallback):
     Args:
         hessian: ``"exact"``, computed by BackPACK for the models that it supports; or ``"reparameterised"``, estimated from
             gradient and noise for any model.
-        positivity: How the precision stays positive: ``"backtracking"`` or ``"correction"``, see `optim.diagonal.von`.
-        **fields: See `CallbackFields`; ``engine`` has no effect.
+        **fields: See `CallbackFields` and `NewtonOwn`; ``engine`` has no effect.
 
     Raises:
         HyperparameterError: If `hessian` is unknown, or an argument lies outside of its range.
     """
 
-    def __init__(
-        self,
-        *unnamed: Never,
-        hessian: Hessian = "exact",
-        positivity: Positivity = "backtracking",
-        **fields: Unpack[CallbackFields],
-    ) -> None:
+    def __init__(self, *unnamed: Never, hessian: Hessian = "exact", **fields: Unpack[_NewtonFields]) -> None:
         if hessian not in get_args(Hessian):
             raise HyperparameterError(f"hessian={hessian!r} must be one of {', '.join(map(repr, get_args(Hessian)))}.")
         self.hessian = hessian  # selects `optimizer_class`, which the base class reads
-        super().__init__(*unnamed, **fields)
-        self.set_own(positivity=positivity)
+        super().__init__(*unnamed, **cast(CallbackFields, fields))
 
     @property
     def optimizer_class(self) -> type[VariationalOptimizer]:
@@ -175,20 +170,12 @@ class VONCallback(VariationalCallback):
 
 @final
 class MomentumVONCallback(VariationalCallback):
-    """Trains with variational online Newton and natural momentum (`lightning_bayes.MomentumVON`).
-
-    Args:
-        positivity: How the precision stays positive: ``"backtracking"`` or ``"correction"``, see `optim.diagonal.von`.
-        **fields: See `CallbackFields`; ``engine`` has no effect.
-    """
+    """Trains with variational online Newton and natural momentum (`lightning_bayes.MomentumVON`)."""
 
     optimizer_class = MomentumVON
 
-    def __init__(
-        self, *unnamed: Never, positivity: Positivity = "backtracking", **fields: Unpack[CallbackFields]
-    ) -> None:
-        super().__init__(*unnamed, **fields)
-        self.set_own(positivity=positivity)
+    def __init__(self, *unnamed: Never, **fields: Unpack[_NewtonFields]) -> None:
+        super().__init__(*unnamed, **cast(CallbackFields, fields))
 
 
 @final
@@ -196,19 +183,12 @@ class CVICallback(VariationalCallback):
     """Trains with conjugate-computation variational inference (`lightning_bayes.CVI`): VON with many samples per batch.
 
     Defaults: ``mc_samples=10`` and ``betas=(0.0, 0.999)``.
-
-    Args:
-        positivity: How the precision stays positive: ``"backtracking"`` or ``"correction"``, see `optim.diagonal.von`.
-        **fields: See `CallbackFields`; ``engine`` has no effect.
     """
 
     optimizer_class = CVI
 
-    def __init__(
-        self, *unnamed: Never, positivity: Positivity = "backtracking", **fields: Unpack[CallbackFields]
-    ) -> None:
-        super().__init__(*unnamed, **fields)
-        self.set_own(positivity=positivity)
+    def __init__(self, *unnamed: Never, **fields: Unpack[_NewtonFields]) -> None:
+        super().__init__(*unnamed, **cast(CallbackFields, fields))
 
 
 @final
@@ -220,28 +200,14 @@ class IVONCallback(VariationalCallback):
     ``IVONCallback(lr=1.0)`` starts by itself: without an `init_precision` it chooses the initial noise, reads `lr` as SGD's
     learning rate divided by (1 - momentum), and, without `betas`, sets β₂ = 1 - 2/T for the T updates of the run. A
     heuristic, see `lightning_bayes.optim.diagonal.ivon_start`. Presets and an `init_precision` keep the paper's start.
-
-    Args:
-        clip_radius: Bound of each component of the natural step, before the learning rate is applied.
-        rescale_lr: Whether to multiply an explicit `lr` by the initial curvature, which makes it comparable to SGD's. None:
-            True without an `init_precision`. False without one starts at the square of the first gradient.
-        **fields: See `CallbackFields`; ``engine`` has no effect.
     """
 
     optimizer_class = IVON
 
-    def __init__(
-        self,
-        *unnamed: Never,
-        clip_radius: float | Schedule = math.inf,
-        rescale_lr: bool | None = None,
-        **fields: Unpack[CallbackFields],
-    ) -> None:
-        super().__init__(*unnamed, **fields)
-        self.set_own(clip_radius=clip_radius, rescale_lr=rescale_lr)
-        check_rescaling(self.group_defaults)
-        starts_by_itself = self.lr is not None and rescale_lr is not False and fields.get("init_precision") is None
-        self._averages_over_run = starts_by_itself and "betas" not in fields
+    def __init__(self, *unnamed: Never, **fields: Unpack[_IVONFields]) -> None:
+        super().__init__(*unnamed, **cast(CallbackFields, fields))
+        is_stated = fields.get("rescale_lr") is False or fields.get("init_precision") is not None
+        self._averages_over_run = self.lr is not None and not is_stated and "betas" not in fields
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Patch the trainer, and set β₂ by the length of the fit once its loaders are known."""
@@ -260,17 +226,9 @@ class IVONCallback(VariationalCallback):
 
 @final
 class BBBCallback(VariationalCallback):
-    """Trains with Bayes by Backprop (`lightning_bayes.BBB`): Adam on the bound's pathwise gradient.
-
-    Args:
-        std_lr: Learning rate of log σ. None uses the mean's learning rate, which is the user's if `lr` is None.
-        **fields: See `CallbackFields`; ``engine`` has no effect.
-    """
+    """Trains with Bayes by Backprop (`lightning_bayes.BBB`): Adam on the bound's pathwise gradient."""
 
     optimizer_class = BBB
 
-    def __init__(
-        self, *unnamed: Never, std_lr: float | Schedule | None = None, **fields: Unpack[CallbackFields]
-    ) -> None:
-        super().__init__(*unnamed, **fields)
-        self.set_own(std_lr=std_lr)
+    def __init__(self, *unnamed: Never, **fields: Unpack[_BBBFields]) -> None:
+        super().__init__(*unnamed, **cast(CallbackFields, fields))

@@ -1,38 +1,42 @@
-"""The arguments of the callbacks: one typed source for type checkers, editors and jsonargparse.
+"""The arguments of the callbacks: those that optimizers and callbacks share, and the following.
 
-They extend the arguments that optimizers and callbacks share (`optim.hyperparameters.HyperparameterFields`). Defaults and
-ranges come from the hyperparameter record of the callback's optimizer, so each algorithm defines them once.
+An algorithm's own arguments come from its optimizer, `own_arguments`.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import replace
+from inspect import Parameter, Signature
+from typing import Annotated, Any, NamedTuple, TypedDict
 
 from lightning_bayes.callbacks.arguments import require_known
 from lightning_bayes.curvature import check_names
-from lightning_bayes.curvature.measurement import KroneckerQuantity
 from lightning_bayes.errors import PosteriorError
-from lightning_bayes.optim import FisherName, Schedule, VariationalOptimizer
-from lightning_bayes.optim.hyperparameters import HyperparameterFields, StepName
-from lightning_bayes.optim.kronecker.arguments import UnsupportedLayers
+from lightning_bayes.optim import Schedule, VariationalOptimizer
+from lightning_bayes.optim.hyperparameters import HyperparameterFields, Number, OptimizerFields, StepName
 from lightning_bayes.optim.parameters import require_pattern
-from lightning_bayes.optim.settings import plain
+from lightning_bayes.optim.settings import COUNT, Declaration, Setting, declaration_of, joined_help, plain
 from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.predictive import LinkArgument
 
 
-class CallbackFields(HyperparameterFields, total=False):
-    """Arguments of the callbacks.
+def _chosen_later(name: str) -> Setting:
+    """The setting of an optimizer's argument, which a callback may leave None until the fit."""
+    return replace(declaration_of(OptimizerFields).settings[name], default=None, chosen_later=True)
+
+
+class CallbackOwn(TypedDict, total=False):
+    """Arguments that only callbacks have, and what shared arguments mean there.
 
     Attributes:
         lr: Learning rate α of the paper's natural-gradient step, at the peak of the user's schedule. None selects the
-            default step: the user's optimizer updates the mean (see `optim.steps.base_optimizer`; a heuristic). Schedulers
+            default step: the user's optimizer updates the mean (see `optim.base_optimizer`; a heuristic). Schedulers
             act on both.
         step: ``"user"``: the user's optimizer updates the mean. ``"natural"``, which requires `lr`: the paper's step.
             None: ``"user"`` without `lr`, ``"natural"`` with it; without `lr`, OGN, K-FAC and
-            Vprop-0 take their natural step within a trust region (`optim.steps.trust_region`).
+            Vprop-0 take their natural step within a trust region (`optim.steps`).
         mc_samples: K, weight samples per batch and process in training; default 1, for CVI 10.
         eval_samples: S, weight samples in validation, test and prediction; 0 evaluates at the posterior mean. Default 10.
         linearized: Whether validation, test and prediction linearise the model around the mean, f(x, μ) + J (θ - μ), which
@@ -73,59 +77,21 @@ class CallbackFields(HyperparameterFields, total=False):
             ``"^head"`` gives a last-layer posterior.
     """
 
-    lr: float | Schedule | None
-    step: StepName | None
-    eval_samples: int
-    linearized: bool
-    val_samples: int | None
-    prior_precision: float | Schedule | None
-    prior: AbstractPosterior | str | os.PathLike[str] | None
-    data_augmentation_factor: float | Schedule | None
-    curvature_interval: int | None
-    link: LinkArgument | None
-    calibrate: bool
+    lr: Annotated[Number | None, _chosen_later("lr")]
+    step: Annotated[StepName | None, Setting()]
+    eval_samples: Annotated[int, Setting(COUNT, 10)]
+    linearized: Annotated[bool, Setting(default=False)]
+    val_samples: Annotated[int | None, Setting(COUNT, optional=True)]
+    prior_precision: Annotated[Number | None, _chosen_later("prior_precision")]
+    prior: Annotated[AbstractPosterior | str | os.PathLike[str] | None, Setting(in_group=False)]
+    data_augmentation_factor: Annotated[Number | None, _chosen_later("data_augmentation_factor")]
+    curvature_interval: Annotated[int | None, _chosen_later("curvature_interval")]
+    link: Annotated[LinkArgument | None, Setting(takes_functions=True)]
+    calibrate: Annotated[bool, Setting(default=False)]
 
 
-class KroneckerFields(CallbackFields, total=False):
-    """Arguments of the callbacks for K-FAC and Noisy K-FAC.
-
-    Attributes:
-        stats_interval: T_stats, updates between curvature measurements; default 10, or 20 with the user's step.
-        inverse_interval: T_inv, updates between inversions of a layer's factors; layers take turns. Default 100, or 200 with
-            the user's step.
-        max_side: Layers whose matrix has a longer side are treated as mean-field; default 4096.
-        fisher: ``"sampled"`` draws labels from the module's ``lightning_bayes_likelihood`` (the Fisher). ``"empirical"``
-            uses the labels of the data. None draws labels if the module has such an attribute.
-        kl_clip: c, bound of the squared Fisher norm of the algorithm's own step; None disables it.
-        factors: ``"kfac"`` with either engine; ``"kflr"`` or ``"kfra"`` with ``engine="backpack"``. Default ``"kfac"``.
-        unsupported_layers: How to treat layers for which ``engine="backpack"`` has no factors: ``"refuse"`` raises an error
-            that names them, ``"mean_field"`` measures their squared gradients, ``"fused"`` uses this package's rules.
-            Default ``"refuse"``.
-    """
-
-    stats_interval: int
-    inverse_interval: int
-    max_side: int
-    fisher: FisherName | None
-    kl_clip: float | Schedule | None
-    factors: KroneckerQuantity
-    unsupported_layers: UnsupportedLayers
-
-
-def _merge_docstrings(*records: Any) -> None:
-    """Copy the inherited attributes into each record's docstring, where jsonargparse reads help texts."""
-    inherited = ""
-    for record in records:
-        head, _, attributes = (record.__doc__ or "").partition("Attributes:\n")
-        # If a name occurs twice, jsonargparse uses the last entry.
-        inherited = f"{inherited.rstrip()}\n{attributes.rstrip()}\n".lstrip("\n")
-        record.__doc__ = f"{head}Attributes:\n{inherited}    "
-
-
-_merge_docstrings(HyperparameterFields, CallbackFields, KroneckerFields)
-
-_UNDECIDED = ("lr", "prior_precision", "data_augmentation_factor", "link", "curvature_interval")  # None: chosen later
-_DEFAULTS = {**dict.fromkeys(_UNDECIDED), "linearized": False, "calibrate": False}
+class CallbackFields(HyperparameterFields, CallbackOwn, total=False):  # noqa: D101
+    __doc__ = joined_help(HyperparameterFields, CallbackOwn)  # type: ignore[misc]
 
 
 class CallbackArguments(NamedTuple):
@@ -145,24 +111,36 @@ class CallbackArguments(NamedTuple):
     optimizer_kwargs: dict[str, Any]  # the other arguments of the optimizer
 
 
+def declaration(optimizer_class: type[VariationalOptimizer]) -> Declaration:
+    """The arguments of a callback, with those that only its optimizer has."""
+    return declaration_of(CallbackOwn, HyperparameterFields, optimizer_class.own_arguments)
+
+
+def signature_of(optimizer_class: type[VariationalOptimizer], defaults: Mapping[str, Any]) -> Signature:
+    """The keyword arguments of a callback with their types and defaults, for `inspect` and help."""
+    declared = declaration(optimizer_class)
+    values = {**declared.defaults, **optimizer_class.own_defaults, **defaults}
+    parts = declared.types.items()
+    return Signature([Parameter(n, Parameter.KEYWORD_ONLY, default=values[n], annotation=kind) for n, kind in parts])
+
+
 def complete_arguments(
     callback: str, optimizer_class: type[VariationalOptimizer], fields: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> CallbackArguments:
-    """Fill in the defaults of a callback's arguments, check their ranges, and split them by consumer."""
-    record = optimizer_class.hyperparameters
-    names = {*CallbackFields.__optional_keys__, *record.own_names(), *defaults}
-    require_known(callback, fields, names)
-    passed = {name: value for name, value in fields.items() if name != "step"}  # the record's "step" is a counter
-    values = {**record.defaults(), **optimizer_class.own_defaults, **_DEFAULTS, **defaults, **plain(passed)}
-    record.check(values)
+    """Fill in the defaults of a callback's arguments, check them, and split them by consumer."""
+    declared, of_optimizer = declaration(optimizer_class), optimizer_class.declaration()
+    require_known(callback, fields, set(declared.settings))
+    values = {**declared.defaults, **optimizer_class.own_defaults, **defaults, **plain(fields)}
+    declared.check(values)
+    optimizer_class.check_together({name: value for name, value in values.items() if name != "curvature_interval"})
     check_names(values["engine"], values["loss_reduction"])
     require_pattern(values["bayesian"])
     _require_prior(values["prior"])
-    values["step"] = fields.get("step")
-    for_optimizer = {n: value for n, value in values.items() if n in names.difference(CallbackArguments._fields)}
-    group_defaults = record.group_values(for_optimizer)
+    own = {name: values[name] for name in CallbackArguments._fields if name in values}
+    for_optimizer = {name: value for name, value in values.items() if name not in own}
+    group_defaults = of_optimizer.group_values(for_optimizer)
     return CallbackArguments(
-        **{name: values[name] for name in CallbackArguments._fields if name in values},
+        **own,
         optimizer_class=optimizer_class,
         group_defaults=group_defaults,
         optimizer_kwargs={name: value for name, value in for_optimizer.items() if name not in group_defaults},

@@ -17,7 +17,7 @@ from lightning_bayes.curvature import Gaussian, Likelihood
 from lightning_bayes.curvature.output_roots import CurvatureName
 from lightning_bayes.curvature.parameters import require_full_precision
 from lightning_bayes.errors import BayesError, HyperparameterError, UnsupportedTrainingError
-from lightning_bayes.optim.steps.decay import decay_kind
+from lightning_bayes.optim.base_optimizer import decay_kind
 from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.posthoc import Laplace, LikelihoodName, PriorPrecision, PriorStructure, StructureName, laplace
 from lightning_bayes.posthoc.full import require_full_size
@@ -80,6 +80,8 @@ class LaplaceCallback(PosthocCallback):
     Raises:
         HyperparameterError: If an argument is out of range.
     """
+
+    settings = ("structure", "subset", "curvature", "prior_structure")
 
     @checked
     def __init__(

@@ -119,6 +119,18 @@ def sum_over_processes(trainer: Trainer, module: LightningModule) -> Callable[[T
     return reduce
 
 
+def mean_over_processes(trainer: Trainer) -> Callable[[Tensor], Tensor]:
+    """A function that averages a statistic over processes that each saw other batches; integers stay as they are."""
+
+    def reduce(statistic: Tensor) -> Tensor:
+        if trainer.world_size == 1 or not statistic.is_floating_point():
+            return statistic
+        reduced: Tensor = trainer.strategy.reduce(statistic, reduce_op="mean")
+        return reduced
+
+    return reduce
+
+
 def random_state_kept(module: LightningModule) -> AbstractContextManager[None]:
     """Context that restores the global random state afterwards: loaders draw from it."""
     return torch.random.fork_rng([module.device] if module.device.type == "cuda" else [])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lightning_bayes.callbacks.arguments import checked
 from lightning_bayes.callbacks.evaluation import EvaluationCallback, require_single_evaluation
-from lightning_bayes.callbacks.resume import refuse_noisy_state
+from lightning_bayes.callbacks.resume import refuse_noisy_state, warn_of_kept
 from lightning_bayes.callbacks.validation_samples import sample_count
 from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError, name_some
 from lightning_bayes.predictive import DropoutSamples, LinkArgument, dropout_layers
@@ -127,8 +127,8 @@ class MCDropoutCallback(EvaluationCallback):
         return drop
 
     def state_dict(self) -> dict[str, Any]:
-        """What the training loss told."""
-        return self.loss_state()
+        """What the training loss told, and the dropout that was inserted."""
+        return {**self.loss_state(), "p": self.p, "layers": self.layers}
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Check that a fit can resume; raises `PosteriorError` if a noisy optimizer wrote its state."""
@@ -136,8 +136,10 @@ class MCDropoutCallback(EvaluationCallback):
             refuse_noisy_state(checkpoint, type(self).__name__)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what the training loss told."""
+        """Restore what the training loss told; warn if other dropout is inserted now."""
         self.load_loss_state(state_dict)
+        now = {"p": self.p, "layers": self.layers}
+        warn_of_kept(type(self).__name__, state_dict, now, "the checkpoint was trained with other dropout,")
 
 
 def _require_pattern(layers: str) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import is_dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_info
 
 from lightning_bayes.callbacks.evaluated_posterior import is_mean_of
 from lightning_bayes.callbacks.evaluation import EvaluationCallback, require_single_evaluation
-from lightning_bayes.callbacks.resume import refuse_noisy_state, refuse_other_posterior
+from lightning_bayes.callbacks.resume import refuse_noisy_state, refuse_other_posterior, warn_of_kept
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim.readout import POSTERIOR_KEY, stored_posterior
 from lightning_bayes.posteriors import AbstractPosterior
@@ -22,6 +22,7 @@ class PosthocCallback(EvaluationCallback, ABC):
     """Evaluates a module under a posterior around its weights."""
 
     save_to: str | None = None
+    settings: ClassVar[tuple[str, ...]] = ()  # arguments that made the posterior of a checkpoint
 
     def __init__(self, link: LinkArgument | None, eval_samples: int, linearized: Linearized, seed: int) -> None:
         if eval_samples < 0 or eval_samples != int(eval_samples):
@@ -81,6 +82,7 @@ class PosthocCallback(EvaluationCallback, ABC):
     def state_dict(self) -> dict[str, Any]:
         """The link, and the posterior without its constants, which are among the checkpoint's weights."""
         state: dict[str, Any] = {"format": 1, "callback": type(self).__name__, **self.loss_state()}
+        state["settings"] = self._settings()
         if self._posterior is not None:
             assert is_dataclass(self._posterior)
             without_constants = replace(self._posterior, constants={})
@@ -91,5 +93,12 @@ class PosthocCallback(EvaluationCallback, ABC):
         """Load the link and the posterior of a checkpoint, unless a noisy optimizer or another callback wrote it."""
         refuse = refuse_noisy_state if trainer.state.fn == "fit" else refuse_other_posterior
         refuse(checkpoint, type(self).__name__)
-        self.load_loss_state(checkpoint.get("callbacks", {}).get(POSTERIOR_KEY, {}))
+        state = checkpoint.get("callbacks", {}).get(POSTERIOR_KEY, {})
+        self.load_loss_state(state)
         self._posterior = stored_posterior(checkpoint)
+        if trainer.state.fn != "fit" and self._posterior is not None:
+            kept = "the evaluation keeps the checkpoint's posterior, with"
+            warn_of_kept(type(self).__name__, state.get("settings", {}), self._settings(), kept)
+
+    def _settings(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.settings}

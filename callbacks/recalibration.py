@@ -11,11 +11,10 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import RunningStage
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
-from torch import Tensor
 
 from lightning_bayes.callbacks.arguments import checked
 from lightning_bayes.callbacks.forward_arguments import ForwardArguments
-from lightning_bayes.callbacks.loaders import OnDevice, random_state_kept, training_loader
+from lightning_bayes.callbacks.loaders import OnDevice, mean_over_processes, random_state_kept, training_loader
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.predictive import Samples, recalibrate
 from lightning_bayes.predictive.recalibration import running_statistics
@@ -76,7 +75,9 @@ class BatchNormRecalibration(Callback):
         rank_zero_info(f"BatchNorm statistics of the {self.of} are estimated on {self.batches} training batches.")
         with random_state_kept(pl_module):
             torch.manual_seed(self.seed)
-            return recalibrate(pl_module, samples, self._runs(trainer, pl_module), self.of, partial(_averaged, trainer))
+            return recalibrate(
+                pl_module, samples, self._runs(trainer, pl_module), self.of, mean_over_processes(trainer)
+            )
 
     def _runs(self, trainer: Trainer, pl_module: LightningModule) -> Iterator[partial[Any]]:
         loader = training_loader(trainer, pl_module, self._fitted_on, type(self).__name__)
@@ -96,11 +97,3 @@ def recalibrated(trainer: Trainer, pl_module: LightningModule, samples: Samples)
 def _run(trainer: Trainer, module: LightningModule, arguments: ForwardArguments, batch: Any) -> None:
     with trainer.precision_plugin.forward_context():
         arguments.call(module, batch)
-
-
-def _averaged(trainer: Trainer, statistic: Tensor) -> Tensor:
-    """The mean over processes, which see different batches; the integer number of batches is unchanged."""
-    if trainer.world_size == 1 or not statistic.is_floating_point():
-        return statistic
-    reduced: Tensor = trainer.strategy.reduce(statistic, reduce_op="mean")
-    return reduced

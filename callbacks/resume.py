@@ -54,6 +54,13 @@ def refuse_other_posterior(checkpoint: Mapping[str, Any], callback: str) -> None
         )
 
 
+def warn_of_kept(callback: str, saved: Mapping[str, Any], now: Mapping[str, Any], what: str) -> None:
+    """Warn about arguments of a callback that differ from those with which a checkpoint was made."""
+    changed = [f"{name}={old!r} (now {now[name]!r})" for name, old in saved.items() if name in now and old != now[name]]
+    if changed:
+        rank_zero_warn(f"{callback}: {what} {', '.join(changed)}.")
+
+
 def warn_of_changes(
     trainer: Trainer, optimizer: VariationalOptimizer, chosen: ChosenDefaults, saved: Mapping[str, Any]
 ) -> None:

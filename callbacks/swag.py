@@ -15,7 +15,7 @@ from torch.optim.swa_utils import update_bn
 from lightning_bayes.callbacks.arguments import checked
 from lightning_bayes.callbacks.forward_arguments import ForwardArguments
 from lightning_bayes.callbacks.last_epoch import fit_kept, is_last_epoch
-from lightning_bayes.callbacks.loaders import OnDevice, random_state_kept
+from lightning_bayes.callbacks.loaders import OnDevice, mean_over_processes, random_state_kept
 from lightning_bayes.callbacks.num_data import infer_num_data
 from lightning_bayes.callbacks.posthoc import PosthocCallback
 from lightning_bayes.errors import HyperparameterError, UnsupportedTrainingError
@@ -168,6 +168,9 @@ class SWAGCallback(PosthocCallback):
             with random_state_kept(module):
                 batches = OnDevice(trainer, trainer.train_dataloader, RunningStage.TRAINING)
                 update_bn(([batch] for batch in batches), _OfBatches(module))
+            reduce = mean_over_processes(trainer)
+            for statistic in running_statistics(module).values():
+                statistic.copy_(reduce(statistic))
         constants = {n: v.detach().clone() for n, v in module.state_dict().items() if n not in means}
         self.keep(self.moments.posterior(num_data, dict.fromkeys(means, math.nan), constants))
         rank_zero_info(f"SWAGCallback: set the module's weights to their mean over {self.moments.count} epochs.")

@@ -13,8 +13,8 @@ from lightning_bayes.callbacks.num_data import with_augmentation_factor
 from lightning_bayes.callbacks.patches import Patches
 from lightning_bayes.callbacks.schedulers import override_rates
 from lightning_bayes.optim import VariationalOptimizer
+from lightning_bayes.optim.base_optimizer import GRADIENT_STEPS
 from lightning_bayes.optim.readout import load_posterior
-from lightning_bayes.optim.steps.base_optimizer import GRADIENT_STEPS
 
 
 def swap_optimizer(

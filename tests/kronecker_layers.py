@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lightning_bayes.linalg import KroneckerProduct
 from lightning_bayes.optim.kronecker import equations
-from lightning_bayes.optim.kronecker.kl_clip import clipped_lr, fisher_norm
+from lightning_bayes.optim.kronecker.moves import clipped_lr, fisher_norm
 
 
 class Layer(NamedTuple):

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from lightning_bayes.optim.effective import effective
-from lightning_bayes.optim.hyperparameters import Hyperparameters
+from lightning_bayes.optim.hyperparameters import HostSettings, OptimizerFields
+from lightning_bayes.optim.settings import declaration_of
 from lightning_bayes.optim.steps import CohortUpdate
 
 
@@ -16,7 +17,10 @@ class RecordedUpdate(CohortUpdate):
         for param, grad in zip(self.params, grads or [torch.zeros_like(mean) for mean in means], strict=True):
             param.grad = grad
         self.states = [{"prior_mean": mean} for mean in prior_means] or [{} for _ in means]
-        self.group = {"lr": 1e-3, "posterior": {**Hyperparameters.defaults(), "num_data": 10}}
+        self.group = {
+            "lr": 1e-3,
+            "posterior": {**declaration_of(OptimizerFields, HostSettings).defaults, "num_data": 10},
+        }
         self.index, self.changes, self.calls = index, changes, []
 
     def prior_weights(self):

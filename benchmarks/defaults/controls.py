@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from lightning_bayes import VariationalCallback
 from lightning_bayes.optim import VariationalOptimizer
-from lightning_bayes.optim.diagonal.estimators import SquaredGradients
-from lightning_bayes.optim.diagonal.estimators.estimator import CurvatureEstimator, Scores
+from lightning_bayes.optim.diagonal.estimators import CurvatureEstimator, Scores, SquaredGradients
 from lightning_bayes.optim.diagonal.family import DiagonalFamily
 from lightning_bayes.optim.diagonal.vogn import update
 from lightning_bayes.optim.finished_pass import Curvature, FinishedPass

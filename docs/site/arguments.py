@@ -11,6 +11,8 @@ from jsonargparse import ArgumentParser
 
 import lightning_bayes
 from lightning_bayes import VOGN, VariationalCallback
+from lightning_bayes.callbacks.fields import declaration
+from lightning_bayes.optim.settings import ANY
 
 HEADER = "| argument | type | range | default | purpose |\n|---|---|---|---|---|"
 
@@ -28,15 +30,15 @@ def arguments(callback: type[VariationalCallback]) -> dict[str, tuple[str, str, 
     parser.add_class_arguments(callback, "callback")
     kind_of_optimizer = vars(callback).get("optimizer_class")
     optimizer = kind_of_optimizer if isinstance(kind_of_optimizer, type) else VOGN  # VON's depends on an argument
-    record = optimizer.hyperparameters
-    defaults = {**record.defaults(), **optimizer.own_defaults, **callback.field_defaults}
+    declared = declaration(optimizer)
+    defaults = {**declared.defaults, **optimizer.own_defaults, **callback.field_defaults}
     rows = {}
     for action in parser._actions:
         _, _, name = action.dest.partition(".")
         if name and not name.endswith(".help"):
             text = " ".join((action.help or "").split())
-            setting = record.settings().get(name)
-            words = setting.range.words if setting is not None and setting.range is not None else ""
+            setting = declared.settings.get(name)
+            words = "" if setting is None or setting.range is ANY else setting.range.words
             kind = words_of(getattr(action, "_typehint", None) or action.type)
             rows[name] = (kind, words, default_of(name, kind, text, defaults), purpose_of(text))
     return rows
@@ -44,6 +46,8 @@ def arguments(callback: type[VariationalCallback]) -> dict[str, tuple[str, str, 
 
 def words_of(kind: Any) -> str:
     """A type in words, such as ``float or Schedule or None``."""
+    if typing.get_origin(kind) is typing.Annotated:
+        return words_of(kind.__origin__)
     if typing.get_origin(kind) in {typing.Union, UnionType}:
         return " or ".join(words_of(option) for option in typing.get_args(kind))
     if typing.get_origin(kind) is typing.Literal:

@@ -7,26 +7,24 @@ from typing import Any, Final, final
 
 from torch.optim import Optimizer
 
+from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.optim.base_optimizer import decay_kind, step_for
 from lightning_bayes.optim.effective import effective
-from lightning_bayes.optim.groups import KEY, SHARED, flat
-from lightning_bayes.optim.hyperparameters import Hyperparameters
-from lightning_bayes.optim.measuring import require_interval
-from lightning_bayes.optim.schedules import apply_schedules, take_schedules
-from lightning_bayes.optim.settings import plain
-from lightning_bayes.optim.steps import Step, step_for
-from lightning_bayes.optim.steps.decay import decay_kind
+from lightning_bayes.optim.groups import KEY, SHARED, flat, split
+from lightning_bayes.optim.settings import Declaration, plain
+from lightning_bayes.optim.steps import Step
 
 _FOLLOWED: Final = ("num_data", "relative_noise", "noise_flatness")
 
 
 @final
 class GroupSettings:
-    """Checks the settings of new groups, and evaluates schedules; `method` is the optimizer's name."""
+    """Checks the settings of new groups, and evaluates schedules; `check` refuses combinations of values."""
 
     def __init__(
-        self, method: str, record: type[Hyperparameters], steps: Mapping[str, Step], *, amortises: bool
+        self, declaration: Declaration, check: Callable[[dict[str, Any]], None], steps: Mapping[str, Step]
     ) -> None:
-        self._method, self._record, self._steps, self._amortises = method, record, steps, amortises
+        self._declaration, self._check_together, self._steps = declaration, check, steps
         self._schedules: list[dict[str, Callable[[int], Any]]] = []  # of each group, by hyperparameter
 
     def start(
@@ -36,15 +34,19 @@ class GroupSettings:
         settings = group.setdefault(KEY, dict(defaults))
         if owner is not None:
             settings["decay"] = decay_kind(owner, group, states_precision=states_precision)
-        self._schedules.append(take_schedules(group, self._record))
+        self._schedules.append(take_schedules(group, self._declaration))
         settings.update(plain(settings))
         if owner is None:
             group.update(plain({name: group[name] for name in SHARED if name in group}))
-        self._record.check(plain(flat(group)), complete=True)
+        self._check(group)
         step = step_for(settings["step_rule"], self._steps)
         if settings["antithetic"] is None:
             settings["antithetic"] = not step.is_published
-        require_interval(self._method, settings["curvature_interval"], amortises=self._amortises)
+
+    def _check(self, group: Mapping[str, Any]) -> None:
+        values = plain(flat(group))
+        self._declaration.check(values)
+        self._check_together(values)
 
     def complete(self, groups: Sequence[dict[str, Any]], defaults: Mapping[str, Any]) -> None:
         """Give the defaults' schedules to groups that a callback has restored."""
@@ -62,13 +64,36 @@ class GroupSettings:
         """Set hyperparameters in all groups; raises `HyperparameterError` if a value is out of range."""
         for group in groups:
             group[KEY].update(values)
-            self._record.check(plain(flat(group)))
+            self._check(group)
 
     def count_update(self, index: int, group: dict[str, Any]) -> bool:
         """Count an update of a group, and evaluate its schedules; whether the prior's δ̃ falls or Ñ/τ grows."""
         before = effective(group)
         group[KEY]["step"] += 1
         if self._schedules[index]:
-            apply_schedules(group, self._schedules[index], self._record)
+            apply_schedules(group, self._schedules[index], self._declaration)
         after = effective(group)
         return after.prior < before.prior or after.scale > before.scale
+
+
+def take_schedules(group: dict[str, Any], declaration: Declaration) -> dict[str, Callable[[int], Any]]:
+    """Replace the schedules in a parameter group by their values at its step, and return the schedules by name."""
+    schedules = {name: value for name, value in flat(group).items() if callable(value)}
+    declaration.require_schedulable(schedules)
+    apply_schedules(group, schedules, declaration)
+    return schedules
+
+
+def apply_schedules(
+    group: dict[str, Any], schedules: Mapping[str, Callable[[int], Any]], declaration: Declaration
+) -> None:
+    """Write the values of schedules at the group's step into the group; raises `HyperparameterError` out of range."""
+    step = int(group["posterior"]["step"])
+    values = plain({name: function(step) for name, function in schedules.items()})
+    try:
+        declaration.check(values)
+    except HyperparameterError as error:
+        raise HyperparameterError(f"{error} A function of the step returned this value at step {step}.") from None
+    top, settings = split(values)
+    group.update(top)
+    group["posterior"].update(settings)

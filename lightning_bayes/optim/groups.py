@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from torch.optim import Optimizer
+
 KEY: Final = "posterior"
-FORMAT: Final = 3  # of the optimizer's state_dict
+FORMAT: Final = 4  # of the optimizer's state_dict
 SHARED: Final = ("lr", "weight_decay", "momentum")
 
 
@@ -25,3 +27,24 @@ def split(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 def flat(group: Mapping[str, Any]) -> dict[str, Any]:
     """All settings of a group by name, such as for checks and messages."""
     return {**{name: group[name] for name in SHARED if name in group}, **group[KEY]}
+
+
+def beside(owner: Optimizer | None, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """The state dict of an optimizer with shared groups: its owner's, which plain training loads, and ours beside it."""
+    if owner is None:
+        return state_dict
+    theirs = {name: value for name, value in owner.state_dict().items() if name != "param_groups"}
+    ours = {name: value for name, value in state_dict.items() if name != "state"}
+    return {**theirs, **ours, KEY: state_dict["state"]}
+
+
+def apart(state_dict: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Our state dict and that of the groups' owner; the inverse of `beside`."""
+    theirs = {name: value for name, value in state_dict.items() if name != KEY}
+    return {**theirs, "state": state_of(state_dict)}, theirs
+
+
+def state_of(state_dict: Mapping[str, Any]) -> dict[Any, Any]:
+    """The states of the parameters in a saved state dict."""
+    states: dict[Any, Any] = state_dict.get(KEY, state_dict["state"])
+    return states

@@ -1,31 +1,30 @@
-"""The schema of all hyperparameters: their defaults, ranges and upper limits, and which may be functions of the step.
+"""The arguments that all noisy optimizers share, and those that they share with the callbacks.
 
-`Hyperparameters` is a frozen dataclass. Each field is declared with `setting`, and validation is generated from these
-declarations. An algorithm with additional hyperparameters subclasses it; `own_defaults` overrides defaults:
+An algorithm with arguments of its own declares them in a typed dictionary (`optim.settings`):
 
+    class IVONOwn(TypedDict, total=False):                                    # adds clip_radius and rescale_lr
     class IVON(VariationalOptimizer):
-        hyperparameters = IVONHyperparameters              # adds clip_radius and rescale_lr
+        own_arguments = IVONOwn
         own_defaults = {"betas": (0.9, 0.99999)}
 
-Parameter groups are plain dicts, so schedulers can write into them and checkpoints hold plain numbers.
-`Hyperparameters.of(flat(group))` reads a group; `optim.effective` derives Ñ, τ, δ̃ and γ from it.
-
-Constructors accept the shared arguments as a TypedDict, which type checkers, editors and jsonargparse understand:
-
-    def __init__(self, model, params=None, *, clip_radius=math.inf, **fields: Unpack[OptimizerFields])
-
-jsonargparse reads the help texts from the TypedDict's docstring. A constructor parameter must not have the name of a field.
+Parameter groups are plain dicts, so schedulers can write into them and checkpoints hold plain numbers. `optim.effective`
+derives Ñ, τ, δ̃ and γ from a group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Literal, TypeAlias, TypedDict, TypeVar, get_args
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from inspect import signature
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypedDict, get_args
+
+from torch import nn
 
 from lightning_bayes.curvature import DEFAULT_MIB, EngineName, LossReduction
-from lightning_bayes.optim.effective import Effective, effective
-from lightning_bayes.optim.schedules import BetaSchedule, Schedule
+from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.optim.effective import effective
+from lightning_bayes.optim.measuring import require_interval
+from lightning_bayes.optim.schedules import BetaSchedule, Schedule, value_at
 from lightning_bayes.optim.settings import (
     BETAS,
     COUNT,
@@ -36,24 +35,26 @@ from lightning_bayes.optim.settings import (
     POSITIVE_COUNT,
     POSITIVE_FRACTION,
     WHOLE,
-    Record,
+    Declaration,
+    Setting,
     choice,
-    setting,
+    declaration_of,
+    plain,
 )
 from lightning_bayes.posteriors import AbstractPosterior
 
 PriorMean: TypeAlias = Literal["zero", "initial"]
 StepRule: TypeAlias = Literal["natural", "trust_region", "user"]
 StepName: TypeAlias = Literal["user", "natural"]  # of callbacks
-DecayKind: TypeAlias = Literal["decoupled", "unknown", "prior", "replaced"]  # see `optim.steps.decay`
+DecayKind: TypeAlias = Literal["decoupled", "unknown", "prior", "replaced"]  # see `optim.base_optimizer`
 RadiusRule: TypeAlias = Literal["adam", "sgd"]
-HyperparametersT = TypeVar("HyperparametersT", bound="Hyperparameters")
+Number: TypeAlias = float | Schedule
 
 _MAX_PRIOR = 1e12  # δ̃
 
 
 class HyperparameterFields(TypedDict, total=False):
-    """Arguments shared by optimizers and callbacks; `Hyperparameters` declares their ranges.
+    """Arguments shared by optimizers and callbacks.
 
     Attributes:
         betas: (β₁, β₂), decay rates of the momentum and of the curvature average, as in Adam. Default: (0.9, 0.999)
@@ -93,25 +94,25 @@ class HyperparameterFields(TypedDict, total=False):
             gradient or curvature; each of them is skipped. Default: 10.
     """
 
-    betas: tuple[float, float] | BetaSchedule
-    num_data: int | None
-    prior_mean: PriorMean
-    kl_weight: float | Schedule
-    kl_warmup_steps: int
-    kl_warmup_init: float
-    damping: float | Schedule
-    damping_in_noise: bool
-    init_precision: float | None
-    relative_noise: float | Schedule | None
-    noise_flatness: float | None
-    max_noise: float | Schedule | None
-    bayesian: str | None
-    antithetic: bool | None
-    mc_samples: int
-    engine: EngineName
-    loss_reduction: LossReduction
-    seed: int
-    max_nonfinite_steps: int
+    betas: Annotated[tuple[float, float] | BetaSchedule, Setting(BETAS, (0.9, 0.999), schedulable=True)]
+    num_data: Annotated[int | None, Setting(POSITIVE, optional=True)]
+    prior_mean: Annotated[PriorMean, Setting(choice(*get_args(PriorMean)), "zero")]
+    kl_weight: Annotated[Number, Setting(POSITIVE, 1.0, upper_limit=1e12, schedulable=True)]
+    kl_warmup_steps: Annotated[int, Setting(NOT_NEGATIVE, 0)]
+    kl_warmup_init: Annotated[float, Setting(POSITIVE_FRACTION, 0.1)]
+    damping: Annotated[Number, Setting(NOT_NEGATIVE, 0.0, upper_limit=1e12, schedulable=True)]
+    damping_in_noise: Annotated[bool, Setting(default=False)]
+    init_precision: Annotated[float | None, Setting(POSITIVE, upper_limit=1e30, optional=True)]
+    relative_noise: Annotated[Number | None, Setting(POSITIVE, upper_limit=1e12, schedulable=True, optional=True)]
+    noise_flatness: Annotated[float | None, Setting(POSITIVE, upper_limit=1e12, optional=True)]
+    max_noise: Annotated[Number | None, Setting(INVERTIBLE, upper_limit=1e12, schedulable=True, optional=True)]
+    bayesian: Annotated[str | None, Setting(in_group=False)]
+    antithetic: Annotated[bool | None, Setting()]
+    mc_samples: Annotated[int, Setting(POSITIVE_COUNT, 1, in_group=False)]
+    engine: Annotated[EngineName, Setting(default="fused", in_group=False)]
+    loss_reduction: Annotated[LossReduction, Setting(default="auto", in_group=False)]
+    seed: Annotated[int, Setting(WHOLE, 0, in_group=False)]  # groups hold it as noise_seed
+    max_nonfinite_steps: Annotated[int, Setting(POSITIVE_COUNT, 10, in_group=False)]
 
 
 class OptimizerFields(HyperparameterFields, total=False):
@@ -137,16 +138,16 @@ class OptimizerFields(HyperparameterFields, total=False):
         workspace_mib: Memory in MiB that the engine may use for per-example values. Default: 64.
     """
 
-    lr: float | Schedule
-    prior_precision: float | Schedule
-    prior: AbstractPosterior | None
-    data_augmentation_factor: float | Schedule
-    weight_decay: float | Schedule
-    step_rule: StepRule
-    radius: RadiusRule
-    momentum: float | Schedule
-    curvature_interval: int
-    workspace_mib: float
+    lr: Annotated[Number, Setting(NOT_NEGATIVE, 1e-3, upper_limit=1e12, schedulable=True)]
+    prior_precision: Annotated[Number, Setting(POSITIVE, 1.0, upper_limit=1e30, schedulable=True)]
+    prior: Annotated[AbstractPosterior | None, Setting(in_group=False)]
+    data_augmentation_factor: Annotated[Number, Setting(POSITIVE, 1.0, upper_limit=1e12, schedulable=True)]
+    weight_decay: Annotated[Number, Setting(NOT_NEGATIVE, 0.0, upper_limit=1e12, schedulable=True)]
+    step_rule: Annotated[StepRule, Setting(choice(*get_args(StepRule)), "natural")]
+    radius: Annotated[RadiusRule, Setting(choice(*get_args(RadiusRule)), "adam")]
+    momentum: Annotated[Number, Setting(MOMENTUM, 0.0, schedulable=True)]
+    curvature_interval: Annotated[int, Setting(POSITIVE_COUNT, 1)]
+    workspace_mib: Annotated[float, Setting(default=DEFAULT_MIB, in_group=False)]
 
 
 class VariationalArguments(OptimizerFields, total=False):
@@ -159,87 +160,77 @@ class VariationalArguments(OptimizerFields, total=False):
     base: Any
 
 
-@dataclass(frozen=True, kw_only=True)
-class Hyperparameters(Record):
-    """Hyperparameters of a noisy optimizer at one step, as numbers; `OptimizerFields` describes them."""
+class HostSettings(TypedDict, total=False):
+    """What hosts and steps set in a group, beside the arguments.
 
-    lr: float = setting(NOT_NEGATIVE, default=1e-3, upper_limit=1e12, schedulable=True, open_until_fit=True)
-    betas: tuple[float, float] = setting(BETAS, default=(0.9, 0.999), schedulable=True)
-    num_data: int | None = setting(POSITIVE, default=None, optional=True)
-    prior_precision: float = setting(POSITIVE, default=1.0, upper_limit=1e30, schedulable=True, open_until_fit=True)
-    prior_mean: PriorMean = setting(choice(*get_args(PriorMean)), default="zero")
-    prior: AbstractPosterior | None = setting(default=None, optional=True, in_group=False)
-    prior_on_mean: bool = setting(default=True)  # whether the "user" step adds the prior's gradient
-    decay: DecayKind = setting(choice(*get_args(DecayKind)), default="decoupled")
-    kl_weight: float = setting(POSITIVE, default=1.0, upper_limit=1e12, schedulable=True)
-    kl_warmup_steps: int = setting(NOT_NEGATIVE, default=0)
-    kl_warmup_init: float = setting(POSITIVE_FRACTION, default=0.1)
-    data_augmentation_factor: float = setting(
-        POSITIVE, default=1.0, upper_limit=1e12, schedulable=True, open_until_fit=True
-    )
-    damping: float = setting(NOT_NEGATIVE, default=0.0, upper_limit=1e12, schedulable=True)
-    damping_in_noise: bool = setting(default=False)
-    init_precision: float | None = setting(POSITIVE, default=None, upper_limit=1e30, optional=True)
-    step_rule: StepRule = setting(choice(*get_args(StepRule)), default="natural")
-    radius: RadiusRule = setting(choice(*get_args(RadiusRule)), default="adam")
-    momentum: float = setting(MOMENTUM, default=0.0, schedulable=True)
-    relative_noise: float | None = setting(POSITIVE, default=None, upper_limit=1e12, schedulable=True, optional=True)
-    noise_flatness: float | None = setting(POSITIVE, default=None, upper_limit=1e12, optional=True)
-    max_noise: float | None = setting(INVERTIBLE, default=None, upper_limit=1e12, schedulable=True, optional=True)
-    weight_decay: float = setting(NOT_NEGATIVE, default=0.0, upper_limit=1e12, schedulable=True)
-    curvature_interval: int = setting(POSITIVE_COUNT, default=1, open_until_fit=True)
-    antithetic: bool | None = setting(default=None)
-    step: int = setting(COUNT, default=0)  # updates so far
-    mc_samples: int = setting(POSITIVE_COUNT, default=1, in_group=False)
-    eval_samples: int = setting(COUNT, default=10, in_group=False)  # of callbacks
-    val_samples: int | None = setting(COUNT, default=None, optional=True, in_group=False)  # of callbacks
-    max_nonfinite_steps: int = setting(POSITIVE_COUNT, default=10, in_group=False)
-    seed: int = setting(WHOLE, default=0, in_group=False)  # groups hold it as noise_seed
-    bayesian: str | None = setting(default=None, in_group=False)
-    engine: EngineName = setting(default="fused", in_group=False)
-    loss_reduction: LossReduction = setting(default="auto", in_group=False)
-    workspace_mib: float = setting(default=DEFAULT_MIB, in_group=False)
+    Attributes:
+        prior_on_mean: Whether the user's step adds the prior's gradient.
+        decay: What the group's ``weight_decay`` is; see `optim.steps`.
+        step: Number of updates so far.
+    """
+
+    prior_on_mean: Annotated[bool, Setting(default=True)]
+    decay: Annotated[DecayKind, Setting(choice(*get_args(DecayKind)), "decoupled")]
+    step: Annotated[int, Setting(COUNT, 0)]
+
+
+class NoArguments(TypedDict, total=False):
+    """The own arguments of an algorithm that has none."""
+
+
+class DeclaresArguments(ABC):
+    """The update of an algorithm, and what it says about its arguments.
+
+    Class attributes:
+        own_arguments: Typed dictionary of the arguments that only this algorithm has.
+        own_defaults: Defaults that override the declared ones.
+        group_state: What it stores in a group beside them, with initial values.
+        amortises: Whether updates may skip the measurement; see `optim.measuring`.
+    """
+
+    own_arguments: ClassVar[type] = NoArguments
+    own_defaults: ClassVar[Mapping[str, Any]] = {}
+    group_state: ClassVar[Mapping[str, Any]] = {}
+    amortises: ClassVar[bool] = False
 
     @classmethod
-    def of(cls: type[HyperparametersT], values: Mapping[str, Any]) -> HyperparametersT:
-        """Read the hyperparameters among `values`, such as those of a group (`optim.groups.flat`), and ignore others."""
-        return cls(**{name: values[name] for name in cls.settings() if name in values})
+    def declaration(cls) -> Declaration:
+        """The arguments, and what hosts set in groups."""
+        return declaration_of(OptimizerFields, HostSettings, cls.own_arguments)
 
     @classmethod
-    def given(cls, values: Mapping[str, Any], own_defaults: Mapping[str, Any]) -> dict[str, Any]:
-        """Add the defaults to an optimizer's arguments, and check all of them with `check`."""
-        unknown = sorted(set(values) - set(cls.settings()))
-        if unknown:
-            raise TypeError(
-                f"There is no argument {', '.join(unknown)}. The arguments are: {', '.join(sorted(cls.settings()))}."
-            )
-        completed = {**cls.defaults(), **own_defaults, **values}
-        cls.check(completed, complete=True)
-        return completed
+    def check_together(cls, values: Mapping[str, Any]) -> None:
+        """Raise `HyperparameterError` if values contradict each other, although each is within its range."""
+        require_bounded_prior(values, cls.declaration().defaults)
+        require_interval(cls.__name__, values.get("curvature_interval") or 1, amortises=cls.amortises)
 
     @classmethod
-    def group_values(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Select the values that parameter groups store."""
-        return {name: values[name] for name, setting in cls.settings().items() if setting.in_group and name in values}
+    def arguments_of_update(cls) -> list[str]:
+        """Names of the own arguments that the update takes."""
+        accepted = signature(cls.natural_update).parameters
+        return [name for name in declaration_of(cls.own_arguments).settings if name in accepted]
 
-    @classmethod
-    def own_names(cls) -> tuple[str, ...]:
-        """Names of the group hyperparameters that the algorithm adds to `Hyperparameters`."""
-        shared = {f.name for f in fields(Hyperparameters)}
-        return tuple(name for name, setting in cls.settings().items() if setting.in_group and name not in shared)
+    @staticmethod
+    @abstractmethod
+    def natural_update(*arguments: Any, **hyperparameters: Any) -> Any:
+        """The algorithm's pure, elementwise update. Its arguments are the state, ĝ, ĥ and, by keyword, hyperparameters."""
 
-    def effective(self) -> Effective:
-        """Derive Ñ, τ, δ̃ and γ; see `optim.effective`."""
-        return effective({"posterior": vars(self)})
+    def configure(self, model: nn.Module, values: Mapping[str, Any]) -> None:
+        """Take what the arguments choose for all groups, before the posterior family is built."""
+        return
 
-    @classmethod
-    def _too_large_together(cls, values: Mapping[str, Any]) -> Iterator[str]:
-        numbers = {name: value for name, value in values.items() if value is not None}
-        if not {"kl_weight", "prior_precision", "num_data"} <= set(numbers):
-            return
-        derived = effective({"posterior": {**cls.defaults(), **numbers, "kl_warmup_steps": 0}})
-        if derived.prior > _MAX_PRIOR:
-            yield (
-                f"kl_weight={derived.kl_weight:g} times prior_precision={derived.prior_precision:g} is "
-                f"{derived.prior:.3g} per example with num_data={numbers['num_data']!r}, but must be at most {_MAX_PRIOR:g}"
-            )
+
+def require_bounded_prior(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Raise `HyperparameterError` if δ̃ is too large, although δ, τ and N are within their limits."""
+    parts = {
+        name: values.get(name) for name in ("kl_weight", "prior_precision", "num_data", "data_augmentation_factor")
+    }
+    numbers = plain({name: value_at(value, 0) for name, value in parts.items() if value is not None})
+    if not {"kl_weight", "prior_precision", "num_data"} <= set(numbers):
+        return
+    derived = effective({"posterior": {**defaults, **numbers, "kl_warmup_steps": 0}})
+    if derived.prior > _MAX_PRIOR:
+        raise HyperparameterError(
+            f"kl_weight={derived.kl_weight:g} times prior_precision={derived.prior_precision:g} is {derived.prior:.3g} per "
+            f"example with num_data={numbers['num_data']!r}, but must be at most {_MAX_PRIOR:g}."
+        )

@@ -24,42 +24,14 @@ SHAPE_INTERVAL = 10  # updates until the shape of the noise is stored again
 
 
 def elapsed_updates(param_update: int, update: int, interval: int) -> int:
-    """Number of updates since the previous measurement, for which a measurement in this update accounts.
-
-    Args:
-        param_update: Index of this update among the parameter's updates, from 1; below `update` if it was frozen before.
-        update: Index of this update, from 1.
-        interval: T.
-
-    Returns:
-        e, at least 1; 0 if this update does not measure.
-
-    Example:
-        >>> [t for t in range(1, 31) if elapsed_updates(t, t, 10)]
-        [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30]
-        >>> elapsed_updates(10, 10, 10), elapsed_updates(11, 11, 10), elapsed_updates(20, 20, 10)
-        (1, 0, 10)
-    """
+    """e, the number of updates for which a measurement in this one accounts; 0 if it does not measure."""
     if param_update <= FIRST_UPDATES:
         return 1
     return min(interval, param_update - FIRST_UPDATES) if (update - FIRST_UPDATES) % interval == 0 else 0
 
 
 def updates_covered(param_update: int, update: int, interval: int) -> int:
-    """Number of a parameter's updates that its measurements account for.
-
-    Args:
-        param_update: Index of this update among the parameter's updates, from 1.
-        update: Index of this update, from 1.
-        interval: T.
-
-    Returns:
-        The index of the parameter's last update that measured, including this one.
-
-    Example:
-        >>> [updates_covered(t, t, 10) for t in (3, 10, 15, 20, 25)]
-        [3, 10, 10, 20, 20]
-    """
+    """Number of a parameter's updates that its measurements account for: the index of its last update that measured."""
     if param_update <= FIRST_UPDATES:
         return param_update
     return max(FIRST_UPDATES, param_update - (update - FIRST_UPDATES) % interval)

@@ -17,7 +17,7 @@ from lightning_bayes.errors import PosteriorError
 from lightning_bayes.optim.covariance import diagonal, kronecker
 from lightning_bayes.optim.covariance.diagonal import is_noisy
 from lightning_bayes.optim.effective import effective
-from lightning_bayes.optim.groups import FORMAT
+from lightning_bayes.optim.groups import FORMAT, state_of
 from lightning_bayes.optim.weight_prior import stated_prior_of
 from lightning_bayes.posteriors import (
     FAMILIES,
@@ -239,6 +239,6 @@ def _entries(checkpoint: dict[str, Any], names: list[list[str]], optimizer: dict
     """Yield the parameters with at least one update; before that they have no posterior."""
     for group, group_names in zip(optimizer["param_groups"], names, strict=True):
         for index, name in zip(group["params"], group_names, strict=True):
-            state = optimizer["state"].get(index, {})
+            state = state_of(optimizer).get(index, {})
             if state.get("step"):
                 yield Entry(name, checkpoint["state_dict"][name], group, state)

@@ -17,13 +17,11 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar, final
+from typing import TypeAlias, TypeVar, final
 
 from lightning_bayes.errors import HyperparameterError
-from lightning_bayes.optim.groups import flat, split
-from lightning_bayes.optim.settings import Record, plain
 
 ValueT = TypeVar("ValueT")
 BetaSchedule: TypeAlias = Callable[[int], tuple[float, float]]
@@ -157,24 +155,3 @@ class PiecewiseSchedule(Schedule):
 def value_at(value: ValueT | Callable[[int], ValueT], step: int) -> ValueT:
     """Evaluate `value` at `step` if it is a function of the step; otherwise return it unchanged."""
     return value(step) if callable(value) else value
-
-
-def take_schedules(group: dict[str, Any], record: type[Record]) -> dict[str, Callable[[int], Any]]:
-    """Replace the schedules in a parameter group by their values at its step, and return the schedules by name."""
-    schedules = {name: value for name, value in flat(group).items() if callable(value)}
-    record.require_schedulable(schedules)
-    apply_schedules(group, schedules, record)
-    return schedules
-
-
-def apply_schedules(group: dict[str, Any], schedules: Mapping[str, Callable[[int], Any]], record: type[Record]) -> None:
-    """Write the values of schedules at the group's step into the group; raises `HyperparameterError` out of range."""
-    step = int(group["posterior"]["step"])
-    values = plain({name: function(step) for name, function in schedules.items()})
-    try:
-        record.check(values, complete=True)
-    except HyperparameterError as error:
-        raise HyperparameterError(f"{error} A function of the step returned this value at step {step}.") from None
-    top, settings = split(values)
-    group.update(top)
-    group["posterior"].update(settings)

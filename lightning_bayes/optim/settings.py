@@ -1,28 +1,34 @@
-"""Declarations of hyperparameters: dataclass fields with a range, an upper limit and further properties.
+"""Declarations of arguments: a typed dictionary states the type, the range, the default and the help of each, once.
 
-    @dataclass(frozen=True, kw_only=True)
-    class MyHyperparameters(Hyperparameters):
-        radius: float = setting(POSITIVE, default=1.0, upper_limit=1e6, schedulable=True)
+    class MyArguments(TypedDict, total=False):
+        \"\"\"...
 
-`Record.check` validates values against these declarations.
+Attributes:
+            radius: Bound of each component of the step. Default: 1.
+        \"\"\"
+
+        radius: Annotated[float | Schedule, Setting(POSITIVE, 1.0, upper_limit=1e6, schedulable=True)]
+
+Type checkers, editors and jsonargparse read it as a constructor's keyword arguments, ``**arguments: Unpack[MyArguments]``.
+`Declaration` reads ranges and defaults, and checks values against them.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass
 from functools import cache
-from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
+
+from typing_extensions import get_type_hints
 
 from lightning_bayes.errors import HyperparameterError
 
 
 @dataclass(frozen=True)
 class Range:
-    """Allowed values of a hyperparameter."""
+    """Allowed values of an argument."""
 
     words: str
     contains: Callable[[Any], bool]
@@ -51,109 +57,115 @@ POSITIVE_COUNT = Range("a whole number of at least 1", lambda v: isinstance(v, i
 BETAS = Range(
     "two numbers of at least 0 and below 1", lambda v: len(v) == 2 and all(beta in MOMENTUM for beta in v), (Sequence,)
 )
+ANY: Final = Range("any", lambda value: True, (object,))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Setting:
-    """Properties of one hyperparameter.
+    """Properties of one argument.
 
     Attributes:
-        range: Allowed values; None allows any value.
+        range: Allowed values.
+        default: The default.
         upper_limit: Limit far above practical values. Products of larger numbers would overflow float32.
         schedulable: Whether it may be a function of the step. Requires that changing it leaves the optimizer's state valid.
         optional: Whether it may be None.
-        open_until_fit: Whether a callback may leave it None until the fit starts.
         in_group: Whether parameter groups store it.
+        chosen_later: Whether it may be None until the fit; a function of the step may not return None.
+        takes_functions: Whether it may be a function of something else than the step.
     """
 
-    range: Range | None = None
+    range: Range = ANY
+    default: Any = None
     upper_limit: float | None = None
     schedulable: bool = False
     optional: bool = False
-    open_until_fit: bool = False
     in_group: bool = True
+    chosen_later: bool = False
+    takes_functions: bool = False
+
+    def __repr__(self) -> str:
+        """The range in words, for the help of a command line."""
+        return self.range.words
+
+    def complaints(self, name: str, value: Any, *, is_function: bool) -> Iterator[str]:
+        """Yield an error if a value is outside the range, or above the limit."""
+        if value is None and (self.optional or (self.chosen_later and not is_function)):
+            return
+        if value not in self.range:
+            yield f"{name}={value!r} must be {self.range.words}"
+        elif self.upper_limit is not None and value > self.upper_limit:
+            yield f"{name}={value!r} must be at most {self.upper_limit:g}"
 
 
-def setting(range_: Range | None = None, *, default: Any = MISSING, **properties: Any) -> Any:
-    """Declare a hyperparameter as a dataclass field; `properties` are attributes of `Setting`."""
-    return field(default=default, metadata={"setting": Setting(range_, **properties)})
+class Declaration:
+    """The arguments that typed dictionaries declare, as `Setting` by name."""
 
+    def __init__(self, *dictionaries: type) -> None:
+        hints: dict[str, Any] = {}
+        for dictionary in dictionaries:
+            hints |= get_type_hints(dictionary, include_extras=True)
+        marked = {name: hint for name, hint in hints.items() if isinstance(_mark(hint), Setting)}
+        self.settings: dict[str, Setting] = {name: _mark(hint) for name, hint in marked.items()}
+        self.types = {name: hint.__origin__ for name, hint in marked.items()}
+        self.defaults = {name: setting.default for name, setting in self.settings.items()}
+        self.schedulable = frozenset(name for name, setting in self.settings.items() if setting.schedulable)
 
-@dataclass(frozen=True, kw_only=True)
-class Record(ABC):
-    """Base of dataclasses whose fields are declared with `setting`."""
-
-    @classmethod
-    @cache
-    def settings(cls) -> Mapping[str, Setting]:
-        """The declaration of each hyperparameter by name."""
-        return MappingProxyType({f.name: f.metadata["setting"] for f in fields(cls) if "setting" in f.metadata})
-
-    @classmethod
-    def defaults(cls) -> dict[str, Any]:
-        """The defaults by name."""
-        return {f.name: f.default for f in fields(cls) if "setting" in f.metadata and f.default is not MISSING}
-
-    @classmethod
-    def schedulable(cls) -> frozenset[str]:
-        """Names of the hyperparameters that may be functions of the step."""
-        return frozenset(name for name, setting in cls.settings().items() if setting.schedulable)
-
-    @classmethod
-    def check(cls, values: Mapping[str, Any], *, complete: bool = False) -> None:
-        """Check hyperparameters against their ranges and limits."""
-        functions = {name for name in cls.settings() if callable(values.get(name))}
-        cls.require_schedulable(functions)
-        numbers = plain({**values, **{name: values[name](0) for name in functions}})
-        may_be_open = set() if complete else set(cls.settings()) - functions
-        errors = list(cls._out_of_range(numbers, may_be_open))
-        if not errors:
-            errors = [*cls._too_large(numbers), *cls._too_large_together(numbers)]
-        if errors:
+    def check(self, values: Mapping[str, Any]) -> None:
+        """Raise `HyperparameterError` if values of declared arguments are out of range."""
+        functions = {n for n, mark in self.settings.items() if callable(values.get(n)) and not mark.takes_functions}
+        self.require_schedulable(functions)
+        numbers = plain({name: values[name] for name in self.settings if name in values and name not in functions})
+        numbers |= plain({name: values[name](0) for name in functions})
+        found = (self.settings[n].complaints(n, value, is_function=n in functions) for n, value in numbers.items())
+        if errors := [error for errors in found for error in errors]:
             raise HyperparameterError("; ".join(errors) + ".")
 
-    @classmethod
-    def require_schedulable(cls, names: Iterable[str]) -> None:
-        """Raise `HyperparameterError` if any of the hyperparameters `names` may not be a function of the step."""
-        wrong = sorted(set(names) - cls.schedulable())
-        if wrong:
+    def require_schedulable(self, names: Iterable[str]) -> None:
+        """Raise `HyperparameterError` if any of the arguments `names` may not be a function of the step."""
+        if wrong := sorted(set(names) - self.schedulable):
             raise HyperparameterError(
-                f"{', '.join(wrong)} cannot be a function of the step. Only {', '.join(sorted(cls.schedulable()))} can."
+                f"{', '.join(wrong)} cannot be a function of the step. Only {', '.join(sorted(self.schedulable))} can."
             )
 
-    @classmethod
-    def _out_of_range(cls, values: Mapping[str, Any], may_be_open: set[str]) -> Iterator[str]:
-        """Yield an error for each value outside its range."""
-        for name, setting in cls.settings().items():
-            if name not in values or setting.range is None:
-                continue
-            value = values[name]
-            is_unset = value is None and (setting.optional or (setting.open_until_fit and name in may_be_open))
-            if not is_unset and value not in setting.range:
-                yield f"{name}={value!r} must be {setting.range.words}"
+    def completed(self, values: Mapping[str, Any], own_defaults: Mapping[str, Any]) -> dict[str, Any]:
+        """Add the defaults, of which `own_defaults` override the declared ones, and check all values."""
+        if unknown := sorted(set(values) - set(self.settings)):
+            known = ", ".join(sorted(self.settings))
+            raise TypeError(f"There is no argument {', '.join(unknown)}. The arguments are: {known}.")
+        completed = {**self.defaults, **own_defaults, **values}
+        self.check(completed)
+        return completed
 
-    @classmethod
-    def _too_large(cls, values: Mapping[str, Any]) -> Iterator[str]:
-        """Yield an error for each value above its upper limit."""
-        for name, setting in cls.settings().items():
-            value = values.get(name)
-            if value is not None and setting.upper_limit is not None and value > setting.upper_limit:
-                yield f"{name}={value!r} must be at most {setting.upper_limit:g}"
+    def group_values(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Select the values that parameter groups store."""
+        return {name: values[name] for name, setting in self.settings.items() if setting.in_group and name in values}
 
-    @classmethod
-    @abstractmethod
-    def _too_large_together(cls, values: Mapping[str, Any]) -> Iterator[str]:
-        """Yield an error for each combination of values that is too large although every value is within its limit."""
+
+def _mark(hint: Any) -> Any:
+    return next(iter(getattr(hint, "__metadata__", ())), None)
+
+
+@cache
+def declaration_of(*dictionaries: type) -> Declaration:
+    """The declaration of typed dictionaries, read once."""
+    return Declaration(*dictionaries)
+
+
+def joined_help(first: type, *others: type) -> str:
+    """The docstring of a typed dictionary that inherits from others, which jsonargparse would not look up."""
+    added = [(other.__doc__ or "").partition("Attributes:\n")[2].rstrip() for other in others]
+    return "\n".join([(first.__doc__ or "").rstrip(), *added, "    "])
 
 
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert NumPy numbers and zero-dimensional tensors to Python numbers, which checkpoints can store safely.
+    """Values with NumPy numbers and zero-dimensional tensors as Python numbers, for checkpoints; ``betas`` as a tuple.
 
     Args:
         values: Hyperparameters by name.
 
     Returns:
-        The converted values; ``betas`` is a tuple.
+        The converted values.
 
     Example:
         >>> import torch

@@ -6,10 +6,9 @@ The family samples the weights and updates the posterior. A method adds a pure u
 from __future__ import annotations
 
 import weakref
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from inspect import signature
 from typing import Any, ClassVar
 
 import torch
@@ -18,43 +17,45 @@ from typing_extensions import Unpack
 
 from lightning_bayes.curvature import Capture, GradientEngine, make_engine
 from lightning_bayes.curvature.parameters import require_full_precision
+from lightning_bayes.optim.base_optimizer import BaseOptimizerStep, defaults_with_base, make_steps, step_for
 from lightning_bayes.optim.default_noise import DefaultNoise
-from lightning_bayes.optim.diagonal.estimators import BatchSizeCheck, CurvatureEstimator, SquaredGradients
+from lightning_bayes.optim.diagonal.batch_square import BatchSizeCheck
+from lightning_bayes.optim.diagonal.estimators import CurvatureEstimator, SquaredGradients
 from lightning_bayes.optim.diagonal.signed_curvature import keep_all_positive_
 from lightning_bayes.optim.diagonal.state import MeanFieldState
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.family import PosteriorFamily
 from lightning_bayes.optim.finished_pass import Curvature, FinishedPass
 from lightning_bayes.optim.group_settings import GroupSettings
-from lightning_bayes.optim.groups import KEY
-from lightning_bayes.optim.hyperparameters import Hyperparameters, OptimizerFields, StepRule
+from lightning_bayes.optim.groups import KEY, apart, beside
+from lightning_bayes.optim.hyperparameters import (
+    DeclaresArguments,
+    OptimizerFields,
+    StepRule,
+)
 from lightning_bayes.optim.measuring import FIRST_UPDATES
 from lightning_bayes.optim.noise import CounterNoise
 from lightning_bayes.optim.optimizer import NoisyOptimizer
-from lightning_bayes.optim.parameters import trainable
+from lightning_bayes.optim.parameters import StartingStates, trainable
 from lightning_bayes.optim.passes import Measurement
 from lightning_bayes.optim.readout import WeightPosterior, posterior_of_model, total_effective_parameters
 from lightning_bayes.optim.resuming import RECORD, record_of, require_same
-from lightning_bayes.optim.states import StartingStates
-from lightning_bayes.optim.steps import BaseOptimizerStep, Step, defaults_with_base, make_steps, step_for
+from lightning_bayes.optim.steps import Step
 from lightning_bayes.optim.weight_prior import stated_prior_of
 
 
-class VariationalOptimizer(NoisyOptimizer, ABC):
+class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
     """A variational optimizer with independent weights, or another `PosteriorFamily`. Subclasses set the class attributes.
 
     Class attributes:
         noisy: Whether gradients are computed at posterior samples. If False, there is no posterior, only a point estimate.
-        family_type: The posterior family, built with a weak reference to the optimizer.
+        family_type: The posterior family, built with a weak reference to the optimizer. Those of arguments are inherited.
         estimator: Estimates the curvature ĥ from passes.
         state_type: The state of a parameter: mean, curvature, momentum, and anything else the algorithm needs.
         default_step: The step of the method's callback if no learning rate is given.
-        hyperparameters: The record of its hyperparameters.
-        own_defaults: Defaults that override the record's.
         curvature_update: Pure update of s alone, if another optimizer moves the mean, from s, ĥ, ``rate`` = 1-β₂ and keyword
             arguments of `natural_update`. None if s needs more.
         averages_curvature: Whether this update is the plain running average of ĥ.
-        amortises: Whether updates may skip the measurement; see `optim.measuring`.
         signed_curvature: Whether the curvature may be negative, down to -δ̃.
         prior_at_sample: Whether the gradient of the prior is computed at the sample instead of the mean.
 
@@ -62,9 +63,8 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
         model: The model to train. A curvature rule must cover each of its layers.
         params: Parameters or parameter groups, or another optimizer, whose list of groups is then shared: its ``lr``,
             ``weight_decay`` and schedulers apply, but not its ``betas``. Default: all trainable parameters of `model`.
-        base: The optimizer that moves the means; see `optim.steps.base_optimizer`. The list of its groups is shared. Its L2
+        base: The optimizer that moves the means; see `optim.base_optimizer`. The list of its groups is shared. Its L2
             ``weight_decay`` gives the prior's precision. ``curvature_interval`` and the noise default to the callbacks'.
-        own: The hyperparameters that the algorithm's record adds to the shared ones.
         **fields: See `OptimizerFields`; numbers may be functions of the number of updates (`optim.schedules`).
 
     Raises:
@@ -79,12 +79,9 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
     state_type: ClassVar[Any] = MeanFieldState
     curvature_update: ClassVar[Callable[..., Tensor] | None] = None
     averages_curvature: ClassVar[bool] = False
-    amortises: ClassVar[bool] = False
     signed_curvature: ClassVar[bool] = False
     prior_at_sample: ClassVar[bool] = False
     default_step: ClassVar[StepRule] = "user"
-    hyperparameters: ClassVar[type[Hyperparameters]] = Hyperparameters
-    own_defaults: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(
         self,
@@ -92,23 +89,24 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
         params: Iterable[Any] | torch.optim.Optimizer | None = None,
         *,
         base: torch.optim.Optimizer | None = None,
-        own: Mapping[str, Any] | None = None,
         **fields: Unpack[OptimizerFields],
     ) -> None:
-        arguments: dict[str, Any] = {**fields, **(own or {})}
+        arguments: dict[str, Any] = dict(fields)
         self._states_precision = "prior_precision" in arguments
         self._default_noise: DefaultNoise | None = None
         if base is not None:
             if "relative_noise" not in arguments:
                 self._default_noise = DefaultNoise(arguments.get("noise_flatness"))
             arguments = {**defaults_with_base(arguments, amortises=self.amortises), **arguments}
-        values, self.steps = self.hyperparameters.given(arguments, self.own_defaults), make_steps(base)
+        declaration, self.steps = self.declaration(), make_steps(base)
+        self.arguments = values = declaration.completed(arguments, self.own_defaults)
+        self.check_together(values)
+        self.configure(model, values)
         norms, prior = step_for(values["step_rule"], self.steps).is_published, values["prior"]
         self._starting = StartingStates(model, bayesian=values["bayesian"], prior=prior, norms=norms)
         self.deterministic, self.weight_priors = self._starting.deterministic, self._starting.weight_priors
-        accepted, record = signature(type(self).natural_update).parameters, self.hyperparameters
-        self._own_arguments = [name for name in record.own_names() if name in accepted]
-        self._settings = GroupSettings(type(self).__name__, record, self.steps, amortises=self.amortises)
+        self._own_arguments = self.arguments_of_update()
+        self._settings = GroupSettings(declaration, self.check_together, self.steps)
         self.fills_gradients = base is None
         self.family: PosteriorFamily = self.family_type(weakref.proxy(self))  # frees all tensors with us
         self._check_batch_size = None if self.estimator.is_linear else BatchSizeCheck(type(self).__name__)
@@ -117,7 +115,7 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
         engine, quantity, reduction = values["engine"], self.estimator.quantity, values["loss_reduction"]
         if base is not None and reduction == "auto":  # the noise of this step does not depend on the curvature's scale
             reduction = "auto_or_mean"
-        settings = self.hyperparameters.group_values(values)
+        settings = declaration.group_values(values)
         if values["radius"] != "sgd":
             del settings["momentum"]
         self._gradient_engine = GradientEngine(model, reduction)
@@ -125,15 +123,10 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
             model,
             make_engine(engine, model, reduction, values["workspace_mib"], quantity=quantity),
             params,
-            {**settings, "noisy": self.noisy, "noise_seed": values["seed"]},
+            {**settings, **self.group_state, "noisy": self.noisy, "noise_seed": values["seed"]},
             mc_samples=values["mc_samples"],
             max_nonfinite_steps=values["max_nonfinite_steps"],
         )
-
-    @staticmethod
-    @abstractmethod
-    def natural_update(*arguments: Any, **hyperparameters: Any) -> Any:
-        """The algorithm's pure, elementwise update. Its arguments are the state, ĝ, ĥ and, by keyword, hyperparameters."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group and create its state, so that a posterior always exists; see `torch.optim.Optimizer`."""
@@ -144,7 +137,7 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
         """Check a group's settings, take its schedules, and create the state of its parameters."""
         self._settings.start(group, self.posterior_defaults, self.groups_owner, states_precision=self._states_precision)
         require_full_precision(group["params"])
-        for param in group["params"]:
+        for param in (param for param in group["params"] if not self.state[param]):
             self._start_state(param, group)
         self.family.check_groups()
 
@@ -154,7 +147,8 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
             if KEY not in group:
                 self._start_group(group)
             for param in group["params"]:
-                self._start_state(param, group)
+                if not self.state[param]:
+                    self._start_state(param, group)
         self._settings.complete(self.param_groups, self.posterior_defaults)
 
     def step_of(self, group: Mapping[str, Any]) -> Step:
@@ -168,16 +162,17 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
         return step if isinstance(step, BaseOptimizerStep) else None
 
     def state_dict(self) -> dict[str, Any]:
-        """The state, with a base optimizer's own under ``base``; see `torch.optim.Optimizer`."""
-        return {**super().state_dict(), RECORD: self._record(), **(self.base_step.state() if self.base_step else {})}
+        """The state; that of a user's optimizer stands where it would load it, see `optim.groups.beside`."""
+        return beside(self.groups_owner, {**super().state_dict(), RECORD: self._record()})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a state of the same algorithm, step, groups and base optimizer; see `optim.resuming`."""
         require_same(state_dict, self._record())
-        super().load_state_dict(state_dict)
+        ours, theirs = apart(state_dict)
+        super().load_state_dict(ours)
         self._settings.follow(self.param_groups[0], self.posterior_defaults)
         if self.base_step is not None:
-            self.base_step.load(state_dict)
+            self.base_step.base.load_state_dict(theirs)
 
     def _record(self) -> dict[str, Any]:
         """What a state must agree with to be loaded; see `optim.resuming`."""
@@ -185,9 +180,7 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
         return record_of(self, step_rule, base, self.deterministic if self.noisy else None)
 
     def _start_state(self, param: nn.Parameter, group: Mapping[str, Any]) -> None:
-        """Create the state of a parameter unless it exists."""
-        if self.state[param]:
-            return
+        """Create the state of a parameter."""
         fields = self.family.state_fields(param, group)
         self.state[param] |= {**self._starting.new(param, group, fields), **self.family.counters}
         if not fields and self.estimator.quantity == "squared_gradients":
@@ -241,7 +234,7 @@ class VariationalOptimizer(NoisyOptimizer, ABC):
         for group in (group for group in self.param_groups if not group[KEY]["step"]):
             self.store_initial_values(group)
         for update in self.family.updates(measurement):
-            self.step_of(update.group).apply(update)
+            self.steps[update.group[KEY]["step_rule"]].apply(update)
         for step in self.steps.values():
             step.finish(self.param_groups, self.state)
         for index, group in enumerate(self.param_groups):

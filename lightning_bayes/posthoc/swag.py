@@ -105,13 +105,14 @@ class SWAG:
             raise PosteriorError(
                 f"SWAG needs at least 2 iterates, but has {self.count}. Collect earlier or more often."
             )
-        scale = (2 * (min(self.count, self.max_rank) - 1)) ** -0.5
+        rank = min(len(kept) for kept in self._deviations.values())  # fewer than R after a resume with a larger R
+        scale = (2 * (rank - 1)) ** -0.5
         mean, variance, deviations = {}, {}, {}
         for name, exact in self._mean.items():
             dtype = self._deviations[name][0].dtype
             mean[name] = exact.to(dtype)
             variance[name] = ((self._square[name] - exact.square()) / 2).clamp_min(LEAST_VARIANCE).to(dtype)
-            deviations[name] = torch.stack(self._deviations[name]) * scale
+            deviations[name] = torch.stack(self._deviations[name][-rank:]) * scale
         return LowRankGaussian(mean, variance, deviations, prior_precision, num_data, dict(constants or {}))
 
     def state_dict(self) -> dict[str, Any]:

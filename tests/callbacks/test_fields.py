@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import inspect
+import math
 
 import pytest
+import torch
 import yaml
 from jsonargparse import ArgumentParser
 from lightning.pytorch import Callback
 
 import lightning_bayes.callbacks as room
-from lightning_bayes import IVONCallback, NoisyKFACCallback, VOGNCallback, VONCallback
+from lightning_bayes import IVONCallback, NoisyKFACCallback, Schedule, VOGNCallback, VONCallback
 from lightning_bayes.callbacks.base import VariationalCallback
-from lightning_bayes.callbacks.fields import CallbackFields, KroneckerFields
+from lightning_bayes.callbacks.fields import CallbackFields, declaration
+from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.optim.diagonal.ivon import IVONOwn
 
 FAMILY = [
     value
@@ -37,9 +41,8 @@ def help_of(callback, capsys):
 @pytest.mark.parametrize("callback", FAMILY, ids=lambda c: c.__name__)
 def test_the_help_lists_every_argument_with_its_text(callback, capsys):
     text = help_of(callback, capsys)
-    fields = KroneckerFields if "KFAC" in callback.__name__ else CallbackFields
     lines = " ".join(text.split())
-    for name in fields.__optional_keys__:
+    for name in declaration(callback().optimizer_class).settings:
         described = lines.partition(f"--callback.{name} {name.upper()}")[2] or lines.partition(f"--callback.{name} ")[2]
         assert described, name
     assert "τ, weight of the KL term" in lines
@@ -47,9 +50,28 @@ def test_the_help_lists_every_argument_with_its_text(callback, capsys):
 
 
 def test_every_field_has_a_text():
-    for fields in (CallbackFields, KroneckerFields):
-        missing = [name for name in fields.__optional_keys__ if f"    {name}: " not in inspect.getdoc(fields)]
-        assert not missing
+    missing = [name for name in CallbackFields.__annotations__ if f"    {name}: " not in inspect.getdoc(CallbackFields)]
+    assert not missing
+
+
+@pytest.mark.parametrize("callback", FAMILY, ids=lambda c: c.__name__)
+def test_the_signature_has_every_argument_with_its_default(callback):
+    parameters, built = dict(inspect.signature(callback).parameters), callback()
+    if callback is VONCallback:  # an argument chooses its optimizer
+        assert parameters.keys() == {"unnamed", "hessian", "fields"}
+        return
+    assert parameters.keys() == declaration(built.optimizer_class).settings.keys()
+    assert callback(**{name: value.default for name, value in parameters.items()}).arguments == built.arguments
+
+
+def test_a_declaration_is_read_from_the_signature_and_the_help():
+    """One declaration: type, range, default and text of one argument, wherever they are read."""
+    parameter = inspect.signature(IVONCallback).parameters["clip_radius"]
+    assert (parameter.default, parameter.annotation) == (math.inf, float | Schedule)
+    assert "clip_radius" in IVONOwn.__annotations__
+    assert "bound of each component" in IVONOwn.__doc__
+    with pytest.raises(HyperparameterError, match=r"clip_radius=-1\.0 must be above 0"):
+        IVONCallback(clip_radius=-1.0)
 
 
 def test_a_flat_config_builds_the_callback(tmp_path):
@@ -74,6 +96,15 @@ def test_a_misspelt_argument_is_named(callback):
         parser().parse_args([f"--callback=lightning_bayes.{callback.__name__}", "--callback.kl_weigth=0.1"])
 
 
+def test_a_link_may_be_a_function_and_other_arguments_only_of_the_step():
+    def as_normal(outputs):
+        return torch.distributions.Normal(outputs, 1.0)
+
+    assert VOGNCallback(link=as_normal).observation is as_normal
+    with pytest.raises(HyperparameterError, match="antithetic cannot be a function of the step"):
+        VOGNCallback(antithetic=lambda step: True)
+
+
 def test_a_value_of_another_type_is_named():
     with pytest.raises(Exception, match=r"(?s)kl_weight.*float"):
         parser().parse_args(["--callback=lightning_bayes.VOGNCallback", "--callback.kl_weight=much"])
@@ -81,9 +112,8 @@ def test_a_value_of_another_type_is_named():
 
 def test_defaults_are_those_of_the_optimizer():
     for callback in FAMILY:
-        paper = {"lr": 1e-2} if callback is NoisyKFACCallback else {}  # with the user's step, its β₂ differs
-        built, optimizer = callback(**paper), callback().optimizer_class
-        defaults = {**optimizer.hyperparameters.defaults(), **optimizer.own_defaults, **callback.field_defaults}
+        built, optimizer = callback(), callback().optimizer_class
+        defaults = {**optimizer.declaration().defaults, **optimizer.own_defaults, **callback.field_defaults}
         for name in ("betas", "kl_weight", "kl_warmup_steps", "damping", "init_precision", "prior_mean"):
             assert built.group_defaults[name] == defaults[name], (callback, name)
         assert built.mc_samples == defaults["mc_samples"]

@@ -13,6 +13,7 @@ from torch import nn
 
 from lightning_bayes import VOGNCallback
 from lightning_bayes.errors import NonFiniteError
+from lightning_bayes.optim.groups import state_of
 
 NATURAL = {"lr": 0.05, "init_precision": 100.0}  # noise from the first pass on
 
@@ -109,7 +110,7 @@ class States(Callback):
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         (optimizer,) = trainer.optimizers
-        state = {f"{i}.{k}": v for i, s in optimizer.state_dict()["state"].items() for k, v in flat_state(s).items()}
+        state = {f"{i}.{k}": v for i, s in state_of(optimizer.state_dict()).items() for k, v in flat_state(s).items()}
         self.seen.append({**weights(pl_module), **{name: value.clone() for name, value in state.items()}})
 
 

@@ -281,6 +281,22 @@ def test_another_learning_rate_is_named(tmp_path):
     assert message == "The resumed run keeps the checkpoint's lr=0.01 (now 0.05)."
 
 
+@pytest.mark.filterwarnings("ignore:Be aware that when using .ckpt_path.")
+@pytest.mark.parametrize("arguments", [{}, {"lr": 0.01}], ids=["default step", "natural step"])
+def test_a_run_continues_without_the_callback_as_plain_training(arguments, tmp_path):
+    """The user's optimizer finds its own state where it looks for it: moments of the default step, none of a natural one."""
+    _, path = trained(tmp_path, VOGNCallback(**arguments))
+    saved = torch.load(path, weights_only=True)["optimizer_states"][0]
+    module = Classifier()
+    trainer = quiet_trainer(max_epochs=3)
+    trainer.fit(module, loader(), ckpt_path=path)
+    (adamw,) = trainer.optimizers
+    steps = {int(state["step"]) for state in adamw.state.values()}
+    assert steps == {6 + (12 if not arguments else 0)}
+    assert ("exp_avg" in saved["state"].get(0, {})) == (not arguments)
+    assert all(param.isfinite().all() for param in module.parameters())
+
+
 def test_a_run_of_the_base_optimizer_cannot_be_resumed_without_it(tmp_path):
     _, path = trained(tmp_path, VOGNCallback())
     with pytest.raises(

@@ -209,13 +209,21 @@ class TwoParts(LightningModule):
         return torch.optim.SGD(self.parameters(), 0.0)
 
 
-def test_weights_without_noise_have_the_same_curvature_under_accumulation():
-    """Over more updates than one of ten: at precision 1e12 the noise of the head does not matter."""
-    found = []
-    for accumulated, size in ((1, 16), (2, 8)):
-        callback = IVONCallback(lr=1e-12, bayesian="^head", betas=(0.9, 0.9), prior_precision=1.0, init_precision=1e12)
-        module = TwoParts()
-        fit(module, callback, data=loader(size), max_epochs=8, accumulate_grad_batches=accumulated)
-        found.append(callback.optimizer.state[module.body.weight]["curvature"])
-        assert callback.optimizer.num_updates == 24
-    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-9)
+@pytest.mark.parametrize(("accumulated", "size"), [(1, 16), (2, 8), (4, 4)])
+def test_weights_without_noise_have_the_squares_of_each_pass(accumulated, size):
+    """n ḡ² of each micro-batch of n rows, also where a pass runs bare; the prior silences the noise of the head."""
+    options = {"betas": (0.9, 0.3), "prior_precision": 1e10, "init_precision": 1.0001e10}
+    module, callback = TwoParts(), IVONCallback(lr=1e-12, bayesian="^head", **options)
+    fit(module, callback, data=loader(size), max_epochs=8, accumulate_grad_batches=accumulated)
+    assert callback.optimizer.num_updates == 24  # more than the updates that count their examples
+    expected = torch.zeros_like(module.body.weight)
+    for update in range(3):  # of the last epoch; what came before has a weight of .3³
+        squares = [
+            size * torch.autograd.grad(module.training_step(batch, 0), module.body.weight)[0].square()
+            for batch in list(loader(size))[update * accumulated : (update + 1) * accumulated]
+        ]
+        expected = 0.3 * expected + 0.7 * torch.stack(squares).mean(0)
+    expected = expected / (1 - 0.3**3)  # the epochs before were the same
+    torch.testing.assert_close(
+        callback.optimizer.state[module.body.weight]["curvature"], expected, rtol=1e-3, atol=1e-6
+    )

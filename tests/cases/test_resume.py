@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from tiny_training import Classifier, loader, quiet_trainer, two_groups
 from torch.optim import SGD, AdamW
 
@@ -14,6 +15,7 @@ from lightning_bayes import (
     IVONCallback,
     LaplaceCallback,
     MCDropoutCallback,
+    MultiModeCallback,
     NoisyKFACCallback,
     OGNCallback,
     SWAGCallback,
@@ -23,6 +25,7 @@ from lightning_bayes import (
 )
 from lightning_bayes.callbacks.base import VariationalCallback
 from lightning_bayes.errors import PosteriorError
+from lightning_bayes.posthoc import SWAG
 
 ALGORITHMS = [
     kind
@@ -113,8 +116,83 @@ def test_the_posterior_of_another_callback_is_not_evaluated(new, writer, written
         quiet_trainer(new()).predict(Classifier(), loader(), ckpt_path=written[writer])
 
 
+def trained(tmp_path, callback, module=None, **options):
+    """A checkpoint of a fit, and its predictions."""
+    module = module or Classifier()
+    trainer = quiet_trainer(callback, max_epochs=2, **options)
+    trainer.fit(module, loader())
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    return tmp_path / "last.ckpt", predicted(trainer, module)
+
+
+def predicted(trainer, module, path=None):
+    return torch.cat([batch["probs"] for batch in trainer.predict(module, loader(), ckpt_path=path)])
+
+
+def diagonal(**options):
+    return LaplaceCallback("diagonal", prior_precision=1.0, **options)
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using .ckpt_path.")
+@pytest.mark.filterwarnings("ignore:The search for the prior precision")
+def test_an_evaluation_keeps_laplaces_posterior_and_says_so_and_a_fit_makes_a_new_one(tmp_path):
+    path, expected = trained(tmp_path, diagonal())
+    with pytest.warns(
+        UserWarning, match=r"posterior, with structure='diagonal' \(now 'kronecker'\), subset='last_layer'"
+    ):
+        found = predicted(quiet_trainer(LaplaceCallback(subset="all")), Classifier(), path)
+    torch.testing.assert_close(found, expected)
+    resumed = LaplaceCallback(subset="all", prior_precision=1.0)
+    quiet_trainer(resumed, max_epochs=3).fit(Classifier(), loader(), ckpt_path=path)
+    assert len(resumed.posterior.mean) == 4
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using .ckpt_path.")
+def test_other_dropout_than_that_of_the_checkpoint_is_named(tmp_path):
+    path, _ = trained(tmp_path, dropout())
+    with pytest.warns(UserWarning, match=r"trained with other dropout, p=0\.1 \(now 0\.5\)\.$"):
+        predicted(quiet_trainer(MCDropoutCallback(p=0.5, layers=r"net\.1")), Classifier(), path)
+
+
+# Arguments that act from now on; what was collected, found or chosen before is kept. Warnings would be errors here.
+NEW = {
+    "SWAG, later": (swag, lambda: SWAGCallback(start=0.5)),
+    "SWAG, other rate": (swag, lambda: SWAGCallback(start=0.0, lr=0.1)),
+    "SWAG, samples": (swag, lambda: SWAGCallback(start=0.0, eval_samples=3, seed=1)),
+    "Laplace, samples": (diagonal, lambda: diagonal(eval_samples=3, seed=1, linearized=True)),
+    "dropout, samples": (dropout, lambda: MCDropoutCallback(3, p=0.1, layers=r"net\.1", seed=1, val_samples=2)),
+    "modes, peak": (lambda: MultiModeCallback(2), lambda: MultiModeCallback(2, peak=3.0)),
+    "VOGN, samples": (VOGNCallback, lambda: VOGNCallback(eval_samples=3)),
+    "K-FAC, samples": (NoisyKFACCallback, lambda: NoisyKFACCallback(eval_samples=3)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using .ckpt_path.")
+@pytest.mark.parametrize(("writer", "reader"), NEW.values(), ids=NEW.keys())
+def test_arguments_that_belong_to_no_state_may_change(writer, reader, tmp_path):
+    saving = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1)
+    quiet_trainer(writer(), saving, max_epochs=4, enable_checkpointing=True).fit(Classifier(), loader())
+    resumed = quiet_trainer(reader(), max_epochs=4)
+    resumed.fit(Classifier(), loader(), ckpt_path=tmp_path / "epoch=2.ckpt")
+    assert predicted(resumed, Classifier(), tmp_path / "epoch=3.ckpt").shape == (48, 3)
+
+
+def test_swag_with_a_larger_rank_scales_the_deviations_that_it_has():
+    values = [torch.randn(3, generator=torch.Generator().manual_seed(i)) for i in range(6)]
+    first, larger = SWAG(max_rank=2), SWAG(max_rank=9)
+    for value in values[:5]:
+        first.collect({"w": value})
+    larger.load_state_dict(first.state_dict())
+    larger.collect({"w": values[5]})
+    first = SWAG(max_rank=3)
+    for value in values:
+        first.collect({"w": value})
+    found, expected = (swag.posterior(10, {"w": 1.0}).deviations["w"] for swag in (larger, first))
+    torch.testing.assert_close(found, expected)
+
+
 def test_a_state_of_another_format_is_refused_by_its_number():
     optimizer = torch.optim.Adam((model := torch.nn.Linear(2, 1)).parameters())
     noisy = VOGN(model, base=optimizer, num_data=4)
-    with pytest.raises(PosteriorError, match="has format 1, and this version reads format 3"):
+    with pytest.raises(PosteriorError, match="has format 1, and this version reads format 4"):
         noisy.load_state_dict({**noisy.state_dict(), "format": 1})

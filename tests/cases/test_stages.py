@@ -13,6 +13,8 @@ from lightning_bayes import (
     BatchNormRecalibration,
     Calibration,
     LaplaceCallback,
+    MultiModeCallback,
+    RejectorCallback,
     SWAGCallback,
     VOGNCallback,
 )
@@ -56,10 +58,17 @@ CALLBACKS = [
     lambda: [LaplaceCallback()],
     lambda: [LaplaceCallback(prior_precision="marglik", online_every=1, subset="all")],
     lambda: [SWAGCallback()],
+    lambda: [SWAGCallback(), Calibration(refit=True)],
+    lambda: [VOGNCallback(calibrate=True)],
+    lambda: [MultiModeCallback(num_modes=2)],
+    lambda: [VOGNCallback(), MultiModeCallback(num_modes=2)],
+    lambda: [MultiModeCallback(num_modes=2), BatchNormRecalibration(batches=2)],
+    lambda: [VOGNCallback(), RejectorCallback()],
 ]
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers:UserWarning")
+@pytest.mark.filterwarnings("ignore:The test continues without rejection")
 @pytest.mark.filterwarnings("ignore:The search for the prior precision:UserWarning")
 @pytest.mark.parametrize("callbacks", CALLBACKS)
 def test_every_batch_arrives_in_its_own_stage(callbacks):

@@ -12,6 +12,7 @@ from optimizer_family import OPTIMIZERS, chooses_engine, classifier, construct, 
 from torch import nn
 
 from lightning_bayes.errors import NoMeasurementError, NonFiniteError, UnsupportedTrainingError
+from lightning_bayes.optim.groups import state_of
 
 CASES = [(cls, rule) for cls in OPTIMIZERS for rule in step_rules(cls)]
 every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda cls: cls.__name__)
@@ -169,7 +170,7 @@ def test_an_update_that_is_not_finite_changes_nothing(optimizer, step_rule, prob
     with pytest.warns(UserWarning, match="is skipped and the posterior is unchanged"):
         opt.step()
     assert all(map(torch.equal, model.state_dict().values(), kept.values()))
-    for mine, before in zip(opt.state_dict()["state"].values(), state["state"].values(), strict=True):
+    for mine, before in zip(state_of(opt.state_dict()).values(), state_of(state).values(), strict=True):
         assert all(
             torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(flat(mine), flat(before), strict=True)
         )

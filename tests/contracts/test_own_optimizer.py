@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import final
+from typing import Annotated, TypedDict, final
 
 import pytest
 import torch
@@ -13,20 +12,18 @@ from torch import nn
 from lightning_bayes import VOGNCallback, load_posterior
 from lightning_bayes.callbacks import VariationalCallback
 from lightning_bayes.errors import HyperparameterError
-from lightning_bayes.optim import VariationalOptimizer
+from lightning_bayes.optim import Schedule, VariationalOptimizer
 from lightning_bayes.optim.diagonal.family import DiagonalFamily
 from lightning_bayes.optim.diagonal.state import MeanFieldState, average
-from lightning_bayes.optim.hyperparameters import Hyperparameters
-from lightning_bayes.optim.settings import POSITIVE_FRACTION, setting
+from lightning_bayes.optim.settings import POSITIVE_FRACTION, Setting
 
 # -- the user's file ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class PowerHyperparameters(Hyperparameters):
+class PowerOwn(TypedDict, total=False):
     """Adds the power of the preconditioner."""
 
-    power: float = setting(POSITIVE_FRACTION, default=1.0, schedulable=True)
+    power: Annotated[float | Schedule, Setting(POSITIVE_FRACTION, 1.0, schedulable=True)]
 
 
 def update(state, grad, sq_grad, *, lr, betas, prior, damping=0.0, step=1, power=1.0):
@@ -44,7 +41,7 @@ class PowerVOGN(VariationalOptimizer):
     noisy = averages_curvature = True
     family_type = DiagonalFamily
     natural_update = staticmethod(update)
-    hyperparameters = PowerHyperparameters
+    own_arguments = PowerOwn
 
 
 @final

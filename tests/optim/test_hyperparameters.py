@@ -15,12 +15,15 @@ from jsonargparse import ArgumentError, ArgumentParser
 from torch import nn
 from typing_extensions import Unpack
 
+from lightning_bayes.callbacks.fields import CallbackFields
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim import VOGN, VONG
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.groups import flat
-from lightning_bayes.optim.hyperparameters import HyperparameterFields, Hyperparameters, OptimizerFields
+from lightning_bayes.optim.hyperparameters import HostSettings, HyperparameterFields, OptimizerFields
+from lightning_bayes.optim.settings import Setting, declaration_of
 
+DEFAULTS = declaration_of(OptimizerFields, HostSettings).defaults
 PLAIN = {
     "lr": 0.0625,
     "betas": (0.5, 0.75),
@@ -103,10 +106,13 @@ def test_an_optimizer_needs_numbers(build, arguments, message):
         build(nn.Linear(2, 2), **arguments)
 
 
-def test_typed_arguments_and_the_record_name_the_same_hyperparameters():
-    set_by_hosts = {"prior_on_mean", "decay", "step", "eval_samples", "val_samples"}
-    assert set(OptimizerFields.__annotations__) == set(Hyperparameters.settings()) - set_by_hosts
-    assert set(HyperparameterFields.__annotations__) < set(OptimizerFields.__annotations__)
+@pytest.mark.parametrize("fields", [HyperparameterFields, OptimizerFields, CallbackFields, HostSettings])
+def test_every_typed_argument_declares_its_range_and_default(fields):
+    declared = declaration_of(fields)
+    assert declared.settings.keys() == fields.__annotations__.keys()
+    for name, setting in declared.settings.items():
+        assert isinstance(setting, Setting)
+        assert setting.default is None or setting.default in setting.range, name
 
 
 def test_every_typed_argument_is_described():
@@ -119,17 +125,16 @@ def test_every_typed_argument_is_described():
     assert set(described[OptimizerFields]) == own
 
 
-def test_the_record_is_read_from_a_group_and_computes_its_effective_values():
+def test_a_group_holds_the_arguments_and_gives_effective_values():
     _, opt = trained(**PLAIN)
     (group,) = opt.param_groups
-    record = Hyperparameters.of({**flat(group), "initial_lr": 1.0})
-    assert (record.lr, record.betas, record.step) == (0.0625, (0.5, 0.75), 3)
-    assert record.effective() == effective(group)
-    assert record.effective().prior == 0.25 * 0.5 / 24
+    values = flat(group)
+    assert (values["lr"], values["betas"], values["step"]) == (0.0625, (0.5, 0.75), 3)
+    assert effective(group).prior == 0.25 * 0.5 / 24
 
 
 def test_effective_values_follow_warm_up_augmentation_and_damping():
-    group = {**Hyperparameters.defaults(), "num_data": 50, "prior_precision": 4.0, "kl_weight": 0.5, "damping": 0.25}
+    group = {**DEFAULTS, "num_data": 50, "prior_precision": 4.0, "kl_weight": 0.5, "damping": 0.25}
     group |= {"data_augmentation_factor": 2.0, "kl_warmup_steps": 10, "kl_warmup_init": 0.2}
     assert effective({"posterior": {**group, "step": 5}}).kl_weight == pytest.approx(0.5 * 0.6)
     now = effective({"posterior": {**group, "step": 10}})
@@ -159,14 +164,15 @@ class Described:
 
 
 def test_a_callback_may_leave_some_open_but_not_a_function():
-    Hyperparameters.check({"lr": None, "prior_precision": None, "data_augmentation_factor": None, "num_data": None})
-    Hyperparameters.check({"prior_precision": 1.0, "data_augmentation_factor": None, "num_data": 10, "kl_weight": 1.0})
+    of_callbacks, of_optimizers = declaration_of(CallbackFields), declaration_of(OptimizerFields)
+    of_callbacks.check({"lr": None, "prior_precision": None, "data_augmentation_factor": None, "num_data": None})
+    of_callbacks.check({"prior_precision": 1.0, "data_augmentation_factor": None, "num_data": 10, "kl_weight": 1.0})
     with pytest.raises(HyperparameterError, match=r"^lr=None must be at least 0\.$"):
-        Hyperparameters.check({"lr": lambda t: None, "prior_precision": None})
+        of_optimizers.check({"lr": lambda t: None, "prior_precision": 1.0})
     with pytest.raises(HyperparameterError, match="eval_samples cannot be a function of the step"):
-        Hyperparameters.check({"eval_samples": lambda t: 2})
+        of_callbacks.check({"eval_samples": lambda t: 2})
     with pytest.raises(HyperparameterError, match="mc_samples=None must be a whole number"):
-        Hyperparameters.check({"mc_samples": None})
+        of_callbacks.check({"mc_samples": None})
 
 
 @pytest.mark.parametrize(
@@ -199,4 +205,4 @@ def test_the_documented_defaults_are_those_of_the_record(fields):
         if (m := re.search(r"Default:\s+`{0,2}(.+?)`{0,2}(?:\.\s|\.?$|\s+unless)", e, re.S))
     }
     assert len(stated) >= 9
-    assert stated == {name: Hyperparameters.defaults()[name] for name in stated}
+    assert stated == {name: DEFAULTS[name] for name in stated}

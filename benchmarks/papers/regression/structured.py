@@ -23,7 +23,7 @@ from lightning_bayes import NoisyKFAC
 from lightning_bayes.curvature import Likelihood
 from lightning_bayes.linalg import BlockTridiagonalInverse, KroneckerProduct
 from lightning_bayes.optim.dense.block_tridiagonal import ChainCurvature, ChainState, damped_inverse, sample, update
-from lightning_bayes.optim.kronecker.intervals import is_due
+from lightning_bayes.optim.kronecker.curvature import is_due
 
 LAYERS = ("hidden", "output")
 

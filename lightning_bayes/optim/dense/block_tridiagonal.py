@@ -30,8 +30,8 @@ from lightning_bayes.optim.diagonal.state import average, debiased
 from lightning_bayes.optim.effective import Effective
 from lightning_bayes.optim.fisher import FisherName
 from lightning_bayes.optim.kronecker.equations import average_factors
-from lightning_bayes.optim.kronecker.kl_clip import clipped_lr, fisher_norm
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer, factors_at_precision
+from lightning_bayes.optim.kronecker.moves import clipped_lr, fisher_norm
 from lightning_bayes.optim.parameters import trainable
 from lightning_bayes.posteriors import BlockTridiagonal, linear_chain
 from lightning_bayes.posteriors.memory import DEFAULT_LIMIT_MIB
@@ -88,7 +88,7 @@ def update(
     prior: float,  # δ̃
     damping: float = 0.0,  # γ
     step: int = 1,  # update index t, from 1
-    kl_clip: float | None = None,  # bound c of `optim.kronecker.kl_clip`; None for no bound
+    kl_clip: float | None = None,  # bound c of `optim.kronecker.moves`; None for no bound
     invert: Callable[[ChainCurvature, float], BlockTridiagonalInverse] = damped_inverse,
 ) -> ChainState:
     """One update of the chain; pure."""
@@ -192,7 +192,7 @@ class BlockTridiagonalKFAC(DenseOptimizer):
         fisher: ``"sampled"`` samples labels from the likelihood, ``"empirical"`` uses the data's labels. None samples labels
             if there is a likelihood.
         likelihood: The likelihood of the model's outputs; None uses the model's attribute ``lightning_bayes_likelihood``.
-        kl_clip: Bound c on the squared Fisher norm of the step, see `optim.kronecker.kl_clip`; None for no bound.
+        kl_clip: Bound c on the squared Fisher norm of the step, see `optim.kronecker.moves`; None for no bound.
         limit_mib: Maximum memory of the factors in MiB.
         loss_reduction: How the loss is reduced over examples, see `curvature.measure`.
         **arguments: See `DenseArguments`.

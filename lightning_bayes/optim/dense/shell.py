@@ -17,15 +17,17 @@ from lightning_bayes.curvature import Capture
 from lightning_bayes.curvature.parameters import require_full_precision
 from lightning_bayes.errors import HyperparameterError, PosteriorError, UnsupportedTrainingError
 from lightning_bayes.optim.dense.measurements import JointMeasurement
-from lightning_bayes.optim.effective import Effective
+from lightning_bayes.optim.effective import Effective, effective
 from lightning_bayes.optim.finished_pass import Curvature, FinishedPass
-from lightning_bayes.optim.groups import flat
-from lightning_bayes.optim.hyperparameters import Hyperparameters
+from lightning_bayes.optim.groups import KEY
+from lightning_bayes.optim.hyperparameters import HostSettings, OptimizerFields, require_bounded_prior
 from lightning_bayes.optim.noise import CounterNoise
 from lightning_bayes.optim.optimizer import NoisyOptimizer
 from lightning_bayes.optim.parameters import require_initialised
 from lightning_bayes.optim.passes import Measurement
-from lightning_bayes.optim.settings import plain
+from lightning_bayes.optim.settings import declaration_of, plain
+
+DECLARATION = declaration_of(OptimizerFields, HostSettings)
 
 
 class DenseArguments(TypedDict, total=False):
@@ -93,13 +95,14 @@ class DenseOptimizer(NoisyOptimizer, ABC):
             )
         require_initialised(model)
         require_full_precision(equations.params)
-        values = Hyperparameters.given(arguments, {"lr": 1e-2})
+        values = DECLARATION.completed(arguments, {"lr": 1e-2})
+        require_bounded_prior(values, DECLARATION.defaults)
         self.equations, self.joint_measurement = equations, measurement
         super().__init__(
             model,
             measurement.engine,
             equations.params,
-            plain({**Hyperparameters.group_values(values), "noise_seed": values["seed"]}),
+            plain({**DECLARATION.group_values(values), "noise_seed": values["seed"]}),
             mc_samples=values["mc_samples"],
             max_nonfinite_steps=values["max_nonfinite_steps"],
         )
@@ -107,8 +110,8 @@ class DenseOptimizer(NoisyOptimizer, ABC):
     @torch.no_grad()
     def posterior(self) -> Any:
         """Copies of mean and precision by name; raises `PosteriorError` before the first update without `init_precision`."""
-        hyper = self._hyperparameters
-        curvature = self._curvature(hyper)
+        (group,), hyper = self.param_groups, effective(self.param_groups[0])
+        curvature = self._curvature(group, hyper)
         if curvature is None:
             raise PosteriorError(
                 f"{type(self).__name__} has no posterior before its first update. Train it first, or pass init_precision=..."
@@ -119,10 +122,10 @@ class DenseOptimizer(NoisyOptimizer, ABC):
         return self.equations.posterior(
             curvature,
             names,
-            hyper.effective(),
+            hyper,
             mean=mean,
-            prior_precision=dict.fromkeys(mean, hyper.prior_precision),
-            num_data=hyper.num_data,
+            prior_precision=dict.fromkeys(mean, group[KEY]["prior_precision"]),
+            num_data=group[KEY]["num_data"],
             constants={name: value.detach().clone() for name, value in state.items() if name not in mean},
         )
 
@@ -135,26 +138,24 @@ class DenseOptimizer(NoisyOptimizer, ABC):
             )
         super().add_param_group(param_group)
 
-    @property
-    def _hyperparameters(self) -> Hyperparameters:
-        return Hyperparameters.of(flat(self.param_groups[0]))
-
-    def _curvature(self, hyper: Hyperparameters) -> list[Tensor] | None:
+    def _curvature(self, group: dict[str, Any], hyper: Effective) -> list[Tensor] | None:
         """The curvature of the noise; None before the first update without an initial precision."""
-        state = self.state[self.equations.params[0]]
+        state, start = self.state[self.equations.params[0]], group[KEY]["init_precision"]
         if state:
             return [state[name] for name in self.equations.names]
-        return None if hyper.init_precision is None else self.equations.initial(hyper.init_precision, hyper.effective())
+        return None if start is None else self.equations.initial(start, hyper)
 
     def draw_sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
         """Draw a posterior sample; empty before the curvature is known."""
-        hyper, params = self._hyperparameters, self.equations.params
-        curvature = self._curvature(hyper)
-        if curvature is None:
+        (group,), params = self.param_groups, self.equations.params
+        if group[KEY]["init_precision"] is None and not self.state[params[0]]:
             return {}
+        hyper = effective(group)
+        curvature = self._curvature(group, hyper)
+        assert curvature is not None
         draws = [torch.empty_like(param, requires_grad=False) for param in params]
         noise.fill_(draws)
-        values = self.equations.sample(curvature, draws, hyper.effective())
+        values = self.equations.sample(curvature, draws, hyper)
         return {param: value.clone() for param, value in zip(params, values, strict=True)}
 
     def capture_pass(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
@@ -176,24 +177,24 @@ class DenseOptimizer(NoisyOptimizer, ABC):
         return dict(curvature)
 
     def _update_all(self, measurement: Measurement) -> None:
-        hyper, params = self._hyperparameters, self.equations.params
-        effective, states = hyper.effective(), [self.state[param] for param in params]
+        (group,), params = self.param_groups, self.equations.params
+        hyper, states = effective(group), [self.state[param] for param in params]
         measured = list(measurement.curvature.values())
-        old = self._curvature(hyper) or measured
+        old = self._curvature(group, hyper) or measured
         momenta = [state.get("momentum", torch.zeros_like(param)) for param, state in zip(params, states, strict=True)]
         means, momenta, curvature = self.equations.update(
             old,
             momenta,
             [measurement.grads[param] for param in params],
             measured,
-            lr=hyper.lr,
-            betas=hyper.betas,
-            prior=effective.prior,
-            damping=effective.damping,
-            step=hyper.step + 1,
+            lr=group["lr"],
+            betas=group[KEY]["betas"],
+            prior=hyper.prior,
+            damping=hyper.damping,
+            step=group[KEY]["step"] + 1,
         )
         for param, state, mean, momentum in zip(params, states, means, momenta, strict=True):
             param.copy_(mean)
             state["momentum"] = momentum.clone()
         states[0].update(zip(self.equations.names, curvature, strict=True))
-        self.param_groups[0]["posterior"]["step"] += 1
+        group[KEY]["step"] += 1

@@ -18,8 +18,7 @@ Blundell et al. write σ = log(1 + e^ρ), about e^ρ where σ ≪ 1. The optimum
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, NamedTuple, final
+from typing import Annotated, Any, NamedTuple, TypedDict, cast, final
 
 from torch import Tensor, nn
 from typing_extensions import Unpack
@@ -28,9 +27,8 @@ from lightning_bayes.optim.diagonal.estimators import Reparameterised
 from lightning_bayes.optim.diagonal.family import DiagonalFamily
 from lightning_bayes.optim.diagonal.signed_curvature import keep_positive
 from lightning_bayes.optim.diagonal.state import average
-from lightning_bayes.optim.hyperparameters import Hyperparameters, VariationalArguments
-from lightning_bayes.optim.schedules import Schedule
-from lightning_bayes.optim.settings import NOT_NEGATIVE, setting
+from lightning_bayes.optim.hyperparameters import Number, VariationalArguments
+from lightning_bayes.optim.settings import NOT_NEGATIVE, Setting
 from lightning_bayes.optim.variational import VariationalOptimizer
 
 EPSILON = 1e-8  # Adam's ε
@@ -79,41 +77,35 @@ def update(
     return BBBState(mean, curvature, momentum, mean_square, log_std_momentum, log_std_square)
 
 
-@dataclass(frozen=True, kw_only=True)
-class BBBHyperparameters(Hyperparameters):
-    """Adds the learning rate for log σ."""
+class BBBOwn(TypedDict, total=False):
+    """Arguments that only Bayes by Backprop has.
 
-    std_lr: float | None = setting(NOT_NEGATIVE, upper_limit=1e12, schedulable=True, optional=True)
+    Attributes:
+        std_lr: Learning rate of log σ. None uses the mean's. A trust region bounds only the step of the mean.
+    """
+
+    std_lr: Annotated[Number | None, Setting(NOT_NEGATIVE, upper_limit=1e12, schedulable=True, optional=True)]
+
+
+class BBBArguments(VariationalArguments, BBBOwn, total=False):
+    """Keyword arguments of `BBB`."""
 
 
 @final
 class BBB(VariationalOptimizer):
-    """Bayes by Backprop as a `torch.optim.Optimizer`.
-
-    Args:
-        model: See `VariationalOptimizer`.
-        params: See `VariationalOptimizer`.
-        std_lr: Learning rate for log σ; None uses ``lr``. The trust region of ``step_rule="trust_region"`` bounds only the
-            step of the mean.
-        **fields: See `VariationalOptimizer`.
-    """
+    """Bayes by Backprop as a `torch.optim.Optimizer`; arguments as in `VariationalOptimizer` and `BBBOwn`."""
 
     noisy = signed_curvature = True
     family_type = DiagonalFamily
     estimator = Reparameterised()
     state_type = BBBState
-    hyperparameters = BBBHyperparameters
+    own_arguments = BBBOwn
     natural_update = staticmethod(update)
 
     def __init__(
-        self,
-        model: nn.Module,
-        params: Iterable[Any] | None = None,
-        *,
-        std_lr: float | Schedule | None = None,
-        **fields: Unpack[VariationalArguments],
+        self, model: nn.Module, params: Iterable[Any] | None = None, **arguments: Unpack[BBBArguments]
     ) -> None:
-        super().__init__(model, params, own={"std_lr": std_lr}, **fields)
+        super().__init__(model, params, **cast(VariationalArguments, arguments))
 
     def update_arguments(self, group: dict[str, Any], step: int, precision: Tensor | None = None) -> dict[str, Any]:
         """Add the learning rate of σ and the bias correction; see `VariationalOptimizer`."""

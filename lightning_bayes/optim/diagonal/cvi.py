@@ -18,21 +18,21 @@ from typing_extensions import Unpack
 
 from lightning_bayes.optim.diagonal.estimators import SecondOrder
 from lightning_bayes.optim.diagonal.family import DiagonalFamily
-from lightning_bayes.optim.diagonal.von import NewtonArguments, NewtonHyperparameters, moved_curvature, update
+from lightning_bayes.optim.diagonal.von import NewtonArguments, NewtonOwn, moved_curvature, update
 from lightning_bayes.optim.hyperparameters import VariationalArguments
 from lightning_bayes.optim.variational import VariationalOptimizer
 
 
 @final
 class CVI(VariationalOptimizer):
-    """CVI as a `torch.optim.Optimizer`: VON with ten samples per step and no momentum; arguments as in `NewtonArguments`.
+    """CVI as a `torch.optim.Optimizer`: VON with ten samples per step and no momentum; arguments as in `NewtonOwn`.
 
     The paper has a single rate: pass ``betas=(0.0, 1 - lr)``.
     """
 
     noisy = signed_curvature = True
     family_type = DiagonalFamily
-    hyperparameters = NewtonHyperparameters
+    own_arguments = NewtonOwn
     estimator = SecondOrder("diag_hessian")
     natural_update = staticmethod(update)
     curvature_update = staticmethod(moved_curvature)

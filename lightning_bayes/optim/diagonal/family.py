@@ -27,12 +27,7 @@ Group: TypeAlias = dict[str, Any]
 
 @final
 class DiagonalFamily(PosteriorFamily):
-    """Independent weights.
-
-    Args:
-        optimizer: The optimizer.
-        excluded: Returns the parameters that belong to another family.
-    """
+    """Independent weights; `excluded` returns the parameters that belong to another family."""
 
     def __init__(
         self, optimizer: VariationalOptimizer, excluded: Callable[[], Collection[nn.Parameter]] = lambda: ()
@@ -191,16 +186,7 @@ def _argument_names(function: Callable[..., Any]) -> frozenset[str]:
 
 @final
 class DiagonalUpdate(CohortUpdate):
-    """Applies the pure, elementwise update of a method to parameters of a group that have the same kind of state.
-
-    Args:
-        optimizer: The optimizer, whose `natural_update` is applied.
-        params: The parameters.
-        states: Their states, which count this update already.
-        group: Their parameter group.
-        measured: ĥ of each parameter; empty if nothing was measured.
-        elapsed: e, the number of updates since the previous measurement; 0 if this update measures nothing.
-    """
+    """Applies a method's pure update to parameters of a group in the same state, `elapsed` updates after the last ĥ."""
 
     def __init__(
         self,

@@ -23,8 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import Annotated, Any, ClassVar, TypedDict, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -37,10 +36,9 @@ from lightning_bayes.optim.diagonal.ivon_start import starting_precision
 from lightning_bayes.optim.diagonal.state import MeanFieldState, average, debiased, with_prior
 from lightning_bayes.optim.diagonal.von import corrected_curvature, moved_curvature
 from lightning_bayes.optim.effective import effective
-from lightning_bayes.optim.hyperparameters import Hyperparameters, VariationalArguments
+from lightning_bayes.optim.hyperparameters import Number, VariationalArguments
 from lightning_bayes.optim.noise import CounterNoise
-from lightning_bayes.optim.schedules import Schedule
-from lightning_bayes.optim.settings import POSITIVE_OR_INFINITE, setting
+from lightning_bayes.optim.settings import POSITIVE_OR_INFINITE, Setting
 from lightning_bayes.optim.variational import VariationalOptimizer
 from lightning_bayes.posteriors import minimal_precision
 
@@ -65,35 +63,28 @@ def update(
     return MeanFieldState(torch.add(state.mean, direction, alpha=-lr), curvature, momentum)
 
 
-def check_rescaling(values: Mapping[str, Any]) -> None:
-    """Raise `HyperparameterError` if ``rescale_lr`` is set without the natural step."""
-    if values["rescale_lr"] and values["step_rule"] != "natural":
-        raise HyperparameterError(
-            "rescale_lr=True multiplies the learning rate of the natural step by the initial curvature. Pass lr=..., or set "
-            "rescale_lr=False."
-        )
+class IVONOwn(TypedDict, total=False):
+    """Arguments that only IVON has.
+
+    Attributes:
+        clip_radius: ξ, bound of each component of the natural step, before the learning rate is applied. Default: no bound.
+        rescale_lr: Whether to multiply an explicit learning rate by the initial s₀ + δ̃ = τP₀/Ñ, which makes it comparable to
+            SGD's: the default of the authors' code. Requires the natural step. None: True if the natural step has no
+            ``init_precision``, which is then chosen too, see `optim.diagonal.ivon_start`; else False. False without one
+            starts at the square of the first gradient.
+    """
+
+    clip_radius: Annotated[Number, Setting(POSITIVE_OR_INFINITE, math.inf, schedulable=True)]
+    rescale_lr: Annotated[bool | None, Setting()]
 
 
-@dataclass(frozen=True, kw_only=True)
-class IVONHyperparameters(Hyperparameters):
-    """Adds the bound on the step and the option to rescale the learning rate."""
-
-    clip_radius: float = setting(POSITIVE_OR_INFINITE, schedulable=True)  # infinity: no bound
-    rescale_lr: bool | None = setting(optional=True)
+class IVONArguments(VariationalArguments, IVONOwn, total=False):
+    """Keyword arguments of `IVON`."""
 
 
 @final
 class IVON(VariationalOptimizer):
-    """IVON as a `torch.optim.Optimizer`.
-
-    Args:
-        model: See `VariationalOptimizer`.
-        params: See `VariationalOptimizer`.
-        clip_radius: ξ, bound on each component of the natural step before multiplication by the learning rate.
-        rescale_lr: Whether to multiply α by the initial s₀ + δ̃ = τP₀/Ñ, so that α is comparable to SGD's learning rate. This
-            is the default of the authors' code. Requires ``step_rule="natural"``. None: True if the natural step has no
-            ``init_precision``, which is then chosen too, see `optim.diagonal.ivon_start`; else False.
-        **fields: See `VariationalOptimizer`.
+    """IVON as a `torch.optim.Optimizer`; arguments as in `VariationalOptimizer` and `IVONOwn`.
 
     Example:
         >>> import torch
@@ -112,33 +103,32 @@ class IVON(VariationalOptimizer):
     natural_update = staticmethod(update)
     curvature_update = staticmethod(corrected_curvature)  # s starts at M ĝ² or at s₀, both at least 0
     estimator = Reparameterised()
-    hyperparameters = IVONHyperparameters
+    own_arguments = IVONOwn
     own_defaults: ClassVar[Mapping[str, Any]] = {"betas": (0.9, 0.99999)}  # β₂ close to 1 averages the noisy ĥ
+    # Present from the start, because torch.distributed.checkpoint only loads into existing keys.
+    group_state: ClassVar[Mapping[str, Any]] = {"rate_factor": None}
 
     def __init__(
-        self,
-        model: nn.Module,
-        params: Iterable[Any] | None = None,
-        *,
-        clip_radius: float | Schedule = math.inf,
-        rescale_lr: bool | None = None,
-        **fields: Unpack[VariationalArguments],
+        self, model: nn.Module, params: Iterable[Any] | None = None, **arguments: Unpack[IVONArguments]
     ) -> None:
-        is_natural = fields.get("base") is None and fields.get("step_rule", "natural") == "natural"
-        starts_by_itself = is_natural and rescale_lr is not False and fields.get("init_precision") is None
+        is_natural = arguments.get("base") is None and arguments.get("step_rule", "natural") == "natural"
+        rescales = arguments.get("rescale_lr")
+        starts_by_itself = is_natural and rescales is not False and arguments.get("init_precision") is None
         self._likelihood_precision = starting_precision(model) if starts_by_itself else None
         if starts_by_itself:
-            fields["init_precision"] = self._likelihood_precision  # `draw_sample` adds the prior's, once it is known
-        rescale_lr = starts_by_itself if rescale_lr is None else rescale_lr
-        own = {"clip_radius": clip_radius, "rescale_lr": rescale_lr}
-        super().__init__(model, params, own=own, **fields)
+            arguments["init_precision"] = self._likelihood_precision  # `draw_sample` adds the prior's, once it is known
+        arguments["rescale_lr"] = starts_by_itself if rescales is None else rescales
+        super().__init__(model, params, **cast(VariationalArguments, arguments))
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group; see `VariationalOptimizer.add_param_group`."""
-        check_rescaling(self.settings_for(param_group))
-        # Present from the start, because torch.distributed.checkpoint only loads into existing keys.
-        super().add_param_group(param_group)
-        self.param_groups[-1]["posterior"].setdefault("rate_factor", None)
+    @classmethod
+    def check_together(cls, values: Mapping[str, Any]) -> None:
+        """Also refuse ``rescale_lr`` without the natural step; see `VariationalOptimizer`."""
+        super().check_together(values)
+        if values["rescale_lr"] and values.get("step_rule", "natural") != "natural":
+            raise HyperparameterError(
+                "rescale_lr=True multiplies the learning rate of the natural step by the initial curvature. Pass lr=..., or "
+                "set rescale_lr=False."
+            )
 
     def store_initial_values(self, group: dict[str, Any]) -> None:
         """Store s₀ + δ̃ of the start if it rescales the learning rate, so that KL warm-up does not change it."""

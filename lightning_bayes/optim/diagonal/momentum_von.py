@@ -25,7 +25,7 @@ from typing_extensions import Unpack
 from lightning_bayes.optim.diagonal.estimators import SecondOrder
 from lightning_bayes.optim.diagonal.family import DiagonalFamily
 from lightning_bayes.optim.diagonal.state import average
-from lightning_bayes.optim.diagonal.von import NewtonArguments, NewtonHyperparameters, Positivity, moved_curvature
+from lightning_bayes.optim.diagonal.von import NewtonArguments, NewtonOwn, Positivity, moved_curvature
 from lightning_bayes.optim.hyperparameters import VariationalArguments
 from lightning_bayes.optim.variational import VariationalOptimizer
 
@@ -63,11 +63,11 @@ def update(
 
 @final
 class MomentumVON(VariationalOptimizer):
-    """VON with natural momentum and the exact diagonal of the Hessian; arguments as in `NewtonArguments`."""
+    """VON with natural momentum and the exact diagonal of the Hessian; arguments as in `NewtonOwn`."""
 
     noisy = signed_curvature = True
     family_type = DiagonalFamily
-    hyperparameters = NewtonHyperparameters
+    own_arguments = NewtonOwn
     estimator = SecondOrder("diag_hessian")
     state_type = MomentumVONState
     natural_update = staticmethod(update)

@@ -12,7 +12,7 @@ preconditioner only, so leave ``damping_in_noise=False``. They start from s₀ =
 is added to the gradient of each pass, so gradient clipping includes it.
 
     `NoisyAdam`         ĥ = ĝ², as printed; the posterior's width depends on the batch size, see
-                        `optim.diagonal.estimators.batch_square`
+                        `optim.diagonal.batch_square`
     `NoisyAdamFisher`   ĥ = mean_i diag J_iᵀ H_i J_i, the Fisher with labels from the model, exact for linear regression.
                         Released code of this family samples one label per example; this is the expectation.
 """
@@ -21,7 +21,8 @@ from __future__ import annotations
 
 from typing import final
 
-from lightning_bayes.optim.diagonal.estimators import BatchSquare, SecondOrder
+from lightning_bayes.optim.diagonal.batch_square import BatchSquare
+from lightning_bayes.optim.diagonal.estimators import SecondOrder
 from lightning_bayes.optim.diagonal.family import DiagonalFamily
 from lightning_bayes.optim.diagonal.vogn import update  # adds δ̃ μ; each pass adds δ̃ (θ - μ)
 from lightning_bayes.optim.variational import VariationalOptimizer

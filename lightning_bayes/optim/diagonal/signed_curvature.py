@@ -17,20 +17,7 @@ _MIN_PRECISION = 1e-3  # relative to the prior's; bounds standard deviations by 
 
 
 def keep_positive(curvature: Tensor, prior: float | Tensor) -> Tensor:
-    """Clamp s so that s + δ̃ is at least a thousandth of δ̃.
-
-    Args:
-        curvature: s.
-        prior: δ̃.
-
-    Returns:
-        The clamped s.
-
-    Example:
-        >>> import torch
-        >>> keep_positive(torch.tensor([-2.0, 0.5]), prior=1.0)
-        tensor([-0.9990,  0.5000])
-    """
+    """Clamp s so that s + δ̃ is at least a thousandth of δ̃."""
     return curvature.clamp_min((_MIN_PRECISION - 1) * prior)
 
 

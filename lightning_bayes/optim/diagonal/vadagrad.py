@@ -20,26 +20,24 @@ tempered posterior; the paper's s + τδ̃ instead of s + δ̃ agrees only at bo
 optimization (App. L, Fig. 7), pass a schedule from 1 to 0 as `temperature`.
 
 The temperature acts as the KL weight and also decays the old s, so ``kl_weight`` must remain 1. ĝ² is not a Hessian:
-the width of q depends on the batch size, see `optim.diagonal.estimators.batch_square`.
+the width of q depends on the batch size, see `optim.diagonal.batch_square`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import Annotated, Any, ClassVar, TypedDict, cast, final
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from lightning_bayes.errors import HyperparameterError
-from lightning_bayes.optim.diagonal.estimators import BatchSquare
+from lightning_bayes.optim.diagonal.batch_square import BatchSquare
 from lightning_bayes.optim.diagonal.family import DiagonalFamily
 from lightning_bayes.optim.diagonal.state import MeanFieldState, average, with_prior
-from lightning_bayes.optim.hyperparameters import Hyperparameters, VariationalArguments
-from lightning_bayes.optim.schedules import Schedule
-from lightning_bayes.optim.settings import FRACTION, setting
+from lightning_bayes.optim.hyperparameters import Number, VariationalArguments
+from lightning_bayes.optim.settings import FRACTION, Setting
 from lightning_bayes.optim.variational import VariationalOptimizer
 
 
@@ -69,33 +67,24 @@ def update(
     return MeanFieldState(mean, curvature, momentum)
 
 
-def require_unit_kl_weight(values: Mapping[str, Any]) -> None:
-    """Raise `HyperparameterError` unless the KL weight is 1 without warm-up."""
-    required = {"kl_weight": 1, "kl_warmup_steps": 0}
-    wrong = [f"{name}={values[name]!r}" for name, value in required.items() if values.get(name, value) != value]
-    if wrong:
-        raise HyperparameterError(
-            f"VadaGrad has {' and '.join(wrong)}, but its temperature is the weight of the KL term. Leave kl_weight=1 and "
-            "kl_warmup_steps=0, and pass temperature=..., a number or a function of the step."
-        )
+class VadaGradOwn(TypedDict, total=False):
+    """Arguments that only VadaGrad has; its ``kl_weight`` must be 1.
+
+    Attributes:
+        temperature: τ, from 1 (variational inference) to 0 (variational optimization, where the noise vanishes and leaves no
+            posterior). May be a schedule. Default: 0.
+    """
+
+    temperature: Annotated[Number, Setting(FRACTION, 0.0, schedulable=True)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class VadaGradHyperparameters(Hyperparameters):
-    """Adds the temperature."""
-
-    temperature: float = setting(FRACTION, schedulable=True)
+class VadaGradArguments(VariationalArguments, VadaGradOwn, total=False):
+    """Keyword arguments of `VadaGrad`."""
 
 
 @final
 class VadaGrad(VariationalOptimizer):
-    """VadaGrad as a `torch.optim.Optimizer`.
-
-    Args:
-        model: See `VariationalOptimizer`.
-        params: See `VariationalOptimizer`.
-        temperature: τ, from 1 (the variational bound) to 0 (variational optimization), or a function of the step.
-        **fields: See `VariationalOptimizer`; ``kl_weight`` must be 1.
+    """VadaGrad as a `torch.optim.Optimizer`; arguments as in `VariationalOptimizer` and `VadaGradOwn`.
 
     Example:
         >>> import torch
@@ -116,23 +105,25 @@ class VadaGrad(VariationalOptimizer):
     estimator = BatchSquare()
     natural_update = staticmethod(update)
     curvature_update = staticmethod(faded_curvature)
-    hyperparameters = VadaGradHyperparameters
+    own_arguments = VadaGradOwn
     own_defaults: ClassVar[Mapping[str, Any]] = {"betas": (0.0, 0.999)}  # no momentum, as in the paper
 
     def __init__(
-        self,
-        model: nn.Module,
-        params: Iterable[Any] | None = None,
-        *,
-        temperature: float | Schedule = 0.0,
-        **fields: Unpack[VariationalArguments],
+        self, model: nn.Module, params: Iterable[Any] | None = None, **arguments: Unpack[VadaGradArguments]
     ) -> None:
-        super().__init__(model, params, own={"temperature": temperature}, **fields)
+        super().__init__(model, params, **cast(VariationalArguments, arguments))
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group, whose KL weight must be 1; see `VariationalOptimizer.add_param_group`."""
-        require_unit_kl_weight(self.settings_for(param_group))
-        super().add_param_group(param_group)
+    @classmethod
+    def check_together(cls, values: Mapping[str, Any]) -> None:
+        """Also require a KL weight of 1 without warm-up; see `VariationalOptimizer`."""
+        super().check_together(values)
+        required = {"kl_weight": 1, "kl_warmup_steps": 0}
+        wrong = [f"{name}={values[name]!r}" for name, value in required.items() if values.get(name, value) != value]
+        if wrong:
+            raise HyperparameterError(
+                f"VadaGrad has {' and '.join(wrong)}, but its temperature is the weight of the KL term. Leave kl_weight=1 "
+                "and kl_warmup_steps=0, and pass temperature=..., a number or a function of the step."
+            )
 
     def update_arguments(self, group: dict[str, Any], step: int, precision: Tensor | None = None) -> dict[str, Any]:
         """Add the temperature of the prior; see `VariationalOptimizer`."""

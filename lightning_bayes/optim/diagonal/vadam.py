@@ -13,17 +13,18 @@ correction.
 The paper starts from s₀ = 0, which is ``init_precision=prior_precision``: the first noise is as wide as the prior. With
 any other start s contains more than measurements, so ŝ = s here; the authors' code divides by 1-β₂ᵗ nevertheless.
 
-ĝ² is not a Hessian: the posterior's width depends on the batch size, see `optim.diagonal.estimators.batch_square`.
+ĝ² is not a Hessian: the posterior's width depends on the batch size, see `optim.diagonal.batch_square`.
 """
 
 from __future__ import annotations
 
-from typing import Any, final
+from collections.abc import Mapping
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor
 
-from lightning_bayes.optim.diagonal.estimators import BatchSquare
+from lightning_bayes.optim.diagonal.batch_square import BatchSquare
 from lightning_bayes.optim.diagonal.family import DiagonalFamily
 from lightning_bayes.optim.diagonal.state import MeanFieldState, average, with_prior
 from lightning_bayes.optim.effective import effective
@@ -76,12 +77,8 @@ class Vadam(VariationalOptimizer):
     estimator = BatchSquare()
     averages_curvature = amortises = True
     natural_update = staticmethod(update)
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group; see `VariationalOptimizer.add_param_group`."""
-        # Present from the start, because torch.distributed.checkpoint only loads into existing keys.
-        super().add_param_group(param_group)
-        self.param_groups[-1]["posterior"].setdefault("from_zero", None)
+    # Present from the start, because torch.distributed.checkpoint only loads into existing keys.
+    group_state: ClassVar[Mapping[str, Any]] = {"from_zero": None}
 
     def store_initial_values(self, group: dict[str, Any]) -> None:
         """Decide once whether s starts at zero, because a schedule of the prior does not change s₀."""

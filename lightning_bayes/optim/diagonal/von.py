@@ -27,8 +27,7 @@ such as tanh.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, cast, final, get_args
+from typing import Annotated, Any, Literal, TypeAlias, TypedDict, cast, final, get_args
 
 import torch
 from torch import Tensor, nn
@@ -38,8 +37,8 @@ from lightning_bayes.optim.diagonal.estimators import Reparameterised, SecondOrd
 from lightning_bayes.optim.diagonal.family import DiagonalFamily
 from lightning_bayes.optim.diagonal.signed_curvature import keep_positive
 from lightning_bayes.optim.diagonal.state import MeanFieldState, average, with_prior
-from lightning_bayes.optim.hyperparameters import Hyperparameters, VariationalArguments
-from lightning_bayes.optim.settings import choice, setting
+from lightning_bayes.optim.hyperparameters import VariationalArguments
+from lightning_bayes.optim.settings import Setting, choice
 from lightning_bayes.optim.variational import VariationalOptimizer
 
 Positivity: TypeAlias = Literal["backtracking", "correction"]
@@ -48,23 +47,7 @@ Positivity: TypeAlias = Literal["backtracking", "correction"]
 def moved_curvature(
     curvature: Tensor, hessian: Tensor, rate: float, prior: float | Tensor, positivity: Positivity
 ) -> Tensor:
-    """Move s towards ĥ and keep s + δ̃ positive; pure.
-
-    Args:
-        curvature: s. Its magnitude is used where the first batch has initialised it at or below -δ̃.
-        hessian: ĥ, of any sign.
-        rate: β = 1-β₂.
-        prior: δ̃.
-        positivity: How s + δ̃ is kept positive.
-
-    Returns:
-        The new s.
-
-    Example:
-        >>> s, h = torch.tensor([1.0]), torch.tensor([-9.0])
-        >>> moved_curvature(s, h, rate=0.5, prior=1.0, positivity="backtracking")  # s + δ̃ halves: 2 → 1
-        tensor([0.])
-    """
+    """Move s towards ĥ at the rate β, and keep s + δ̃ positive; pure. An s at or below -δ̃ counts as its magnitude."""
     start = torch.where(curvature > -prior, curvature, curvature.abs())
     if positivity == "correction":
         return corrected_curvature(start, hessian, rate, prior)
@@ -99,27 +82,24 @@ def update(
     return MeanFieldState(mean, curvature, momentum)
 
 
-@dataclass(frozen=True, kw_only=True)
-class NewtonHyperparameters(Hyperparameters):
-    """Adds the method that keeps the precision positive."""
-
-    positivity: Positivity = setting(choice(*get_args(Positivity)), default="backtracking")
-
-
-class NewtonArguments(VariationalArguments, total=False):
-    """Keyword arguments of VON and its variants.
+class NewtonOwn(TypedDict, total=False):
+    """Arguments that only VON and its variants have.
 
     Attributes:
         positivity: How the precision stays positive: ``"backtracking"`` or ``"correction"``, see `optim.diagonal.von`.
             Default: ``"backtracking"``.
     """
 
-    positivity: Positivity
+    positivity: Annotated[Positivity, Setting(choice(*get_args(Positivity)), "backtracking")]
+
+
+class NewtonArguments(VariationalArguments, NewtonOwn, total=False):
+    """Keyword arguments of VON and its variants."""
 
 
 @final
 class VON(VariationalOptimizer):
-    """VON with the exact diagonal of the Hessian, as a `torch.optim.Optimizer`; arguments as in `NewtonArguments`.
+    """VON with the exact diagonal of the Hessian, as a `torch.optim.Optimizer`; arguments as in `NewtonOwn`.
 
     BackPACK computes the diagonal; the argument ``engine`` has no effect. Models with layers, activations or losses that
     BackPACK does not support are refused before the first step.
@@ -127,7 +107,7 @@ class VON(VariationalOptimizer):
 
     noisy = signed_curvature = amortises = True
     family_type = DiagonalFamily
-    hyperparameters = NewtonHyperparameters
+    own_arguments = NewtonOwn
     estimator = SecondOrder("diag_hessian")
     natural_update = staticmethod(update)
     curvature_update = staticmethod(moved_curvature)
@@ -140,14 +120,14 @@ class VON(VariationalOptimizer):
 
 @final
 class ReparameterisedVON(VariationalOptimizer):
-    """VON with the Hessian's diagonal estimated from gradient and noise, for any model; arguments as in `NewtonArguments`.
+    """VON with the Hessian's diagonal estimated from gradient and noise, for any model; arguments as in `NewtonOwn`.
 
     It costs as much as Adam. The variance of the estimate grows as the posterior narrows, so keep β₂ close to 1.
     """
 
     noisy = signed_curvature = True
     family_type = DiagonalFamily
-    hyperparameters = NewtonHyperparameters
+    own_arguments = NewtonOwn
     estimator = Reparameterised()
     natural_update = staticmethod(update)
     curvature_update = staticmethod(moved_curvature)

@@ -21,24 +21,23 @@ the power 1/τ). The fixed points of the precision are
     mean:   1/Σ = δ + (Ñ/τ) E[ĝ²]           about right with batches of one example, too small with more
     sum:    1/Σ = δ + (Ñ/τ)² E[ĝ²]          about right with all data in one batch, about N/M times too large with M examples
 
-because E_q[G²] = E_q[∇²f] if q is the posterior itself; see `optim.diagonal.estimators.batch_square` for ĝ².
+because E_q[G²] = E_q[∇²f] if q is the posterior itself; see `optim.diagonal.batch_square` for ĝ².
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, cast, final, get_args
+from typing import Annotated, Any, Literal, TypeAlias, TypedDict, cast, final, get_args
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from lightning_bayes.optim.diagonal.estimators import BatchSquare
+from lightning_bayes.optim.diagonal.batch_square import BatchSquare
 from lightning_bayes.optim.diagonal.family import DiagonalFamily
 from lightning_bayes.optim.diagonal.state import MeanFieldState, average, with_prior
-from lightning_bayes.optim.hyperparameters import Hyperparameters, VariationalArguments
-from lightning_bayes.optim.settings import choice, setting
+from lightning_bayes.optim.hyperparameters import VariationalArguments
+from lightning_bayes.optim.settings import Setting, choice
 from lightning_bayes.optim.variational import VariationalOptimizer
 
 Scaling: TypeAlias = Literal["mean", "sum"]
@@ -66,26 +65,24 @@ def update(
     return MeanFieldState(mean, new_curvature, momentum)
 
 
-@dataclass(frozen=True, kw_only=True)
-class VpropHyperparameters(Hyperparameters):
-    """Adds the scaling."""
-
-    scaling: Scaling = setting(choice(*get_args(Scaling)), default="mean")
-
-
-class VpropArguments(VariationalArguments, total=False):
-    """Keyword arguments of `Vprop` and `Vprop0`.
+class VpropOwn(TypedDict, total=False):
+    """Arguments that only `Vprop` and `Vprop0` have.
 
     Attributes:
-        scaling: ``"mean"`` or ``"sum"``, see `optim.diagonal.vprop`. Default: ``"mean"``.
+        scaling: ``"mean"`` (Khan et al. 2018) or ``"sum"`` (Khan et al. 2017, for all data in one batch).
+            Default: ``"mean"``.
     """
 
-    scaling: Scaling
+    scaling: Annotated[Scaling, Setting(choice(*get_args(Scaling)), "mean")]
+
+
+class VpropArguments(VariationalArguments, VpropOwn, total=False):
+    """Keyword arguments of `Vprop` and `Vprop0`."""
 
 
 @final
 class Vprop(VariationalOptimizer):
-    """Vprop as a `torch.optim.Optimizer`; arguments as in `VpropArguments`.
+    """Vprop as a `torch.optim.Optimizer`; arguments as in `VariationalOptimizer` and `VpropOwn`.
 
     Example:
         >>> import torch
@@ -104,7 +101,7 @@ class Vprop(VariationalOptimizer):
     family_type = DiagonalFamily
     estimator = BatchSquare()
     natural_update = staticmethod(update)
-    hyperparameters = VpropHyperparameters
+    own_arguments = VpropOwn
     own_defaults = WITHOUT_MOMENTUM
 
     def __init__(self, model: nn.Module, params: Iterable[Any] | None = None, **fields: Unpack[VpropArguments]) -> None:
@@ -113,7 +110,7 @@ class Vprop(VariationalOptimizer):
 
 @final
 class Vprop0(VariationalOptimizer):
-    """Vprop-0, without noise: it evaluates gradients at the mean and has no posterior; arguments as in `VpropArguments`.
+    """Vprop-0, without noise: it evaluates gradients at the mean and has no posterior; arguments as in `Vprop`.
 
     Noise arguments have no effect.
     """
@@ -124,7 +121,7 @@ class Vprop0(VariationalOptimizer):
     default_step = "trust_region"  # with the user's own step nothing of Vprop-0 would remain
     estimator = BatchSquare()
     natural_update = staticmethod(update)
-    hyperparameters = VpropHyperparameters
+    own_arguments = VpropOwn
     own_defaults = WITHOUT_MOMENTUM
 
     def __init__(self, model: nn.Module, params: Iterable[Any] | None = None, **fields: Unpack[VpropArguments]) -> None:

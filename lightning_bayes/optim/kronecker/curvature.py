@@ -1,4 +1,9 @@
-"""K-FAC's curvature: measurements of the Kronecker factors of all layers, running averages, and their inversions."""
+"""K-FAC's curvature: measurements of the Kronecker factors of all layers, running averages, and their inversions.
+
+When K-FAC measures and inverts factors: every T_stats and every T_inv updates, with the layers' inversions staggered.
+
+Averages start from a single batch and change fast at first, so they are also inverted after 1, 2, 4, 8, … measurements.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +20,6 @@ from lightning_bayes.optim.covariance.kronecker import layer_product
 from lightning_bayes.optim.diagonal.estimators import CurvatureEstimator, Scores, SquaredGradients
 from lightning_bayes.optim.finished_pass import Curvature, FinishedPass
 from lightning_bayes.optim.kronecker.distributed_inversion import WorkerGroup, invert_all
-from lightning_bayes.optim.kronecker.intervals import layers_due
 from lightning_bayes.optim.kronecker.layer import KroneckerLayer
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
 from lightning_bayes.optim.passes import Measurement
@@ -78,3 +82,22 @@ def refresh(
         layer.count_measurement()
     for layer, result in inverted.items():
         layer.store_inverted(result)
+
+
+def is_due(step: int, interval: int, offset: int = 0) -> bool:
+    """Whether an action that repeats every `interval` updates is due, `offset` updates late; always at the first update."""
+    return step == 1 or (step - 1 - offset) % interval == 0
+
+
+def layers_due(counts: Sequence[int], step: int, interval: int, *, measures: bool) -> list[int]:
+    """The layers to invert in an update, given their numbers of measurements and whether this update `measures`."""
+    due = []
+    for i, count in enumerate(counts):
+        offset = i * interval // len(counts)
+        if (measures and _is_power_of_two(count)) or is_due(step, interval, offset):
+            due.append(i)
+    return due
+
+
+def _is_power_of_two(count: int) -> bool:
+    return count > 0 and count & (count - 1) == 0

@@ -28,19 +28,7 @@ class WorkerGroup(NamedTuple):
 
 
 def assign(costs: Sequence[float], count: int) -> list[int]:
-    """Assign tasks to processes so that the loads are balanced.
-
-    Args:
-        costs: Cost of each task.
-        count: Number of processes.
-
-    Returns:
-        Rank of the process for each task.
-
-    Example:
-        >>> assign([1.0, 3.0, 2.0, 5.0], 2)
-        [0, 1, 1, 0]
-    """
+    """Ranks of `count` processes for tasks of these costs, so that the loads are balanced."""
     loads, owners = [0.0] * count, [0] * len(costs)
     for task in sorted(range(len(costs)), key=lambda task: -costs[task]):
         owners[task] = loads.index(min(loads))

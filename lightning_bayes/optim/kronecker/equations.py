@@ -7,7 +7,7 @@ gradient ĝ, curvature S ⊗ A and prior precision per example δ̃ = τδ/Ñ:
     every T_inv      S⁻ = (S + √(δ̃+γ)/π I)⁻¹    A⁻ = (A + π√(δ̃+γ) I)⁻¹     π-split of intrinsic and extrinsic damping
     every step       m ← β₁ m + (1-β₁)(ĝ + δ̃ W)
                      v = S⁻ m̂ A⁻                 m̂ = m / (1-β₁ᵗ)
-                     W ← W - α v                 α = min(lr, √(c / Σ_layers vᵀ m̂)), see `optim.kronecker.kl_clip`
+                     W ← W - α v                 α = min(lr, √(c / Σ_layers vᵀ m̂)), see `optim.kronecker.moves`
 
 The averages start from the first measurement instead of zero or the identity, so they need no bias correction. Matrices may
 have leading dimensions for the groups of a convolution.
@@ -58,33 +58,14 @@ class LayerStep(NamedTuple):
 
 
 def average_factors(curvature: KroneckerProduct, measured: KroneckerProduct, *, beta: float) -> KroneckerProduct:
-    """Update the running averages of the two factors.
-
-    Args:
-        curvature: S ⊗ A of the mean negative log-likelihood, without the prior.
-        measured: Ŝ ⊗ Â.
-        beta: β₂, weight of the old factors.
-
-    Returns:
-        The new S ⊗ A.
-    """
+    """The running averages of S and A with a measurement Ŝ ⊗ Â, where β₂ weights the old."""
     return KroneckerProduct(*(average(old, new, beta) for old, new in zip(curvature, measured, strict=True)))
 
 
 def damped_inverse(
     curvature: KroneckerProduct, *, prior: float, damping: float = 0.0, name: str = ""
 ) -> KroneckerProduct:
-    """Invert the damped factors.
-
-    Args:
-        curvature: S ⊗ A.
-        prior: δ̃.
-        damping: γ.
-        name: Name of the layer for error messages.
-
-    Returns:
-        (S + √(δ̃+γ)/π I)⁻¹ ⊗ (A + π√(δ̃+γ) I)⁻¹.
-    """
+    """(S + √(δ̃+γ)/π I)⁻¹ ⊗ (A + π√(δ̃+γ) I)⁻¹; `name` is the layer's, for error messages."""
     return pi_damped(curvature, prior + damping).inverse(f"layer {name!r}" if name else "a layer")
 
 
@@ -98,34 +79,12 @@ def noise_root(
 def sample(
     mean: Tensor, root: KroneckerProduct, noise: Tensor, *, num_data: float | Tensor, kl_weight: float = 1.0
 ) -> Tensor:
-    """Draw a layer's matrix.
-
-    Args:
-        mean: M, ``[..., out, K]``.
-        root: R_S ⊗ R_A from before the measurement of this update.
-        noise: E, standard normal, ``[..., out, K]``.
-        num_data: Ñ = ρN.
-        kl_weight: τ.
-
-    Returns:
-        W, ``[..., out, K]``.
-    """
+    """W of a layer, ``[..., out, K]``, from the roots of before this update's measurement and standard normal E."""
     return mean + (kl_weight / num_data) ** 0.5 * root.upper_matvec(noise)
 
 
 def update(state: KFACState, grad: Tensor, *, beta: float = 0.0, prior: float = 0.0, step: int = 1) -> LayerStep:
-    """One K-FAC update of one layer, up to its length; pure.
-
-    Args:
-        state: State of the layer.
-        grad: ĝ, mean gradient of the negative log-likelihood, ``[..., out, K]``.
-        beta: β₁.
-        prior: δ̃.
-        step: Index of this update, from 1.
-
-    Returns:
-        m, m̂ and v = S⁻ m̂ A⁻.
-    """
+    """One K-FAC update of one layer, m, m̂ and v = S⁻ m̂ A⁻, up to its length; pure."""
     momentum = average(state.momentum, grad + prior * state.mean, beta)
     corrected = debiased(momentum, beta, step)
     return LayerStep(momentum, corrected, state.inverse.matvec(corrected))

@@ -1,10 +1,10 @@
 """The Kronecker family: matrix Gaussians for linear layers and convolutions, independent weights for everything else.
 
 Passes measure the factors every T_stats updates. Each layer's factors are inverted every T_inv updates, and the layers take
-turns (`optim.kronecker.intervals`).
+turns (`optim.kronecker.curvature`).
 
-The matrices move by the step of the paper (`equations.update`), by the bounded step of `optim.steps.trust_region`, or
-by the step of the user's optimizer (`optim.steps.base_optimizer`). With the latter, K-FAC only shapes the posterior.
+The matrices move by the step of the paper (`equations.update`), by the bounded step of `optim.steps`, or
+by the step of the user's optimizer (`optim.base_optimizer`). With the latter, K-FAC only shapes the posterior.
 """
 
 from __future__ import annotations
@@ -21,14 +21,11 @@ from lightning_bayes.curvature import Capture
 from lightning_bayes.optim.diagonal.family import DiagonalFamily, DiagonalUpdate
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.family import PosteriorFamily
-from lightning_bayes.optim.kronecker.arguments import KroneckerHyperparameters
-from lightning_bayes.optim.kronecker.curvature import factor_shapes, refresh
+from lightning_bayes.optim.kronecker.curvature import factor_shapes, is_due, refresh
 from lightning_bayes.optim.kronecker.distributed_inversion import WorkerGroup
-from lightning_bayes.optim.kronecker.intervals import is_due
-from lightning_bayes.optim.kronecker.kl_clip import clipped_lr
 from lightning_bayes.optim.kronecker.layer import KroneckerLayer
 from lightning_bayes.optim.kronecker.layers import KroneckerLayers
-from lightning_bayes.optim.kronecker.moves import Move
+from lightning_bayes.optim.kronecker.moves import Move, clipped_lr
 from lightning_bayes.optim.measuring import SHAPE_INTERVAL
 from lightning_bayes.optim.noise import CounterNoise
 from lightning_bayes.optim.passes import Measurement
@@ -40,26 +37,16 @@ if TYPE_CHECKING:
 
 @final
 class KroneckerFamily(PosteriorFamily):
-    """Layers with Kronecker factors, and the diagonal family for all other parameters.
-
-    Args:
-        optimizer: The optimizer.
-        settings: The arguments of K-FAC.
-
-    Attributes:
-        layers: The layers with factors.
-        stats_interval: T_stats.
-        inverse_interval: T_inv.
-        workers: Processes that share the inversions; None inverts all layers in this process.
-    """
+    """Layers with Kronecker factors, and the diagonal family for all other parameters; `workers` share the inversions."""
 
     counters: ClassVar[Mapping[str, int]] = {"measurements": 0}
 
-    def __init__(self, optimizer: VariationalOptimizer, settings: KroneckerHyperparameters) -> None:
+    def __init__(self, optimizer: VariationalOptimizer) -> None:
         self._optimizer = optimizer
-        self.stats_interval, self.inverse_interval = settings.stats_interval, settings.inverse_interval
+        self.stats_interval: int = optimizer.arguments["stats_interval"]
+        self.inverse_interval: int = optimizer.arguments["inverse_interval"]
         self.workers: WorkerGroup | None = None
-        self.layers = KroneckerLayers(optimizer, settings)
+        self.layers = KroneckerLayers(optimizer)
         self._diagonal = DiagonalFamily(optimizer, self.layers.params)
 
     def state_fields(self, param: nn.Parameter, group: Mapping[str, Any]) -> Sequence[str]:

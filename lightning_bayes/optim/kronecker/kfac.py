@@ -3,73 +3,70 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import partial
-from typing import Any, ClassVar, Literal, TypeAlias, final, get_args
+from typing import Any, ClassVar, cast, final
 
 from torch import nn
 from typing_extensions import Unpack
 
-from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim.diagonal.vogn import update as vogn_update
-from lightning_bayes.optim.kronecker.arguments import KroneckerArguments, KroneckerHyperparameters, settings_for
+from lightning_bayes.optim.fisher import label_source
+from lightning_bayes.optim.hyperparameters import VariationalArguments
+from lightning_bayes.optim.kronecker.arguments import KroneckerOwn, NoisyKroneckerOwn, require_matching
 from lightning_bayes.optim.kronecker.curvature import KroneckerFactorsEstimator
 from lightning_bayes.optim.kronecker.family import KroneckerFamily
 from lightning_bayes.optim.variational import VariationalOptimizer
-
-PriorAt: TypeAlias = Literal["mean", "sample"]
+from lightning_bayes.optim.weight_prior import refuse_weight_prior
 
 _BETAS = (0.9, 0.95)  # β₂ is per measurement, not per update
 
 
+class KFACArguments(VariationalArguments, KroneckerOwn, total=False):
+    """Keyword arguments of `KFAC`."""
+
+
+class NoisyKFACArguments(VariationalArguments, NoisyKroneckerOwn, total=False):
+    """Keyword arguments of `NoisyKFAC`."""
+
+
 @final
 class KFAC(VariationalOptimizer):
-    """K-FAC as a `torch.optim.Optimizer`, without noise and without a posterior.
+    """K-FAC as a `torch.optim.Optimizer`, without noise and without a posterior; see `VariationalOptimizer`, `KroneckerOwn`.
 
     It is the baseline of Zhang et al. 2018. Tune it before switching to `NoisyKFAC`. Linear layers and convolutions have
     Kronecker factors; all other parameters use VOGN's update.
-
-    Args:
-        model: See `VariationalOptimizer`.
-        params: See `VariationalOptimizer`.
-        **fields: See `KroneckerArguments`.
-
-    Raises:
-        HyperparameterError: If a value is out of range.
     """
 
     noisy = False
+    family_type = KroneckerFamily
     averages_curvature = True
     default_step = "trust_region"  # with the user's step nothing of K-FAC would remain
     estimator = KroneckerFactorsEstimator()
     natural_update = staticmethod(vogn_update)
-    hyperparameters = KroneckerHyperparameters
+    own_arguments = KroneckerOwn
     own_defaults: ClassVar[Mapping[str, Any]] = {"betas": _BETAS}
 
     def __init__(
-        self, model: nn.Module, params: Iterable[Any] | None = None, **fields: Unpack[KroneckerArguments]
+        self, model: nn.Module, params: Iterable[Any] | None = None, **arguments: Unpack[KFACArguments]
     ) -> None:
-        self.settings = settings_for(type(self).__name__, model, fields)
-        self.family_type = partial(KroneckerFamily, settings=self.settings)  # type: ignore[misc]
-        self.estimator = KroneckerFactorsEstimator(self.settings.factors)  # type: ignore[misc]
-        super().__init__(model, params, base=fields.pop("base", None), own=fields)
+        super().__init__(model, params, **cast(VariationalArguments, arguments))
+
+    @classmethod
+    def check_together(cls, values: Mapping[str, Any]) -> None:
+        """Also check the intervals and the factors; see `VariationalOptimizer`."""
+        super().check_together(values)
+        require_matching(values)
+
+    def configure(self, model: nn.Module, values: Mapping[str, Any]) -> None:
+        """Choose the factors; see `VariationalOptimizer`."""
+        self.estimator = _estimator(type(self).__name__, model, values)  # type: ignore[misc]
 
 
 @final
 class NoisyKFAC(VariationalOptimizer):
-    """Noisy K-FAC as a `torch.optim.Optimizer`.
+    """Noisy K-FAC as a `torch.optim.Optimizer`; arguments as in `VariationalOptimizer` and `NoisyKroneckerOwn`.
 
     Linear layers and convolutions have Kronecker factors and a matrix Gaussian posterior; all other parameters use VOGN's
     update.
-
-    Args:
-        model: See `VariationalOptimizer`.
-        params: See `VariationalOptimizer`.
-        prior_at: Where to compute the gradient of the prior: at the ``"mean"``, or at the ``"sample"`` as in the paper. The
-            latter is part of the gradient of each pass, so gradient clipping includes it.
-        **fields: See `KroneckerArguments`.
-
-    Raises:
-        HyperparameterError: If a value is out of range.
 
     Example:
         >>> import torch
@@ -84,29 +81,32 @@ class NoisyKFAC(VariationalOptimizer):
     """
 
     noisy = True
+    family_type = KroneckerFamily
     averages_curvature = True
     estimator = KroneckerFactorsEstimator()
     natural_update = staticmethod(vogn_update)
-    hyperparameters = KroneckerHyperparameters
+    own_arguments = NoisyKroneckerOwn
     own_defaults: ClassVar[Mapping[str, Any]] = {"betas": _BETAS}
 
     def __init__(
-        self,
-        model: nn.Module,
-        params: Iterable[Any] | None = None,
-        *,
-        prior_at: PriorAt = "mean",
-        **fields: Unpack[KroneckerArguments],
+        self, model: nn.Module, params: Iterable[Any] | None = None, **arguments: Unpack[NoisyKFACArguments]
     ) -> None:
-        check_prior_at(prior_at)
-        self.prior_at_sample = prior_at == "sample"  # type: ignore[misc]
-        self.settings = settings_for(type(self).__name__, model, fields)
-        self.family_type = partial(KroneckerFamily, settings=self.settings)  # type: ignore[misc]
-        self.estimator = KroneckerFactorsEstimator(self.settings.factors)  # type: ignore[misc]
-        super().__init__(model, params, base=fields.pop("base", None), own=fields)
+        super().__init__(model, params, **cast(VariationalArguments, arguments))
+
+    @classmethod
+    def check_together(cls, values: Mapping[str, Any]) -> None:
+        """Also check the intervals and the factors; see `VariationalOptimizer`."""
+        super().check_together(values)
+        require_matching(values)
+
+    def configure(self, model: nn.Module, values: Mapping[str, Any]) -> None:
+        """Choose the factors, and where the prior's gradient is; see `VariationalOptimizer`."""
+        self.estimator = _estimator(type(self).__name__, model, values)  # type: ignore[misc]
+        self.prior_at_sample = values["prior_at"] == "sample"  # type: ignore[misc]
 
 
-def check_prior_at(prior_at: str) -> None:
-    """Raise `HyperparameterError` unless `prior_at` is ``"mean"`` or ``"sample"``."""
-    if prior_at not in get_args(PriorAt):
-        raise HyperparameterError(f"prior_at={prior_at!r} must be 'mean' or 'sample'.")
+def _estimator(method: str, model: nn.Module, values: Mapping[str, Any]) -> KroneckerFactorsEstimator:
+    """The estimator of the chosen factors; raises `HyperparameterError` without labels, or for a per-weight prior."""
+    refuse_weight_prior(method, values["prior"])
+    label_source(values["fisher"], values["likelihood"], model)
+    return KroneckerFactorsEstimator(values["factors"])

@@ -21,7 +21,6 @@ from lightning_bayes.curvature.factors import Request, has_factors
 from lightning_bayes.curvature.kronecker import KroneckerEngine
 from lightning_bayes.errors import UnsupportedLayerError, name_some
 from lightning_bayes.optim.fisher import label_source
-from lightning_bayes.optim.kronecker.arguments import KroneckerHyperparameters
 from lightning_bayes.optim.kronecker.layer import KroneckerLayer
 from lightning_bayes.optim.kronecker.matrix_layers import LayerPartition, partition_layers
 from lightning_bayes.posteriors import require_memory
@@ -34,9 +33,9 @@ if TYPE_CHECKING:
 class KroneckerLayers:
     """The partition of a model into layers with and without Kronecker factors."""
 
-    def __init__(self, optimizer: VariationalOptimizer, settings: KroneckerHyperparameters) -> None:
-        self._optimizer, self._settings = optimizer, settings
-        self._is_measured_by_backpack = settings.engine == "backpack"
+    def __init__(self, optimizer: VariationalOptimizer) -> None:
+        self._optimizer, self._settings = optimizer, optimizer.arguments
+        self._is_measured_by_backpack = self._settings["engine"] == "backpack"
         self._cached: tuple[Any, LayerPartition, list[KroneckerLayer]] | None = None  # with its key
 
     @property
@@ -62,12 +61,12 @@ class KroneckerLayers:
         # The key contains ids, because loading a state creates new groups.
         key = [(id(group), [param.requires_grad for param in group["params"]]) for group in groups]
         if self._cached is None or self._cached[0] != key:
-            uses_our_rules = self._settings.unsupported_layers == "fused"
+            uses_our_rules = self._settings["unsupported_layers"] == "fused"
             partition = partition_layers(
                 self._optimizer.model,
                 groups,
                 deterministic=self._optimizer.deterministic,
-                max_side=self._settings.max_side,
+                max_side=self._settings["max_side"],
                 can_have_matrix=has_factors if uses_our_rules else self.engine.has_factors,
             )
             self._cached = key, partition, [KroneckerLayer(layer, self._optimizer) for layer in partition.layers]
@@ -75,7 +74,7 @@ class KroneckerLayers:
 
     def check(self) -> None:
         """Require that the engine supports every layer, and that factors, inverses and roots fit into memory."""
-        if self._settings.unsupported_layers == "refuse" and self._is_measured_by_backpack:
+        if self._settings["unsupported_layers"] == "refuse" and self._is_measured_by_backpack:
             self._require_supported()
         layers = self.partition().layers
         if layers:
@@ -85,8 +84,8 @@ class KroneckerLayers:
                 f"The Kronecker {', '.join(kinds)} of {len(layers)} layers",
                 len(kinds) * sum(math.prod(shape) for layer in layers for shape in layer.factor_shapes),
                 layers[0].weight.element_size(),
-                self._settings.limit_mib,
-                f"a smaller max_side than {self._settings.max_side}",
+                self._settings["limit_mib"],
+                f"a smaller max_side than {self._settings['max_side']}",
             )
 
     def _require_supported(self) -> None:
@@ -111,7 +110,7 @@ class KroneckerLayers:
 
     def _likelihood(self) -> Likelihood | None:
         """The likelihood to sample labels from; None uses the labels of the data."""
-        return label_source(self._settings.fisher, self._settings.likelihood, self._optimizer.model)
+        return label_source(self._settings["fisher"], self._settings["likelihood"], self._optimizer.model)
 
     def _draws_labels(self) -> bool:
         """Whether this package's rules measure any parameter. BackPACK samples its own labels."""
@@ -124,18 +123,18 @@ class KroneckerLayers:
     def describe(self) -> str:
         """The layers with factors, the labels of the Fisher, and all other layers, for a log."""
         partition, settings = self.partition(), self._settings
-        long = [f"{name} (side {side} > max_side={settings.max_side})" for name, side in partition.too_long.items()]
+        long = [f"{name} (side {side} > max_side={settings['max_side']})" for name, side in partition.too_long.items()]
         others = ", ".join([*long, *partition.others]) or "none"
         name = self._optimizer.__class__.__name__  # type() would return the type of the weak reference
         return (
             f"{name}: Kronecker factors for {len(partition.layers)} layers, labels {self._describe_labels()}, "
-            f"measured every {settings.stats_interval} and inverted every {settings.inverse_interval} updates; "
+            f"measured every {settings['stats_interval']} and inverted every {settings['inverse_interval']} updates; "
             f"mean-field: {others}."
         )
 
     def _describe_labels(self) -> str:
         if self._is_measured_by_backpack:
-            drawn = "drawn from the loss's likelihood" if self._settings.factors == "kfac" else "none"
-            return f"{drawn} ({self._settings.factors} by BackPACK)"
+            drawn = "drawn from the loss's likelihood" if self._settings["factors"] == "kfac" else "none"
+            return f"{drawn} ({self._settings['factors']} by BackPACK)"
         likelihood = self._likelihood()
         return f"drawn from {type(likelihood).__name__} (Fisher)" if likelihood else "from the data (empirical Fisher)"

@@ -1,8 +1,18 @@
-"""Steps whose directions are all computed before the first parameter moves, because they share one length."""
+"""Steps whose directions are all computed before the first parameter moves, because they share one length.
+
+The step length of Zhang et al. 2018, eqs. 25-26 (https://arxiv.org/abs/1712.02390), after Ba et al. 2016.
+
+A step α v changes the predictive distribution by KL ≈ ½ α² vᵀ F v. The learning rate is reduced to keep the squared Fisher
+norm α² vᵀ F v at or below a bound that decays over the epochs k:
+
+    α = min(α_max, √(c_k / vᵀ F v))        c_k = c₀ ζᵏ, ζ = 0.95, c₀ = 1e-3 (1e-2 with BatchNorm)
+
+F is the damped curvature of the step v = F⁻¹ g, so vᵀ F v = vᵀ g, summed over all layers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -43,3 +53,13 @@ class Move(CohortUpdate):
 
     def average_(self) -> None:
         """Do nothing, because the curvature is already updated; see `CohortUpdate`."""
+
+
+def fisher_norm(directions: Iterable[Tensor], gradients: Iterable[Tensor]) -> Tensor:
+    """Squared Fisher norm vᵀ F v of the steps v = F⁻¹ g, summed over layers."""
+    return torch.stack([(v * g).sum((-2, -1)) for v, g in zip(directions, gradients, strict=True)]).sum(0)
+
+
+def clipped_lr(lr: float | Tensor, norm: Tensor, bound: float) -> Tensor:
+    """α at or below α_max = `lr` that keeps α² vᵀ F v = α² `norm` at or below the `bound`; shaped like `norm`."""
+    return torch.minimum((bound / norm).sqrt(), torch.as_tensor(lr, dtype=norm.dtype, device=norm.device))

@@ -14,7 +14,7 @@ from torch import nn
 from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError
 from lightning_bayes.optim import VON, ReparameterisedVON
 from lightning_bayes.optim.diagonal import vogn
-from lightning_bayes.optim.diagonal.estimators.reparameterised import reparameterised
+from lightning_bayes.optim.diagonal.estimators import reparameterised
 from lightning_bayes.optim.diagonal.state import MeanFieldState
 from lightning_bayes.optim.diagonal.von import moved_curvature, update
 from lightning_bayes.posteriors import precision

@@ -12,8 +12,8 @@ from lightning_bayes.errors import HyperparameterError, NotPositiveDefiniteError
 from lightning_bayes.linalg import KroneckerProduct
 from lightning_bayes.optim import KFAC, ExponentialSchedule
 from lightning_bayes.optim.kronecker import equations
-from lightning_bayes.optim.kronecker.intervals import is_due
-from lightning_bayes.optim.kronecker.kl_clip import clipped_lr, fisher_norm
+from lightning_bayes.optim.kronecker.curvature import is_due
+from lightning_bayes.optim.kronecker.moves import clipped_lr, fisher_norm
 
 PRIOR, DAMPING = 0.02, 0.05
 

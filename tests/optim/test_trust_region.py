@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from recorded_update import RecordedUpdate
 
-from lightning_bayes.optim.steps import TrustRegionStep
-from lightning_bayes.optim.steps.trust_region import NATURAL_RATE
+from lightning_bayes.optim.steps import NATURAL_RATE, TrustRegionStep
 
 
 def test_a_long_step_is_shortened_to_the_users_and_a_short_one_is_taken():

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, RMSprop
 
 from lightning_bayes.optim import IVON, VOGN, NoisyKFAC, Vadam
-from lightning_bayes.optim.steps import BaseOptimizerStep
+from lightning_bayes.optim.base_optimizer import BaseOptimizerStep
 
 OPTIMIZERS = [
     partial(Adam, lr=1e-2),

@@ -41,56 +41,41 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.errors import UnsupportedTrainingError
+from lightning_bayes.errors import HyperparameterError, UnsupportedTrainingError
 from lightning_bayes.optim.default_noise import DefaultNoise
 from lightning_bayes.optim.effective import effective
+from lightning_bayes.optim.hyperparameters import DecayKind
 from lightning_bayes.optim.measuring import BASE_INTERVAL
-from lightning_bayes.optim.steps.step import CohortUpdate, Step
+from lightning_bayes.optim.steps import CohortUpdate, NaturalStep, Step, TrustRegionStep
 from lightning_bayes.optim.weight_prior import prior_means
 from lightning_bayes.posteriors import root_mean_squares, tensor_sizes
 
 PRIOR_PRECISION = 0.1  # δ for the width of the posterior without a stated prior
 LONGEST_MOVE = 0.03  # bound on a step of `GRADIENT_STEPS`, relative to the tensor's size
 GRADIENT_STEPS = (torch.optim.SGD, torch.optim.ASGD)  # optimizers whose steps are proportional to the gradient
-STATE_KEY = "base"  # key of the base optimizer in the noisy optimizer's state_dict
 
 
 @final
 class BaseOptimizerStep(Step):
-    """Moves the means with another optimizer, whose parameter groups are the noisy optimizer's too.
-
-    Args:
-        base: The user's optimizer.
-    """
+    """Moves the means with the user's optimizer `base`, whose parameter groups are the noisy optimizer's too."""
 
     uses_natural_update = False
 
     def __init__(self, base: torch.optim.Optimizer) -> None:
         self.base = base
         self._move = base.step  # bound before a callback redirects it
-
-    @property
-    def follows_gradients(self) -> bool:
-        """Whether the steps are proportional to the gradient."""
-        return isinstance(self.base, GRADIENT_STEPS)
-
-    def state(self) -> dict[str, Any]:
-        """The base optimizer's state without its groups, under its key in the noisy optimizer's state."""
-        return {STATE_KEY: {n: value for n, value in self.base.state_dict().items() if n != "param_groups"}}
-
-    def load(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore the base optimizer from the noisy optimizer's state."""
-        self.base.load_state_dict({**state_dict[STATE_KEY], "param_groups": state_dict["param_groups"]})
+        self._follows_gradients = isinstance(base, GRADIENT_STEPS)
 
     def apply(self, update: CohortUpdate) -> None:
         """Update the curvature of one cohort, and add the prior's gradient to ``param.grad``; see `Step`."""
         update.average_()
-        add_prior_gradient_(update.params, update.states, update.prior_weights(), effective(update.group).penalty)
+        if prior := update.prior_weights():
+            add_prior_gradient_(update.params, update.states, prior, effective(update.group).penalty)
 
     @torch.no_grad()
     def finish(self, groups: Sequence[Mapping[str, Any]], states: Mapping[Tensor, dict[str, Any]]) -> None:
         """Move the means; see `Step`."""
-        starts = copies_before_step(groups, states) if self.follows_gradients else {}
+        starts = copies_before_step(groups, states) if self._follows_gradients else {}
         try:
             self._move()
         except Exception as error:
@@ -166,3 +151,38 @@ def add_prior_gradient_(
         torch._foreach_add_(grads, list[Tensor](moved), alpha=prior - penalty)
     if centres:
         torch._foreach_add_(grads, centres, alpha=-prior)
+
+
+def make_steps(base: torch.optim.Optimizer | None) -> dict[str, Step]:
+    """The steps available to an optimizer's groups, by step rule; with a `base` optimizer, its step alone."""
+    if base is None:
+        return {"natural": NaturalStep(), "trust_region": TrustRegionStep()}
+    return {"user": BaseOptimizerStep(base)}
+
+
+def step_for(step_rule: str, steps: Mapping[str, Step]) -> Step:
+    """The step of a rule; raises `HyperparameterError` if the rule and the base optimizer do not match."""
+    if step_rule not in steps:
+        base = steps.get("user")
+        name = type(base.base).__name__ if isinstance(base, BaseOptimizerStep) else None
+        raise HyperparameterError(
+            f"step_rule={step_rule!r} and base={name} do not match: step_rule='user' requires a base optimizer, and no "
+            "other rule allows one. Pass that optimizer as base=..., or leave both out."
+        )
+    return steps[step_rule]
+
+
+_DECOUPLED = ("Adafactor", "Muon", "Lion", "Adan", "SophiaG", "Tiger")  # and names with "AdamW" or a final "W"
+_PENALISED = ("SGD", "ASGD", "Adam", "Adamax", "NAdam", "RAdam", "Adagrad", "Adadelta", "RMSprop")
+_PENALISED_CLASSES = tuple(getattr(torch.optim, name) for name in _PENALISED)
+
+
+def decay_kind(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], *, states_precision: bool) -> DecayKind:
+    """What a group's ``weight_decay`` is."""
+    name, says = type(optimizer).__name__, group.get("decoupled_weight_decay")
+    is_torch_adamw = isinstance(optimizer, torch.optim.AdamW)  # no group of the oldest torch says so
+    if says or is_torch_adamw or "AdamW" in name or name.endswith("W") or name in _DECOUPLED:
+        return "decoupled"
+    if says is None and not isinstance(optimizer, _PENALISED_CLASSES):
+        return "unknown"
+    return "replaced" if states_precision else "prior"

@@ -1,0 +1,129 @@
+"""Curvature estimators: how ĥ is read from the passes of an update.
+
+    SquaredGradients     ĥ = mean_i g_i²                 the empirical Fisher's diagonal, through the curvature engine
+    BatchSquare          ĥ = ĝ²                          of the whole batch under one weight sample: the gradient magnitude
+    Reparameterised      ĥ = ĝ (θ - μ) / Σ               unbiased for E_q[diag ∇²f] (Price's theorem); may be negative
+    SecondOrder          ĥ = mean_i diag ∇²ℓ_i           exact, through BackPACK; may be negative
+                         ĥ = mean_i diag J_iᵀ H_i J_i    exact or from sampled labels, through BackPACK
+
+A new estimator is a subclass of `CurvatureEstimator`, which a method names as its `estimator`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, TypeAlias, final
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bayes.curvature import Quantity
+from lightning_bayes.curvature.measurement import SecondOrderDiagonal
+from lightning_bayes.errors import UnsupportedTrainingError
+from lightning_bayes.optim.finished_pass import Curvature, FinishedPass
+
+EngineQuantity: TypeAlias = Quantity | Literal["gradient"]
+Scores: TypeAlias = Callable[[Iterable[nn.Parameter]], dict[nn.Parameter, Tensor]]
+
+
+class CurvatureEstimator(ABC):
+    """Reads ĥ from passes, without state between them.
+
+    `read` returns tensors under keys of its choice. These are averaged over passes, weighted by the number of examples, and
+    `finalise` turns the averages into ĥ by parameter unless they are ĥ already.
+
+    Class attributes:
+        quantity: The quantity that the curvature engine measures for it; ``"gradient"`` if the gradient is enough.
+        allows_loss_scale: Whether it works under a scaled loss, such as a GradScaler's.
+        is_linear: Whether ĥ is a mean over passes. If not, `join_ranks` and `finalise` combine the passes, and the scale of
+            ĥ depends on the batch size; see `BatchSizeCheck`.
+        reads_count: Whether ĥ of weights without noise depends on the number of examples.
+    """
+
+    quantity: ClassVar[EngineQuantity] = "gradient"
+    allows_loss_scale: ClassVar[bool] = True
+    is_linear: ClassVar[bool] = True
+    reads_count: ClassVar[bool] = False
+
+    def require_scalable_loss(self, optimizer: str) -> None:
+        """Raise `UnsupportedTrainingError` if the loss must not be scaled."""
+        if not self.allows_loss_scale:
+            raise UnsupportedTrainingError(
+                f"{optimizer} measures {self.quantity} through BackPACK, which supports no scaled loss, such as that of a "
+                "torch.amp.GradScaler or of precision='16-mixed'. Train with precision='32-true'."
+            )
+
+    @abstractmethod
+    def read(self, finished: FinishedPass, params: Sequence[nn.Parameter], scores: Scores) -> Curvature:
+        """Tensors of one pass, by parameter or other keys; `scores` computes (θ - μ) / Σ of sampled parameters."""
+
+    def join_ranks(
+        self,
+        curvature: Curvature,
+        num_examples: float,
+        params: Sequence[nn.Parameter],
+        add_ranks: Callable[[list[Tensor]], None],
+    ) -> None:
+        """Sum `curvature` in place over processes that share weight samples, if it is not linear in the passes."""
+        return
+
+    def finalise(self, curvature: Curvature, groups: Sequence[Mapping[str, Any]]) -> Curvature:
+        """ĥ by parameter, from the averages over the passes of an update."""
+        return curvature
+
+
+@final
+class SquaredGradients(CurvatureEstimator):
+    """Reads the squares that the curvature engine has summed."""
+
+    quantity = "squared_gradients"
+
+    def read(self, finished: FinishedPass, params: Sequence[nn.Parameter], scores: Scores) -> Curvature:
+        """Read one pass; see `CurvatureEstimator`."""
+        squares: Curvature = finished.captured.mean_curvature()
+        if finished.loss_scale != 1 and squares and not finished.captured.has_taken_examples:
+            torch._foreach_div_(list(squares.values()), finished.loss_scale**2)
+        return squares
+
+
+def reparameterised(grad: Tensor, sample: Tensor, mean: Tensor, precision: Tensor) -> Tensor:
+    """ĝ (θ - μ) / Σ, Khan et al. 2018 App. D.1; pure."""
+    return grad * (sample - mean) * precision
+
+
+@final
+class Reparameterised(CurvatureEstimator):
+    """Multiplies the gradient of a pass by its noise.
+
+    A pass without noise carries no such information. Its squared gradient times its number of examples is used instead, as
+    if the gradient were the mean of independent gradients with mean zero.
+    """
+
+    reads_count = True
+
+    def read(self, finished: FinishedPass, params: Sequence[nn.Parameter], scores: Scores) -> Curvature:
+        """Read one pass; see `CurvatureEstimator`."""
+        reached = [param for param in params if param.grad is not None]
+        curvature: Curvature = scores(reached)
+        if curvature:
+            torch._foreach_mul_(list(curvature.values()), [param.grad for param in curvature])
+            if (factor := finished.gradient_factor) != 1:
+                torch._foreach_mul_(list(curvature.values()), factor)
+        for param, grad in finished.gradients(param for param in reached if param not in curvature).items():
+            curvature[param] = grad.square_().mul_(finished.num_examples)
+        return curvature
+
+
+@final
+class SecondOrder(CurvatureEstimator):
+    """ĥ = mean_i of a second-order diagonal: ``"diag_hessian"``, ``"diag_ggn"``, or ``"diag_ggn_mc"`` for sampled labels."""
+
+    allows_loss_scale = False  # BackPACK's second-order extensions assume the loss itself
+
+    def __init__(self, quantity: SecondOrderDiagonal) -> None:
+        self.quantity = quantity  # type: ignore[misc]
+
+    def read(self, finished: FinishedPass, params: Sequence[nn.Parameter], scores: Scores) -> Curvature:
+        """Read one pass; see `CurvatureEstimator`."""
+        return dict(finished.captured.mean_curvature())
