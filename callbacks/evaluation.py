@@ -59,6 +59,7 @@ class EvaluationCallback(Callback, ABC):
         self.loss_link: Link | None = None
         self.loss_noise: RecordedNoise | None = None
         self.loss_functions: frozenset[str] = frozenset()  # names
+        self.loss_targets: list[torch.Tensor] = []  # of the first batch
         self._has_seen_loss = False
         self._recorder: LinkRecorder | None = None
         self._has_told_link = False
@@ -132,7 +133,7 @@ class EvaluationCallback(Callback, ABC):
         """Read the link from the first loss of a fit."""
         if not self._has_seen_loss and self._recorder is not None:
             self._has_seen_loss, self.loss_noise = True, self._recorder.noise()
-            self.loss_functions = self._recorder.functions
+            self.loss_functions, self.loss_targets = self._recorder.functions, self._recorder.targets
             self.loss_link = self._recorder.link_of(loss) or ("identity" if self.loss_noise else None)
 
     def on_train_batch_end(
@@ -141,6 +142,7 @@ class EvaluationCallback(Callback, ABC):
         """Stop recording."""
         if self._recorder is not None:
             self._stop_recording()
+            self.loss_targets = []
 
     def _stop_recording(self) -> None:
         if self._recorder is not None:

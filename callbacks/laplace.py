@@ -12,6 +12,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 from lightning_bayes.callbacks.arguments import checked
 from lightning_bayes.callbacks.last_epoch import fit_kept, is_last_epoch
 from lightning_bayes.callbacks.loaders import OnDevice, ValidationSet, random_state_kept, training_loader
+from lightning_bayes.callbacks.loss_targets import require_targets_of_batch
 from lightning_bayes.callbacks.posthoc import PosthocCallback
 from lightning_bayes.curvature import Gaussian, Likelihood
 from lightning_bayes.curvature.output_roots import CurvatureName
@@ -142,11 +143,13 @@ class LaplaceCallback(PosthocCallback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Try the first batch of a fit: what the end of the fit needs of loss, targets and batches is asked for now."""
+        targets = self.loss_targets
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
         if not self._has_tried:
             self._has_tried = True
             with torch.inference_mode(False), evaluation_mode(pl_module), random_state_kept(pl_module):
                 try:
+                    require_targets_of_batch(batch, targets)
                     likelihood = self._likelihood_of(pl_module)
                     options: dict[str, Any] = {"prior_precision": 1.0, "require_trained": False}
                     laplace(pl_module, [batch], likelihood, "diagonal", self.subset, **options)

@@ -58,6 +58,12 @@ class LinkRecorder:
         terms = (term for terms in self._recorder.terms.values() for term in terms)
         return frozenset(term.call.function.__name__ for term in terms if term.call is not None)
 
+    @property
+    def targets(self) -> list[Tensor]:
+        """The targets of the loss functions that were called."""
+        terms = (term for terms in self._recorder.terms.values() for term in terms)
+        return [term.call.targets.detach() for term in terms if term.call is not None and term.call.targets is not None]
+
     def link_of(self, loss: Tensor) -> Link | None:
         """The link of a loss on the module's outputs; None if the loss does not tell, or acts on other values."""
         record = self._recorder.read(loss)

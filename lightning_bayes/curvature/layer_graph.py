@@ -7,18 +7,13 @@ from typing import Any
 
 from torch import Tensor
 
-_KEY = "measured_module"  # in a node's metadata
+LAYER = "measured_module"  # key of a node's metadata: the measured module whose output it is
 _UNREPEATABLE = ("CheckpointFunction", "SyncBatchNorm")  # backward runs only once, or in all processes together
-
-
-def mark_layer(node: Any, unit: Any) -> None:
-    """Mark a node as the output of a call of `unit`."""
-    node.metadata[_KEY] = unit
 
 
 def is_layer(node: Any) -> bool:
     """Whether `node` is the output of a measured layer."""
-    return _KEY in node.metadata
+    return LAYER in node.metadata
 
 
 def comes_after_layer(node: Any) -> bool:

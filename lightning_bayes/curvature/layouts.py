@@ -21,7 +21,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from lightning_bayes.curvature.example_dims import Shape
-from lightning_bayes.curvature.layer_graph import mark_layer
+from lightning_bayes.curvature.layer_graph import LAYER
 from lightning_bayes.curvature.measured_modules import MeasuredModule
 from lightning_bayes.errors import UnsupportedTrainingError
 
@@ -54,7 +54,7 @@ class LayerOutput:
         self.layout, self.is_reached = ROWS, False
         self.hook: RemovableHandle | None = None
         for node, _ in self.edges:
-            mark_layer(node, unit)
+            node.metadata[LAYER] = unit
 
     def drop(self) -> None:
         """Drop the autograd nodes and the hook on them. They refer to the capture, a cycle that Python cannot collect."""

@@ -113,6 +113,24 @@ def test_targets_that_are_not_numbers_are_counted_and_located():
         laplace(nn.Linear(4, 2), loader(X, late), "regression", "diagonal", "all")
 
 
+CHANGED = {
+    "unit": (lambda f, y: F.mse_loss(f, (y - 100) / 20), 100 + 20 * X[:, :2]),
+    "first label": (lambda f, y: F.cross_entropy(f, y - 1), Y + 1),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_targets_that_the_step_changes_are_refused_after_the_first_batch(name):
+    loss, targets = CHANGED[name]
+
+    class Changing(Net):
+        def training_step(self, batch, batch_idx):
+            return loss(self(batch[0]), batch[1])
+
+    with pytest.raises(UnsupportedTrainingError, match="in the data set"):
+        fit(Changing(), LaplaceCallback(), data=loader(X, targets))
+
+
 class Masked(Net):
     def training_step(self, batch, batch_idx):
         known = batch[1].isfinite()
