@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_bayes.curvature.layer_graph import mark_layer
+from lightning_bayes.curvature.layer_graph import LAYER
 from lightning_bayes.curvature.measured_modules import MeasuredModule, Uncopied
 from lightning_bayes.private_torch import own_parameters, tree_leaves
 
@@ -25,7 +25,7 @@ def mark_parts(unit: MeasuredModule, is_inside: Callable[[], bool], undo: ExitSt
         if torch.is_grad_enabled() and not is_inside():
             for leaf in tree_leaves(output):
                 if isinstance(leaf, Tensor) and leaf.grad_fn is not None:
-                    mark_layer(leaf.grad_fn, unit)
+                    leaf.grad_fn.metadata[LAYER] = unit
 
     for module in unit.module.modules():
         if module is not unit.module and own_parameters(module):
