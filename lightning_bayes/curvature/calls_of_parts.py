@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_bayes.curvature.layer_graph import mark_layer
+from lightning_bayes.curvature.layer_graph import LAYER
 from lightning_bayes.curvature.measured_modules import MeasuredModule, Uncopied
 from lightning_bayes.private_torch import own_parameters, tree_leaves
 
@@ -24,8 +24,9 @@ def mark_parts(unit: MeasuredModule, is_inside: Callable[[], bool], undo: ExitSt
     def mark(module: Any, args: Any, output: Any) -> None:
         if torch.is_grad_enabled() and not is_inside():
             for leaf in tree_leaves(output):
-                if isinstance(leaf, Tensor) and leaf.grad_fn is not None:
-                    mark_layer(leaf.grad_fn, unit)
+                node: Any = leaf.grad_fn if isinstance(leaf, Tensor) else None
+                if node is not None:
+                    node.metadata[LAYER] = unit
 
     for module in unit.module.modules():
         if module is not unit.module and own_parameters(module):

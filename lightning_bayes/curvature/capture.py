@@ -14,13 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
+from lightning_bayes.curvature.layer_graph import can_repeat_backward
 from lightning_bayes.curvature.layout_probe import LayoutProbe, ModelCall, PassLayouts, ProbedPass
 from lightning_bayes.curvature.layouts import LayerOutput, retained_grads_kept
 from lightning_bayes.curvature.learned_factors import learned_factors
 from lightning_bayes.curvature.loss import LossRecord, LossReduction, require_scalar, settled
 from lightning_bayes.curvature.loss_recorder import LossRecorder
 from lightning_bayes.curvature.per_example_loss import KEY, attached_losses, compared, mark_division
-from lightning_bayes.curvature.single_examples import ExampleRows, SingleExamples, can_repeat_backward, example_rows
+from lightning_bayes.curvature.single_examples import ExampleRows, SingleExamples, example_rows
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedTrainingError, name_some
 from lightning_bayes.private_torch import is_alive, tree_leaves
 

@@ -20,10 +20,10 @@ from lightning_bayes.curvature.loss_recorder import LossRecorder
 from lightning_bayes.private_torch import output_shapes
 
 
-def routed_calls(recorder: LossRecorder, loss: Tensor, outputs: Sequence[LayerOutput]) -> set[int]:
+def routed_calls(recorder: LossRecorder, loss: Tensor, outputs: Sequence[LayerOutput], num_examples: int) -> set[int]:
     """Indices of the calls on selected rows, and of the calls whose output rows are scattered to selected positions."""
     index_of = {node: index for index, out in enumerate(outputs) for node, _ in out.edges}
-    routed = {index for index, out in enumerate(outputs) if _has_selected_rows(recorder, out)}
+    routed = {index for index, out in enumerate(outputs) if _has_selected_rows(recorder, out, num_examples)}
     for node in recorder.noted["scatter"].intersection(nodes_behind([loss.grad_fn])):
         for child, index in node.next_functions:
             if child is not None:
@@ -33,7 +33,10 @@ def routed_calls(recorder: LossRecorder, loss: Tensor, outputs: Sequence[LayerOu
     return routed
 
 
-def _has_selected_rows(recorder: LossRecorder, output: LayerOutput) -> bool:
+def _has_selected_rows(recorder: LossRecorder, output: LayerOutput, num_examples: int) -> bool:
+    # Selected data with one row of each example, such as ``x[torch.randperm(n)]``, are a batch.
+    if output.rows != num_examples and any(x is value for x in output.data for value in recorder.selected_data):
+        return True
     ancestors = [node for source in output.sources for node in nodes_behind([source], to_layers=True)]
     # Packing sorts the examples, and unpacking restores their order, unless the layer uses the packed rows directly.
     packed = recorder.noted["pack"].intersection(ancestors)

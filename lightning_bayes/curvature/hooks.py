@@ -37,10 +37,10 @@ from lightning_bayes.curvature.layer_calls import (
     as_in_forward,
     in_full_precision,
 )
+from lightning_bayes.curvature.layer_graph import can_repeat_backward
 from lightning_bayes.curvature.layouts import LOOPED, ROWS, SHARED, LayerOutput
 from lightning_bayes.curvature.measured_modules import MeasuredModule, Uncopied, has_only_scalars
 from lightning_bayes.curvature.parameters import user_hooks_off
-from lightning_bayes.curvature.single_examples import can_repeat_backward
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError, UnsupportedTrainingError
 from lightning_bayes.private_torch import (
     is_in_backward,

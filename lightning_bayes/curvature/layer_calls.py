@@ -58,7 +58,7 @@ class LayerCall(ABC):
         modules = unit.module.modules() if has_children(unit.module) else [unit.module]
         self.modes = [(module, module.training) for module in modules]
         tensors = [x for value in inputs for x in tree_leaves(value) if isinstance(x, Tensor)]
-        self._sources = [x.grad_fn for x in tensors if x.grad_fn is not None]
+        self._sources = [x if x.grad_fn is None else x.grad_fn for x in tensors]
         self._others = [None if isinstance(x, Tensor) else x for x in inputs]
         # Detached tensors share the version counter, so autograd still detects an input that was changed in place.
         # Before torch 2.12, a node frees its tensors with its output, so the output is kept.

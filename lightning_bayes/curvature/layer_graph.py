@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-_KEY = "measured_module"  # in a node's metadata
+from torch import Tensor
 
-
-def mark_layer(node: Any, unit: Any) -> None:
-    """Mark a node as the output of a call of `unit`."""
-    node.metadata[_KEY] = unit
+LAYER = "measured_module"  # key of a node's metadata: the measured module whose output it is
+_UNREPEATABLE = ("CheckpointFunction", "SyncBatchNorm")  # backward runs only once, or in all processes together
 
 
 def is_layer(node: Any) -> bool:
     """Whether `node` is the output of a measured layer."""
-    return _KEY in node.metadata
+    return LAYER in node.metadata
 
 
 def comes_after_layer(node: Any) -> bool:
@@ -35,3 +33,10 @@ def nodes_behind(roots: list[Any], *, to_layers: bool = False) -> Iterator[Any]:
             if child is not None and child not in seen:
                 seen.add(child)
                 stack.append(child)
+
+
+def can_repeat_backward(loss: Tensor) -> bool:
+    """Whether this process alone can run backward through the graph of a loss several times."""
+    if loss.grad_fn is None:  # torch's own error follows in backward
+        return False
+    return not any(node.name().startswith(_UNREPEATABLE) for node in nodes_behind([loss.grad_fn]))

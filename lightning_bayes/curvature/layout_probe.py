@@ -25,10 +25,10 @@ from torch.autograd.graph import GradientEdge
 
 from lightning_bayes.curvature.divided_batches import one_at_a_time, routed_calls
 from lightning_bayes.curvature.example_dims import ORDERS, Order
-from lightning_bayes.curvature.layer_graph import comes_after_layer
+from lightning_bayes.curvature.layer_graph import can_repeat_backward, comes_after_layer
 from lightning_bayes.curvature.layouts import REGROUPED, ROWS, SHARED, LayerOutput, Layout, keeps_chosen
 from lightning_bayes.curvature.loss_recorder import LossRecorder
-from lightning_bayes.curvature.single_examples import ExampleRows, SingleExamples, can_repeat_backward, example_rows
+from lightning_bayes.curvature.single_examples import ExampleRows, SingleExamples, example_rows
 from lightning_bayes.private_torch import is_alive
 
 Kind: TypeAlias = tuple[tuple[str, ...], tuple[int, ...]]  # labels of the called layers, and the pattern of equal sizes
@@ -194,7 +194,7 @@ class ProbedPass:
         # A first layer without a dimension that could hold the examples is a table that they share.
         if first and not any(call.fitting for call in first):
             return self._mixed(n)
-        routed = routed_calls(self.recorder, self.loss, self.outputs)
+        routed = routed_calls(self.recorder, self.loss, self.outputs, n)
         layouts = tuple(call.layout(n, index in routed) for index, call in enumerate(calls))
         is_settled = all(call.has_gradient or not call.is_reached for call in calls)
         return PassLayouts(n, layouts, rows.order, is_settled, rows.is_recorded)

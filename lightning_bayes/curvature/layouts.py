@@ -21,7 +21,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from lightning_bayes.curvature.example_dims import Shape
-from lightning_bayes.curvature.layer_graph import mark_layer
+from lightning_bayes.curvature.layer_graph import LAYER
 from lightning_bayes.curvature.measured_modules import MeasuredModule
 from lightning_bayes.errors import UnsupportedTrainingError
 
@@ -45,7 +45,8 @@ class LayerOutput:
     def __init__(
         self, unit: MeasuredModule, rows: int, dim: int | None, tensors: Sequence[Tensor], sources: list[Any]
     ) -> None:
-        self.sources = sources
+        self.sources = [source for source in sources if not isinstance(source, Tensor)]  # nodes of the inputs
+        self.data = [source for source in sources if isinstance(source, Tensor)]  # inputs without a node
         self.unit, self.rows, self.dim = unit, rows, dim
         self.edges: list[tuple[Any, int]] = [(edge.node, edge.output_nr) for edge in map(get_gradient_edge, tensors)]
         self.shapes: list[Shape] = [tuple(tensor.shape) for tensor in tensors]
@@ -53,12 +54,13 @@ class LayerOutput:
         self.layout, self.is_reached = ROWS, False
         self.hook: RemovableHandle | None = None
         for node, _ in self.edges:
-            mark_layer(node, unit)
+            node.metadata[LAYER] = unit
 
     def drop(self) -> None:
         """Drop the autograd nodes and the hook on them. They refer to the capture, a cycle that Python cannot collect."""
         self.edges.clear()
         self.sources.clear()
+        self.data.clear()
         if self.hook is not None:
             self.hook.remove()
 

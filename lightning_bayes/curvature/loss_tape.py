@@ -7,7 +7,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, ClassVar, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
@@ -20,11 +20,8 @@ from lightning_bayes.curvature.example_dims import Order, Shape
 from lightning_bayes.curvature.loss import LossRecord
 from lightning_bayes.curvature.loss_functions import LOSS_FUNCTIONS, read_call
 from lightning_bayes.curvature.loss_terms import Edge, Step, Term
-from lightning_bayes.private_torch import DDP_SINK, PACK, output_shapes
-
-# "moved": the values are those of the input, elsewhere or in another dtype; "lookup": rows of a table, which no gradient
-# ties to the examples that chose them
-Note: TypeAlias = Literal["batch_norm", "join", "lookup", "moved", "pack", "scatter"]
+from lightning_bayes.curvature.pass_notes import NOTED, Note, notes_of
+from lightning_bayes.private_torch import DDP_SINK, output_shapes
 
 
 def _each(names: str, handler: Any, *first: Any) -> dict[Any, tuple[Any, tuple[Any, ...]]]:
@@ -72,7 +69,8 @@ class LossTape(TorchFunctionMode, ABC):
         self.numbers: dict[Any, Any] = {}  # numbers that multiplied other values
         self.weighted: set[Any] = set()  # nodes of values with constant factors or masks
         self.log_softmax: set[Any] = set()  # nodes of log-probabilities of classes
-        self.noted: dict[Note, set[Any]] = {note: set() for note in get_args(Note)}  # nodes of other operations
+        self.noted: dict[Note, set[Any]] = {note: set() for note in get_args(Note)}  # nodes
+        self.selected_data: list[Tensor] = []  # selected or packed rows without gradients
 
     def __enter__(self) -> Any:
         """Record the functions that are called from now on. Compiled code runs eagerly, because it hides them."""
@@ -88,7 +86,7 @@ class LossTape(TorchFunctionMode, ABC):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func not in self._handlers:
+        if func not in self._handlers and func not in NOTED:
             return func(*args, **kwargs)
         is_in_place = func in _IN_PLACE
         former = _Former(self._known(args[0]), args[0].requires_grad, args[0].shape) if is_in_place else None
@@ -97,9 +95,11 @@ class LossTape(TorchFunctionMode, ABC):
             result = list(result)
         value = result[0] if isinstance(result, (tuple, list)) and result else result
         value = args[0] if func is Tensor.__setitem__ else value
-        if isinstance(value, Tensor) and value.grad_fn is not None:
+        if isinstance(value, Tensor) and value.grad_fn is not None and func in self._handlers:
             handler, first = self._handlers[func]
             handler(self, *first, value, *(args if former is None else (former, *args[1:])), **kwargs)
+        if isinstance(value, Tensor) and func in NOTED:
+            self._note(func, value, args, kwargs)
         return iter(result) if func is Tensor.__iter__ else result
 
     @abstractmethod
@@ -110,7 +110,7 @@ class LossTape(TorchFunctionMode, ABC):
 
     def clear(self) -> None:
         """Forget the forward pass, whose tensors the record keeps alive."""
-        records: tuple[Any, ...] = (
+        of_losses: tuple[Any, ...] = (
             self.terms,
             self.before,
             self.choices,
@@ -118,7 +118,7 @@ class LossTape(TorchFunctionMode, ABC):
             self.weighted,
             self.log_softmax,
         )
-        for record in (*records, *self.noted.values()):
+        for record in (*of_losses, self.selected_data, *self.noted.values()):
             record.clear()
 
     def node_of(self, value: Tensor) -> Any:
@@ -127,6 +127,14 @@ class LossTape(TorchFunctionMode, ABC):
         while node is not None and node not in self.terms and node.name() in _IDENTITIES:
             node, output = node.next_functions[output - len(output_shapes(node))]
         return node
+
+    def _note(self, function: Any, value: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note a call by its first result, or by the tensor that it changed."""
+        notes = NOTED[function] if NOTED[function] == {"moved"} else notes_of(function, args, kwargs)
+        if value.grad_fn is None and notes & {"select", "pack"}:
+            self.selected_data.append(value)
+        for note in notes if value.grad_fn is not None else ():
+            self.noted[note].add(value.grad_fn)
 
     def _known(self, value: Any) -> tuple[Term, ...] | None:
         if isinstance(value, _Former):
@@ -207,10 +215,6 @@ class LossTape(TorchFunctionMode, ABC):
         self._put(value, terms)
 
     def _put_same(self, value: Tensor, input: Tensor, *args: Any, **kwargs: Any) -> None:
-        self._note("moved", value)
-        self._keep_terms(value, input)
-
-    def _keep_terms(self, value: Tensor, input: Tensor) -> None:
         terms = self._known(input)
         if terms is not None and (value.shape == input.shape or value.numel() == input.numel() == 1):
             self._put(value, terms)
@@ -228,7 +232,6 @@ class LossTape(TorchFunctionMode, ABC):
         self._put_stack(value, tensors)
 
     def _put_stack(self, value: Tensor, tensors: Sequence[Tensor], *args: Any, **kwargs: Any) -> None:
-        self._note("join", value)
         if value.numel() == len(tensors) and any(self._known(one) for one in tensors):
             self._put(value, tuple(t for one in tensors for t in self._all_terms(one)), Step("stack", len(tensors)))
 
@@ -242,22 +245,9 @@ class LossTape(TorchFunctionMode, ABC):
     def _put_choice(
         self, index_of: Callable[..., Any], value: Tensor, input: Tensor, *args: Any, **kwargs: Any
     ) -> None:
-        if index_of is not choices.over:
-            self._note("moved", value)
         if input.dim():
             self.choices[value.grad_fn] = (tuple(input.shape), index_of(value, input, *args, **kwargs))
-            self._keep_terms(value, input)
-
-    def _note(self, note: Note, value: Tensor, *args: Any, **kwargs: Any) -> None:
-        self.noted[note].add(value.grad_fn)
-
-    def _note_written(self, value: Tensor, input: Tensor, index: Any, *args: Any) -> None:
-        if any(isinstance(item, Tensor) for item in (index if isinstance(index, tuple) else (index,))):
-            self._note("scatter", value)
-
-    def _note_norm(self, value: Tensor, *args: Any, training: bool = False, **kwargs: Any) -> None:
-        if training or (len(args) > 5 and args[5]):
-            self._note("batch_norm", value)
+            self._put_same(value, input)
 
     _handlers: ClassVar[dict[Any, tuple[Any, tuple[Any, ...]]]] = {
         **_losses(_put_loss),
@@ -271,13 +261,11 @@ class LossTape(TorchFunctionMode, ABC):
         **_each("neg negative", _put_negative),
         **_each("clone contiguous float double half bfloat16 to type type_as", _put_same),
         **_each("view view_as reshape squeeze unsqueeze flatten", _put_same),
-        **_each("permute transpose swapaxes swapdims movedim moveaxis t unflatten gather expand", _note, "moved"),
         **_each("sqrt exp log log1p expm1 square pow abs clamp clamp_min relu tanh sigmoid", _put_function),
         **_each("stack", _put_stack),
         **_each("cat concat concatenate", _put_joined),
         **_each("log_softmax", _put_log_softmax),
         F.log_softmax: (_put_log_softmax, ()),
-        **dict.fromkeys((F.embedding, F.embedding_bag), (_note, ("lookup",))),
         **_each("__getitem__ masked_select", _put_choice, choices.getitem),
         **_each("select unbind __iter__ index_select", _put_choice, choices.select),
         **_each("narrow", _put_choice, choices.narrow),
@@ -287,10 +275,4 @@ class LossTape(TorchFunctionMode, ABC):
         **_each("roll", _put_choice, choices.roll),
         **_each("sort cumsum var std logsumexp amax amin max min prod median norm", _put_choice, choices.over),
         **_each("masked_fill where", _put_mask),
-        **_each("index_put index_put_ index_add index_add_ index_copy index_copy_", _note, "scatter"),
-        **_each("scatter scatter_ scatter_add scatter_add_ masked_scatter masked_scatter_", _note, "scatter"),
-        **_each("__setitem__", _note_written),
-        **_each("batch_norm", _note_norm),
-        F.batch_norm: (_note_norm, ()),
-        PACK: (_note, ("pack",)),
     }

@@ -27,8 +27,6 @@ from lightning_bayes.curvature.loss_recorder import LossRecorder
 from lightning_bayes.curvature.loss_terms import Edge
 from lightning_bayes.private_torch import output_shapes
 
-_UNREPEATABLE = ("CheckpointFunction", "SyncBatchNorm")  # backward runs only once, or in all processes together
-
 
 class ExampleRows(NamedTuple):
     """Tensors between layers and loss that hold n examples as ``[outer, n, inner]``, after flattening and splitting."""
@@ -133,13 +131,6 @@ class SingleExamples:
             return grad
         split = grad.reshape(outer, self.num_examples, -1)
         return torch.where(chosen.to(grad.device)[:, None], split, 0).reshape(grad.shape)
-
-
-def can_repeat_backward(loss: Tensor) -> bool:
-    """Whether this process alone can run backward through the graph of a loss several times."""
-    if loss.grad_fn is None:  # torch's own error follows in backward
-        return False
-    return not any(node.name().startswith(_UNREPEATABLE) for node in nodes_behind([loss.grad_fn]))
 
 
 def _skipped(grad_inputs: tuple[Tensor | None, ...], grad_outputs: tuple[Tensor | None, ...]) -> Any:

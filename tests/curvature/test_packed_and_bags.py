@@ -95,28 +95,30 @@ def test_packed_sequences_are_counted_by_methods_that_measure_no_examples(genera
 
 
 class OnPackedRows(nn.Module):
-    """A layer on the rows of all time steps, of a packed input or of a recurrent layer's output."""
+    """A layer on the rows of all time steps: of packed data, of a packed layer's output, or of a recurrent layer's."""
 
-    def __init__(self, recurrent):
+    def __init__(self, kind):
         super().__init__()
-        self.rnn = nn.LSTM(4, 4) if recurrent else None
-        self.first, self.rows, self.head = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+        self.rnn = nn.LSTM(4, 4) if kind == "recurrent" else None
+        self.first = None if kind == "data" else nn.Linear(4, 4)
+        self.rows, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
 
     def forward(self, x, lengths):
-        packed = pack_padded_sequence(self.first(x).tanh(), lengths, batch_first=True, enforce_sorted=False)
+        x = x if self.first is None else self.first(x).tanh()
+        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
         packed = packed if self.rnn is None else self.rnn(packed)[0]
         rows = PackedSequence(self.rows(packed.data).tanh(), *packed[1:])
         return self.head(pad_packed_sequence(rows, batch_first=True)[0].sum(1))
 
 
 @pytest.mark.filterwarnings("ignore:.*all examples share these:UserWarning")
-@pytest.mark.parametrize("recurrent", [False, True])
-def test_rows_of_packed_sequences_are_told_apart_in_every_batch(recurrent, generator):
+@pytest.mark.parametrize("kind", ["data", "layer", "recurrent"])
+def test_rows_of_packed_sequences_are_told_apart_in_every_batch(kind, generator):
     """Two sequences of two steps have a layout that a later batch, with as many rows, does not have."""
-    model, y = OnPackedRows(recurrent).double(), torch.tensor([0, 1])
+    model, y = OnPackedRows(kind).double(), torch.tensor([0, 1])
     engine = make_engine("fused", model)
     for lengths in ((2, 2), (1, 3)):
-        x = torch.randn(2, max(lengths), 3, generator=generator, dtype=torch.float64)
+        x = torch.randn(2, max(lengths), 4, generator=generator, dtype=torch.float64)
         model.zero_grad()
         with engine.capture() as captured:
             loss = F.cross_entropy(model(x, torch.tensor(lengths)), y)
