@@ -78,11 +78,11 @@ class EvaluationFigures(Callback):
         if not has_class_outputs(outputs) and (not self.required or has_step_outputs(outputs)):
             self._require_classes(pl_module, outputs)
             return
-        if not self.required and not has_labels(outputs):
-            self._is_left_alone = True
-            return
         step = step_outputs(pl_module, "test_step", outputs)
         name = outputs.get("set", f"ood/set{dataloader_idx}" if dataloader_idx else "test")
+        if not self.required and not has_labels(outputs, of_classes=not name.startswith("ood/")):
+            self._is_left_alone = True
+            return
         probs = self._collected.add(step, name, outputs.get("mean_outputs"))
         inputs = batch[0] if isinstance(batch, (tuple, list)) else None
         if name == "test" and isinstance(inputs, Tensor):

@@ -50,21 +50,11 @@ def has_class_outputs(returned: Any) -> bool:
     return bool(is_index and outputs.shape[-1] > 1 and outputs.shape[-2] == len(targets))
 
 
-def has_labels(returned: Any) -> bool:
-    """Whether the targets of a classifier are classes of its outputs, and these are finite."""
+def has_labels(returned: Any, of_classes: bool = True) -> bool:
+    """Whether a classifier's outputs are finite, and its targets are `of_classes` that it knows."""
     outputs, targets = returned["outputs"], returned["targets"]
     inside = (targets >= 0) & (targets < outputs.shape[-1])
-    return bool(inside.all()) and bool(outputs.isfinite().all())
-
-
-def require_classes(module: LightningModule, step: str, found: StepOutputs) -> None:
-    """Raise `UnsupportedTrainingError` unless outputs and targets are a classifier's."""
-    if not has_class_outputs(found._asdict()):
-        raise UnsupportedTrainingError(
-            f"{type(module).__name__}.{step} returned outputs {tuple(found.outputs.shape[1:])} and targets "
-            f"{tuple(found.targets.shape)} of {found.targets.dtype}, but a temperature is fitted to logits [batch, classes] "
-            "and class indices [batch]. Return these, or remove the callback."
-        )
+    return bool(outputs.isfinite().all()) and (not of_classes or bool(inside.all()))
 
 
 def has_step_outputs(returned: Any) -> bool:

@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader
 
 from lightning_bayes import VOGN, VOGNCallback
 from lightning_bayes.errors import UnsupportedTrainingError
+from lightning_bayes.optim.groups import state_of
 from lightning_bayes.strategies import all_reduce_mean_
 
 BATCHES = [list(range(8 * i, 8 * i + 8)) for i in range(6)]
@@ -49,7 +50,7 @@ def step(model, opt, i):
 
 
 def tensors_of(opt):
-    return {f"{i}/{k}": torch.as_tensor(v) for i, state in opt.state_dict()["state"].items() for k, v in state.items()}
+    return {f"{i}/{k}": torch.as_tensor(v) for i, state in state_of(opt.state_dict()).items() for k, v in state.items()}
 
 
 def test_a_grad_scaler_changes_neither_gradient_nor_curvature():
