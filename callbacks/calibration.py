@@ -202,8 +202,10 @@ class Calibration(Callback):
 
     def _choose(self, trainer: Trainer, module: LightningModule, samples: Samples, link: Link) -> None:
         start = time.perf_counter()
-        batches, tries_widths = self._budgeted(trainer, samples)
-        tries_widths = isinstance(samples, _Scalable) and (tries_widths or link == "identity")
+        batches, passes = self._budgeted(trainer, samples)
+        rows = sum(map(rows_of, batches))
+        allows_widths = rows * EVALUATIONS * samples.count <= 1.5 * passes  # the rows are a rough number
+        tries_widths = isinstance(samples, _Scalable) and (allows_widths or link == "identity")
 
         def evaluate(scaled: Samples) -> StepOutputs:
             prepared = spread(trainer, recalibrated(trainer, module, scaled))
@@ -227,20 +229,18 @@ class Calibration(Callback):
         self._is_linearized = isinstance(samples, _EXPANSIONS)
         self.seconds = time.perf_counter() - start
         spent = self.seconds / (start - self._start_of_fit)
-        rank_zero_info(_line(found, sum(map(rows_of, batches)), tries_widths, self.seconds, spent))
+        rank_zero_info(_line(found, rows, tries_widths, self.seconds, spent))
 
-    def _budgeted(self, trainer: Trainer, samples: Samples) -> tuple[list[Any], bool]:
-        """Validation batches of the rows that the budget allows, loaded once, and whether it allows other widths."""
+    def _budgeted(self, trainer: Trainer, samples: Samples) -> tuple[list[Any], float]:
+        """Validation batches of the rows that the budget allows, loaded once, and the forward passes of that budget."""
         is_fit = trainer.state.fn == "fit"
         limit = int(min(trainer.num_val_batches[0], 2**62)) if is_fit else None
         steps = trainer.fit_loop.total_batch_idx + 1 if is_fit else math.inf
         passes = SHARE * _PASSES_OF_A_STEP * steps * self._rows_of_batch if is_fit else math.inf
         rows = max(FEWEST_ROWS, int(passes / (EVALUATIONS * samples.count)) if is_fit else 5 * FEWEST_ROWS)
         loader = self._validation.loader(trainer)
-        kept = thinned(OnDevice(trainer, loader, RunningStage.VALIDATING).loaded(), length(loader, limit), rows)
-        return kept, sum(
-            map(rows_of, kept)
-        ) * EVALUATIONS * samples.count <= 1.5 * passes  # the rows are a rough number
+        batches = OnDevice(trainer, loader, RunningStage.VALIDATING).loaded()
+        return thinned(batches, length(loader, limit), rows), passes
 
 
 def beside(trainer: Trainer, callback: Callback, calibration: Calibration) -> None:
