@@ -40,6 +40,7 @@ _OF_LOGITS: Final = {  # the losses of means, and what takes their logits or log
     "cross_entropy": "F.cross_entropy",
     "poisson_nll_loss": "F.poisson_nll_loss(log_input=True)",
 }
+_ROBUST: Final = {"l1_loss", "smooth_l1_loss", "huber_loss"}  # whose noise has longer tails than a Gaussian
 _REASONS: Final = {"marglik": " by marginal likelihood", "validation": " by the NLL of the validation set"}
 
 
@@ -209,7 +210,7 @@ class LaplaceCallback(PosthocCallback):
                     "SWAGCallback."
                 )
             if link == "identity":
-                self._refuse_means()
+                self._require_gaussian()
             likelihood = None if link is None else _NAMES.get(link)
         if likelihood is None:
             raise HyperparameterError(
@@ -229,8 +230,14 @@ class LaplaceCallback(PosthocCallback):
                 "F.mse_loss, or pass likelihood=..."
             )
 
-    def _refuse_means(self) -> None:
-        """Refuse a network that returns probabilities or rates, whose targets are not Gaussian around them."""
+    def _require_gaussian(self) -> None:
+        """Refuse losses of probabilities or rates, and robust ones: their targets are not Gaussian around the outputs."""
+        for name in sorted(self.loss_functions & _ROBUST):
+            raise UnsupportedTrainingError(
+                f"{name} is the likelihood of noise with longer tails than a Gaussian, but Laplace knows one Gaussian noise "
+                "for all targets. Train with F.mse_loss, pass likelihood='regression' to fit a Gaussian around the outputs, "
+                "or use VOGNCallback, SWAGCallback or DeepEnsembleCallback."
+            )
         for name in self.loss_functions & _OF_LOGITS.keys():
             raise UnsupportedTrainingError(
                 f"The network returns the means of its targets, of which {name} takes the logarithm, but Laplace needs "
