@@ -24,8 +24,7 @@ from lightning_bayes.curvature.engine import AbstractEngine
 from lightning_bayes.curvature.hooks import HookedCapture
 from lightning_bayes.curvature.layer_calls import as_in_forward
 from lightning_bayes.curvature.layer_graph import is_layer
-from lightning_bayes.curvature.loss import LossReduction
-from lightning_bayes.curvature.loss_recorder import LossRecorder
+from lightning_bayes.curvature.loss import LossRecorder, LossReduction
 from lightning_bayes.curvature.measured_modules import Uncopied, refuse_scripted
 from lightning_bayes.curvature.parameters import changes_refused
 from lightning_bayes.curvature.single_examples import SingleExamples
@@ -129,7 +128,8 @@ class ExampleLoop:
             # factor's parameters, such as the logarithm of a scale, normalise the loss of each example.
             apart = gradients(torch.zeros(examples.num_examples, dtype=torch.bool))
             constant = list(apart)
-            for index in [leaves.index(param) for param in examples.learned().intersection(leaves)]:
+            scaled = examples.of_factors(torch.ones(examples.num_examples, dtype=torch.bool))
+            for index in [index for index, grad in enumerate(scaled) if grad is not None]:
                 own, constant[index] = apart[index], None
                 apart[index] = None if own is None else own * (1 - 1 / examples.num_examples)
             for chosen in torch.eye(examples.num_examples, dtype=torch.bool):

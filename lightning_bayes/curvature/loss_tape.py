@@ -1,28 +1,63 @@
-"""What a forward pass computed of its losses, noted as the functions are called."""
+"""What a forward pass computed, noted tensor by tensor as the functions are called."""
 
 from __future__ import annotations
 
-import inspect
-import math
 import sys
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar, NamedTuple, get_args
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
 
-from lightning_bayes.curvature import loss_choices as choices
-from lightning_bayes.curvature.example_dims import Order, Shape
-from lightning_bayes.curvature.loss import LossRecord
-from lightning_bayes.curvature.loss_functions import LOSS_FUNCTIONS, read_call
+from lightning_bayes.curvature.example_dims import Shape
+from lightning_bayes.curvature.loss_functions import LOSS_FUNCTIONS, LossCall, arguments_of, read_call
 from lightning_bayes.curvature.loss_terms import Edge, Step, Term
-from lightning_bayes.curvature.pass_notes import NOTED, Note, notes_of
-from lightning_bayes.private_torch import DDP_SINK, output_shapes
+from lightning_bayes.curvature.selections import Selection
+from lightning_bayes.private_torch import PACK
+
+# moved        the values are those of the input, elsewhere or in another dtype
+# scatter      rows written to positions that a tensor chooses
+# pack         rows of packed sequences
+# join         a stack or a concatenation
+# lookup       rows of a table, which no gradient ties to the examples that chose them
+# batch_norm   normalised by statistics of the batch
+# log_softmax  log-probabilities of classes
+# weighted     values with constant factors or masks
+Note: TypeAlias = Literal["moved", "scatter", "pack", "join", "lookup", "batch_norm", "log_softmax", "weighted"]
+
+
+@dataclass(eq=False)
+class Recorded:
+    """What is known about one tensor."""
+
+    terms: tuple[Term, ...] = ()  # of a value that loss functions or reductions made
+    selection: Selection | None = None  # the operation that selected its rows
+    factor: Step | None = None  # the product with a number that it is
+    notes: set[Note] = field(default_factory=set)
+    value: Tensor | None = None  # with terms
+
+    @property
+    def call(self) -> LossCall | None:
+        """The call of a loss function that it is the result of."""
+        return self.terms[0].call if len(self.terms) == 1 and not self.terms[0].steps else None
+
+
+class _Former(NamedTuple):
+    """A tensor before an operation changed it in place."""
+
+    terms: tuple[Term, ...]
+    requires_grad: bool
+    shape: Shape
+
+
+_IN_PLACE: Final = {Tensor.add_, Tensor.sub_, Tensor.mul_, Tensor.div_}
+_OF_DATA: Final = {Tensor.__getitem__, torch.index_select, Tensor.index_select, torch.masked_select, PACK}
+_NOTHING: Final = Recorded()
 
 
 def _each(names: str, handler: Any, *first: Any) -> dict[Any, tuple[Any, tuple[Any, ...]]]:
@@ -31,48 +66,23 @@ def _each(names: str, handler: Any, *first: Any) -> dict[Any, tuple[Any, tuple[A
     return {function: (handler, first) for function in owners}
 
 
-def _losses(handler: Any) -> dict[Any, tuple[Any, tuple[Any, ...]]]:
-    return {function: (handler, (function,)) for function in LOSS_FUNCTIONS}
+def _with_function(handler: Any, functions: Iterable[Any]) -> dict[Any, tuple[Any, tuple[Any, ...]]]:
+    return {function: (handler, (function,)) for function in functions}
 
 
-def _edge(value: Tensor) -> Edge | None:
-    return None if value.grad_fn is None else (value.grad_fn, value.output_nr)
+class LossTape(TorchFunctionMode):
+    """Notes the loss functions, reductions, products, sums and selections inside the context, by autograd node.
 
+    `observe` is called with the loss before each ``loss.backward()``, for callers that do not pass the loss explicitly.
+    """
 
-def _factor(product: Tensor, factor: Tensor) -> Edge:
-    """The node of a product, and the position of a factor among its inputs."""
-    edge = get_gradient_edge(factor)
-    node: Any = product.grad_fn
-    return node, [tuple(child) for child in node.next_functions].index((edge.node, edge.output_nr))
-
-
-class _Former(NamedTuple):
-    """A tensor before an operation changed it in place."""
-
-    terms: tuple[Term, ...] | None
-    requires_grad: bool
-    shape: Shape
-
-
-_IDENTITIES = {f"{DDP_SINK}Backward", "BackwardHookFunctionBackward"}
-_IN_PLACE = {Tensor.add_, Tensor.sub_, Tensor.mul_, Tensor.div_}
-
-
-class LossTape(TorchFunctionMode, ABC):
-    """Notes the loss functions, reductions, products, sums and selections inside the context, by autograd node."""
+    observe: Callable[[Tensor], None] | None = None
 
     def __init__(self) -> None:
         super().__init__()
-        self.terms: dict[Any, tuple[Term, ...]] = {}  # of recorded values
-        self.before: dict[Any, tuple[Term, ...]] = {}  # the terms before a product with a number
-        self.choices: dict[Any, tuple[Shape, Any]] = {}  # shapes, and the indices of what was selected from them
-        self._stances: list[AbstractContextManager[Any]] = []
-        self.numbers: dict[Any, Any] = {}  # numbers that multiplied other values
-        self.weighted: set[Any] = set()  # nodes of values with constant factors or masks
-        self.log_softmax: set[Any] = set()  # nodes of log-probabilities of classes
-        self.noted: dict[Note, set[Any]] = {note: set() for note in get_args(Note)}  # nodes
-        self.selected_data: list[Tensor] = []  # selected or packed rows without gradients
+        self.of: dict[Any, Recorded] = {}  # by node, or by tensor for data
         self.paddings: dict[Tensor, set[int | None]] = {}  # padding_idx of the look-ups in each table
+        self._stances: list[AbstractContextManager[Any]] = []
 
     def __enter__(self) -> Any:
         """Record the functions that are called from now on. Compiled code runs eagerly, because it hides them."""
@@ -88,179 +98,207 @@ class LossTape(TorchFunctionMode, ABC):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func not in self._handlers and func not in NOTED:
+        if func is Tensor.backward and self.observe is not None:
+            self.observe(args[0])
+        if func not in self._handlers:
             return func(*args, **kwargs)
-        is_in_place = func in _IN_PLACE
-        former = _Former(self._known(args[0]), args[0].requires_grad, args[0].shape) if is_in_place else None
+        if func in _IN_PLACE:
+            former = _Former(self.terms_of(args[0]), args[0].requires_grad, args[0].shape)
         result = func(*args, **kwargs)
         if func is Tensor.__iter__:
             result = list(result)
         value = result[0] if isinstance(result, (tuple, list)) and result else result
         value = args[0] if func is Tensor.__setitem__ else value
-        if isinstance(value, Tensor) and value.grad_fn is not None and func in self._handlers:
+        if isinstance(value, Tensor) and (value.grad_fn is not None or func in _OF_DATA):
             handler, first = self._handlers[func]
-            handler(self, *first, value, *(args if former is None else (former, *args[1:])), **kwargs)
-        if isinstance(value, Tensor) and func in NOTED:
-            self._note(func, value, args, kwargs)
+            handler(self, *first, value, *((former, *args[1:]) if func in _IN_PLACE else args), **kwargs)
         return iter(result) if func is Tensor.__iter__ else result
-
-    @abstractmethod
-    def read(
-        self, loss: Tensor, batch_size: int | None = None, order: Order | None = None, divided_by_host: bool = False
-    ) -> LossRecord:
-        """Read a loss; see `LossRecorder.read`."""
 
     def clear(self) -> None:
         """Forget the forward pass, whose tensors the record keeps alive."""
-        of_losses: tuple[Any, ...] = (
-            self.terms,
-            self.before,
-            self.choices,
-            self.numbers,
-            self.weighted,
-            self.log_softmax,
-        )
-        for record in (*of_losses, self.selected_data, *self.noted.values()):
-            record.clear()
+        self.of.clear()
+
+    def at(self, node: Any) -> Recorded:
+        """What is known about the tensor of a node."""
+        return self.of.get(node, _NOTHING)
+
+    def noted(self, note: Note, nodes: Iterable[Any]) -> Iterator[Any]:
+        """Those nodes that have a note."""
+        return (node for node in nodes if note in self.at(node).notes)
 
     def node_of(self, value: Tensor) -> Any:
-        """The node that computed a value, before identities of DistributedDataParallel and of backward hooks."""
-        node, output = value.grad_fn, value.output_nr
-        while node is not None and node not in self.terms and node.name() in _IDENTITIES:
-            node, output = node.next_functions[output - len(output_shapes(node))]
-        return node
+        """The node that computed a value, before Functions that return it as it is, as DistributedDataParallel's does."""
+        stack: list[Any] = [] if value.grad_fn in self.of else [value.grad_fn]
+        while stack:
+            node = stack.pop()
+            known = self.at(node).value
+            if known is not None and known.data_ptr() == value.data_ptr():
+                return node
+            if isinstance(node, BackwardCFunction):
+                stack += [child for child, _ in node.next_functions]
+        return value.grad_fn
 
-    def _note(self, function: Any, value: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note a call by its first result, or by the tensor that it changed."""
-        notes = NOTED[function] if NOTED[function] == {"moved"} else notes_of(function, args, kwargs)
-        if value.grad_fn is None and notes & {"select", "pack"}:
-            self.selected_data.append(value)
-        for note in notes if value.grad_fn is not None else ():
-            self.noted[note].add(value.grad_fn)
-
-    def _known(self, value: Any) -> tuple[Term, ...] | None:
+    def terms_of(self, value: Any) -> tuple[Term, ...]:
+        """The terms of a recorded value; empty if it is not recorded."""
         if isinstance(value, _Former):
             return value.terms
-        return self.terms.get(self.node_of(value)) if isinstance(value, Tensor) else None
+        return self.at(self.node_of(value)).terms if isinstance(value, Tensor) else ()
 
     def _all_terms(self, value: Any) -> tuple[Term, ...]:
         """The terms of a recorded value, the value itself as a term, or none for a constant."""
         has_graph = isinstance(value, Tensor) and value.requires_grad
-        return self._known(value) or ((Term(value),) if has_graph else ())
+        return self.terms_of(value) or ((Term.of(value),) if has_graph else ())
+
+    def _record(self, value: Tensor, *notes: Note) -> Recorded:
+        """What is known about a tensor, to be completed."""
+        recorded = self.of.setdefault(value if value.grad_fn is None else value.grad_fn, Recorded())
+        recorded.notes.update(notes)
+        return recorded
 
     def _put(self, value: Tensor, terms: tuple[Term, ...], step: Step | None = None) -> None:
-        self.terms[value.grad_fn] = terms if step is None else tuple(term.then(step) for term in terms)
+        recorded = self._record(value)
+        recorded.terms = terms if step is None else tuple(term.then(step) for term in terms)
+        recorded.value = value
 
-    def _put_loss(self, function: Callable[..., Tensor], value: Tensor, *args: Any, **kwargs: Any) -> None:
+    def _put_loss(self, function: Callable[..., Tensor], value: Tensor, /, *args: Any, **kwargs: Any) -> None:
         call = read_call(function, args, kwargs)
         if call is not None:
-            self._put(value, (Term(value, call),))
+            self._put(value, (Term.of(value, call),))
 
-    def _put_reduction(self, kind: str, value: Tensor, input: Tensor, *args: Any, **kwargs: Any) -> None:
+    def _put_reduction(self, kind: str, value: Tensor, /, input: Tensor, *args: Any, **kwargs: Any) -> None:
         dims = kwargs.get("dim", kwargs.get("axis", args[0] if args else None))
         keepdim = bool(kwargs.get("keepdim", args[1] if len(args) > 1 else False))
-        if isinstance(dims, int):
-            dims = (dims,)
+        dims = (dims,) if isinstance(dims, int) else dims
         # Layers such as normalisations keep the dimension; their large inputs are not worth keeping.
-        start = (Term(value),) if keepdim and input.dim() > 1 else self._all_terms(input)
-        self._put(
-            value, self._known(input) or start, Step(kind, dims or None, tuple(input.shape), keepdim, _edge(input))
-        )
+        terms = self.terms_of(input) or ((Term.of(value),) if keepdim and input.dim() > 1 else self._all_terms(input))
+        edge: Edge | None = None if input.grad_fn is None else (input.grad_fn, input.output_nr)
+        shape = () if terms and terms[0].is_stacked else tuple(input.shape)
+        self._put(value, terms, Step(kind, dims or None, shape, keepdim, edge))
 
-    def _put_product(self, kind: str, value: Tensor, one: Any, other: Any, **kwargs: Any) -> None:
-        if self._known(one) is None and kind == "mul":
-            one, other = other, one
-        terms = self._known(one)
-        if terms is None:
-            self._note_factor(kind, value, one, other)
+    def _put_product(self, is_division: bool, value: Tensor, /, input: Any, other: Any, **kwargs: Any) -> None:
+        if kwargs.get("rounding_mode"):
             return
-        if self._known(other) is not None or value.shape != one.shape or kwargs.get("rounding_mode"):
+        is_first = is_division or self.terms_of(input)
+        if not is_first and (self.terms_of(other) or not getattr(input, "requires_grad", False)):
+            input, other = other, input
+        is_tensor = isinstance(other, Tensor)
+        if is_tensor and (other.requires_grad or other.numel() > 1):
+            self._put_tensor_product(value, input, other)
             return
-        if not isinstance(other, Tensor) or (other.numel() == 1 and not other.requires_grad):
-            self.before[value.grad_fn] = terms
-            self._put(value, terms, Step(kind, other.detach() if isinstance(other, Tensor) else other))
-        elif not other.requires_grad:
-            self._put(value, terms, Step("weigh"))
-        elif value.numel() == 1 or (value.numel() == other.numel() and all(term.is_stacked for term in terms)):
-            self._put(value, terms, Step("scale", other, edge=_factor(value, other)))
+        step = Step("mul", other.detach() if is_tensor else other, is_division=is_division)
+        self._record(value).factor = step
+        if self.terms_of(input) and value.shape == input.shape:
+            self._put(value, self.terms_of(input), step)
 
-    def _note_factor(self, kind: str, value: Tensor, one: Any, other: Any) -> None:
-        """Note the constant factor of values that are not reduced yet."""
-        if kind == "mul" and not (isinstance(one, Tensor) and one.requires_grad):
-            one, other = other, one
-        if isinstance(other, Tensor) and other.requires_grad:
-            return
-        if isinstance(other, Tensor) and other.numel() > 1:
-            if not (isinstance(one, Tensor) and one.grad_fn in self.log_softmax):  # probabilities as targets
-                self.weighted.add(value.grad_fn)
-        else:
-            self.numbers[value.grad_fn] = other if kind == "mul" else 1 / other if other else math.inf
+    def _put_tensor_product(self, value: Tensor, input: Any, other: Tensor) -> None:
+        """Record a product with weights or with a learned factor."""
+        terms = self.terms_of(input)
+        if not terms:
+            is_target = isinstance(input, Tensor) and "log_softmax" in self.at(input.grad_fn).notes  # probabilities
+            if not other.requires_grad and not is_target:
+                self._record(value, "weighted")
+        elif value.shape == input.shape and not self.terms_of(other):
+            if not other.requires_grad:
+                self._put(value, terms, Step("weigh"))
+            elif value.numel() == 1 or (value.numel() == other.numel() and all(term.is_stacked for term in terms)):
+                self._put(value, terms, Step("scale", other))
 
-    def _put_mask(self, value: Tensor, input: Tensor, *args: Any, **kwargs: Any) -> None:
-        self.weighted.add(value.grad_fn)
-        if isinstance(input, Tensor) and self._known(input) is not None and value.shape == input.shape:
-            self._put(value, self.terms[self.node_of(input)], Step("weigh"))
+    def _put_mask(self, value: Tensor, /, input: Any = None, *args: Any, **kwargs: Any) -> None:
+        self._record(value, "weighted")
+        if self.terms_of(input) and value.shape == input.shape:
+            self._put(value, self.terms_of(input), Step("weigh"))
 
     def _put_sum(
-        self, signs: tuple[int, int], value: Tensor, one: Any, other: Any, *, alpha: float = 1, **_: Any
+        self, signs: tuple[int, int], value: Tensor, /, input: Any, other: Any, *, alpha: float = 1, **_: Any
     ) -> None:
-        if self._known(one) is None and self._known(other) is None:
+        if not self.terms_of(input) and not self.terms_of(other):
             return
-        if isinstance(one, _Former) and one.terms is None and one.requires_grad:
+        if isinstance(input, _Former) and not input.terms and input.requires_grad:
             return
         terms: tuple[Term, ...] = ()
-        for part, factor in ((one, signs[0]), (other, signs[1] * alpha)):
+        for part, factor in ((input, signs[0]), (other, signs[1] * alpha)):
             if isinstance(part, (Tensor, _Former)) and part.requires_grad and part.shape != value.shape:
                 return
             of_part = self._all_terms(part)
             terms += of_part if factor == 1 else tuple(term.then(Step("mul", factor)) for term in of_part)
         self._put(value, terms)
 
-    def _put_same(self, value: Tensor, input: Tensor, *args: Any, **kwargs: Any) -> None:
-        terms = self._known(input)
-        if terms is not None and (value.shape == input.shape or value.numel() == input.numel() == 1):
-            self._put(value, terms)
-            if (node := self.node_of(input)) in self.before:
-                self.before[value.grad_fn] = self.before[node]
+    def _put_same(self, value: Tensor, /, input: Tensor, *args: Any, **kwargs: Any) -> None:
+        recorded, terms = self._record(value, "moved"), self.terms_of(input)
+        if value.shape == input.shape or value.numel() == input.numel() == 1:
+            recorded.factor = self.at(input.grad_fn).factor
+            if terms:
+                self._put(value, terms)
 
-    def _put_function(self, value: Tensor, input: Any, *args: Any, **kwargs: Any) -> None:
-        terms = self._known(input)
-        if terms is not None and value.numel() == 1 and input.numel() == 1:
-            self._put(value, terms, Step("map", "function"))
+    def _put_function(self, value: Tensor, /, input: Any = None, *args: Any, **kwargs: Any) -> None:
+        terms = self.terms_of(input)
+        if terms and value.numel() == 1 and input.numel() == 1:
+            self._put(value, terms, Step("map"))
 
-    def _put_joined(self, value: Tensor, tensors: Sequence[Tensor], dim: int = 0, **kwargs: Any) -> None:
-        index = choices.at(dim % max(value.dim(), 1), slice(0, len(tensors[0])))
-        self.choices[value.grad_fn] = (tuple(value.shape), index)
+    def _put_joined(self, value: Tensor, /, tensors: Sequence[Tensor], dim: int = 0, **kwargs: Any) -> None:
+        size = tensors[0].shape[dim] if tensors[0].dim() == value.dim() else 0
+        self._select(value, value, lambda numbers: numbers.narrow(dim, 0, size))
         self._put_stack(value, tensors)
 
-    def _put_stack(self, value: Tensor, tensors: Sequence[Tensor], *args: Any, **kwargs: Any) -> None:
-        if value.numel() == len(tensors) and any(self._known(one) for one in tensors):
-            self._put(value, tuple(t for one in tensors for t in self._all_terms(one)), Step("stack", len(tensors)))
+    def _put_stack(self, value: Tensor, /, tensors: Sequence[Tensor], *args: Any, **kwargs: Any) -> None:
+        self._record(value, "join")
+        if value.numel() == len(tensors) and any(self.terms_of(one) for one in tensors):
+            self._put(value, tuple(t for one in tensors for t in self._all_terms(one)), Step("stack"))
 
-    def _put_log_softmax(self, value: Tensor, input: Tensor, dim: int | None = None, *args: Any, **kwargs: Any) -> None:
+    def _put_log_softmax(
+        self, value: Tensor, /, input: Tensor, dim: int | None = None, *args: Any, **kwargs: Any
+    ) -> None:
         if dim is not None and dim % max(input.dim(), 1) == 1:
-            self.log_softmax.add(value.grad_fn)
+            self._record(value, "log_softmax")
 
     def _put_negative(self, value: Tensor, input: Tensor) -> None:
-        self._put_product("mul", value, input, -1)
+        self._put_product(False, value, input, -1)
 
-    def _put_lookup(self, function: Callable[..., Tensor], value: Tensor, *args: Any, **kwargs: Any) -> None:
-        given = inspect.signature(function).bind(*args, **kwargs).arguments
-        self.paddings.setdefault(given["weight"], set()).add(given.get("padding_idx"))
-
-    def _put_choice(
-        self, index_of: Callable[..., Any], value: Tensor, input: Tensor, *args: Any, **kwargs: Any
-    ) -> None:
-        if input.dim():
-            self.choices[value.grad_fn] = (tuple(input.shape), index_of(value, input, *args, **kwargs))
+    def _put_selection(self, function: Any, value: Tensor, /, input: Tensor, *args: Any, **kwargs: Any) -> None:
+        index = args[0] if function is Tensor.__getitem__ else None
+        items = index if isinstance(index, tuple) else (index,)
+        by_tensor = function in _OF_DATA and (index is None or any(isinstance(item, (Tensor, list)) for item in items))
+        if input.dim() and (by_tensor or value.grad_fn is not None):
+            self._select(value, input, lambda numbers: function(numbers, *args, **kwargs), by_tensor)
             self._put_same(value, input)
 
+    def _put_over(
+        self, first: int, value: Tensor, /, input: Tensor, *args: Any, dim: Any = None, **kwargs: Any
+    ) -> None:
+        """Record a function of all entries in some dimensions, such as a variance, as a selection of one of them."""
+        given = [arg for arg in args[first:] if isinstance(arg, (int, tuple, list))] if dim is None else [dim]
+        dims = given[0] if given and not isinstance(given[0], bool) else ()
+        if input.dim() and not any(isinstance(arg, Tensor) for arg in (*args, *kwargs.values())):
+            self._select(value, input, lambda numbers: numbers.amax(dims))
+
+    def _select(self, value: Tensor, input: Tensor, select: Callable[[Tensor], Any], by_tensor: bool = False) -> None:
+        self._record(value).selection = Selection(tuple(input.shape), select, value.device, by_tensor)
+
+    def _put_scattered(
+        self, function: Any, value: Tensor, /, input: Any, index: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
+        items = index if isinstance(index, tuple) else (index,)
+        if function is not Tensor.__setitem__ or any(isinstance(item, Tensor) for item in items):
+            self._record(value, "scatter")
+
+    def _put_lookup(self, function: Callable[..., Tensor], value: Tensor, /, *args: Any, **kwargs: Any) -> None:
+        given = arguments_of(function, args, kwargs)
+        self.paddings.setdefault(given["weight"], set()).add(given.get("padding_idx"))
+        self._record(value, "lookup")
+
+    def _put_norm(self, value: Tensor, /, *args: Any, **kwargs: Any) -> None:
+        if kwargs.get("training", len(args) > 5 and args[5]):
+            self._record(value, "batch_norm")
+
+    def _put_note(self, note: Note, value: Tensor, /, *args: Any, **kwargs: Any) -> None:
+        self._record(value, note)
+
     _handlers: ClassVar[dict[Any, tuple[Any, tuple[Any, ...]]]] = {
-        **_losses(_put_loss),
+        **_with_function(_put_loss, LOSS_FUNCTIONS),
         **_each("mean nanmean", _put_reduction, "mean"),
         **_each("sum nansum", _put_reduction, "sum"),
-        **_each("mul mul_ multiply", _put_product, "mul"),
-        **_each("div div_ divide true_divide", _put_product, "div"),
+        **_each("mul mul_ multiply", _put_product, False),
+        **_each("div div_ divide true_divide", _put_product, True),
         **_each("add add_", _put_sum, (1, 1)),
         **_each("sub sub_ subtract", _put_sum, (1, -1)),
         **_each("rsub __rsub__", _put_sum, (-1, 1)),
@@ -272,15 +310,27 @@ class LossTape(TorchFunctionMode, ABC):
         **_each("cat concat concatenate", _put_joined),
         **_each("log_softmax", _put_log_softmax),
         F.log_softmax: (_put_log_softmax, ()),
-        **_each("__getitem__ masked_select", _put_choice, choices.getitem),
-        **_each("select unbind __iter__ index_select", _put_choice, choices.select),
-        **_each("narrow", _put_choice, choices.narrow),
-        **_each("split chunk tensor_split", _put_choice, choices.split),
-        **_each("topk", _put_choice, choices.topk),
-        **_each("flip", _put_choice, choices.flip),
-        **_each("roll", _put_choice, choices.roll),
-        **_each("sort cumsum var std logsumexp amax amin max min prod median norm", _put_choice, choices.over),
+        **_with_function(
+            _put_selection,
+            _each(
+                "__getitem__ masked_select select unbind __iter__ index_select narrow split chunk tensor_split", None
+            ),
+        ),
+        **_with_function(_put_selection, _each("topk flip roll", None)),
+        **_each("sort cumsum var std logsumexp amax amin max min prod median", _put_over, 0),
+        **_each("norm", _put_over, 1),  # after the exponent
         **_each("masked_fill where", _put_mask),
-        F.embedding: (_put_lookup, (F.embedding,)),
-        F.embedding_bag: (_put_lookup, (F.embedding_bag,)),
+        **_each("permute transpose swapaxes swapdims movedim moveaxis t unflatten gather expand", _put_note, "moved"),
+        **_with_function(
+            _put_scattered,
+            _each(
+                "__setitem__ index_put index_put_ index_add index_add_ index_copy index_copy_ scatter scatter_ scatter_add "
+                "scatter_add_ masked_scatter masked_scatter_",
+                None,
+            ),
+        ),
+        **_with_function(_put_lookup, (F.embedding, F.embedding_bag)),
+        **_each("batch_norm", _put_norm),
+        F.batch_norm: (_put_norm, ()),
+        PACK: (_put_note, ("pack",)),
     }

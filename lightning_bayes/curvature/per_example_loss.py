@@ -16,10 +16,9 @@ from torch import Tensor
 
 from lightning_bayes.curvature.loss import LossRecord
 from lightning_bayes.errors import ShapeError, UnsupportedTrainingError
-from lightning_bayes.private_torch import saved_by
 
 KEY: Final = "per_example_loss"  # key in the dictionary that training_step returns
-_LOSSES, _DIVISION = "with_per_example_loss", "is_division_by_host"  # in a node's metadata
+_LOSSES: Final = "with_per_example_loss"  # in a node's metadata
 
 
 def with_per_example_loss(loss: Tensor, per_example_loss: Tensor) -> Tensor:
@@ -62,41 +61,19 @@ def with_per_example_loss(loss: Tensor, per_example_loss: Tensor) -> Tensor:
     return result
 
 
-def mark_division(loss: Tensor) -> None:
-    """Mark the last operation of a loss as the training loop's division, which is no part of the loss."""
-    node = _last_operation(loss)
-    if node is not None:
-        node.metadata[_DIVISION] = True
-
-
-def attached_losses(loss: Tensor) -> Tensor | None:
+def attached_losses(loss: Tensor, divided_by_host: bool) -> Tensor | None:
     """The per-example losses ``[n]`` attached to a loss, which the training loop may have divided; None if absent."""
     node: Any = loss.grad_fn
-    if node is not None and _DIVISION in node.metadata:
+    if node is not None and divided_by_host and _LOSSES not in node.metadata:
         node = node.next_functions[0][0]
     return None if node is None else node.metadata.get(_LOSSES)
 
 
 def compared(record: LossRecord, loss: Tensor, losses: Tensor) -> LossRecord:
     """A record whose unknown reduction is read from the value of the loss, compared with its per-example losses."""
-    if record.reduction != "unknown" or len(losses) == 1:
-        return replace(record, reduction="mean" if record.reduction == "unknown" else record.reduction, terms=())
-    value = float(loss.detach()) * _host_divisor(loss)
-    for name, reduced in (("mean", losses.detach().mean()), ("sum", losses.detach().sum())):
-        if math.isclose(value, float(reduced), rel_tol=1e-4):
-            return replace(record, reduction=name, terms=())
-    return replace(record, terms=())
-
-
-def _host_divisor(loss: Tensor) -> float:
-    """The number by which the training loop divided the loss."""
-    node = _last_operation(loss)
-    is_division = node is not None and _DIVISION in node.metadata
-    number = saved_by(node, "other") if is_division else None
-    return 1.0 if number is None else float(number)
-
-
-def _last_operation(loss: Tensor) -> Any:
-    """The node of a loss, before the identity that stores per-example losses; None if it has no graph."""
-    node: Any = loss.grad_fn
-    return node.next_functions[0][0] if node is not None and _LOSSES in node.metadata else node
+    reduction, value = record.reduction, float(loss.detach()) / (record.host_factor or 1.0)
+    if reduction == "unknown" and math.isclose(value, float(losses.detach().mean()), rel_tol=1e-4):
+        reduction = "mean"
+    elif reduction == "unknown" and math.isclose(value, float(losses.detach().sum()), rel_tol=1e-4):
+        reduction = "sum"
+    return replace(record, reduction=reduction, num_counted=None)

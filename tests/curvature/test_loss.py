@@ -11,8 +11,7 @@ from oracles import one_example_at_a_time, relative_error
 from torch import nn
 
 from lightning_bayes.curvature import measure
-from lightning_bayes.curvature.loss import settled
-from lightning_bayes.curvature.loss_recorder import LossRecorder
+from lightning_bayes.curvature.loss import LossRecorder, settled
 from lightning_bayes.errors import BayesError, UnsupportedTrainingError
 
 SIZES = [
@@ -246,7 +245,7 @@ def test_an_example_counts_if_one_of_its_tokens_does(layout, generator):
             "flat": lambda: F.cross_entropy(out.flatten(0, 1), y.flatten()),
             "positions first": lambda: F.cross_entropy(out.transpose(0, 1).flatten(0, 1), y.T.flatten()),
         }[layout]()
-    assert recorder.read(loss, 5).num_examples(5, order="strided" if layout == "positions first" else "rows") == 4
+    assert recorder.read(loss, 5, "strided" if layout == "positions first" else "rows").num_counted == 4
 
 
 LINKS = {
