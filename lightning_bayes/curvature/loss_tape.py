@@ -3,61 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
 
-from lightning_bayes.curvature.example_dims import Shape
-from lightning_bayes.curvature.loss_functions import LOSS_FUNCTIONS, LossCall, arguments_of, read_call
+from lightning_bayes.curvature.loss_functions import LOSS_FUNCTIONS, arguments_of, read_call
 from lightning_bayes.curvature.loss_terms import Edge, Step, Term
 from lightning_bayes.curvature.selections import Selection
+from lightning_bayes.curvature.tensor_record import Former, Note, TensorRecord
 from lightning_bayes.private_torch import PACK
-
-# moved        the values are those of the input, elsewhere or in another dtype
-# scatter      rows written to positions that a tensor chooses
-# pack         rows of packed sequences
-# join         a stack or a concatenation
-# lookup       rows of a table, which no gradient ties to the examples that chose them
-# batch_norm   normalised by statistics of the batch
-# log_softmax  log-probabilities of classes
-# weighted     values with constant factors or masks
-Note: TypeAlias = Literal["moved", "scatter", "pack", "join", "lookup", "batch_norm", "log_softmax", "weighted"]
-
-
-@dataclass(eq=False)
-class Recorded:
-    """What is known about one tensor."""
-
-    terms: tuple[Term, ...] = ()  # of a value that loss functions or reductions made
-    selection: Selection | None = None  # the operation that selected its rows
-    factor: Step | None = None  # the product with a number that it is
-    notes: set[Note] = field(default_factory=set)
-    value: Tensor | None = None  # with terms
-
-    @property
-    def call(self) -> LossCall | None:
-        """The call of a loss function that it is the result of."""
-        return self.terms[0].call if len(self.terms) == 1 and not self.terms[0].steps else None
-
-
-class _Former(NamedTuple):
-    """A tensor before an operation changed it in place."""
-
-    terms: tuple[Term, ...]
-    requires_grad: bool
-    shape: Shape
-
 
 _IN_PLACE: Final = {Tensor.add_, Tensor.sub_, Tensor.mul_, Tensor.div_}
 _OF_DATA: Final = {Tensor.__getitem__, torch.index_select, Tensor.index_select, torch.masked_select, PACK}
-_NOTHING: Final = Recorded()
 
 
 def _each(names: str, handler: Any, *first: Any) -> dict[Any, tuple[Any, tuple[Any, ...]]]:
@@ -70,7 +32,7 @@ def _with_function(handler: Any, functions: Iterable[Any]) -> dict[Any, tuple[An
     return {function: (handler, (function,)) for function in functions}
 
 
-class LossTape(TorchFunctionMode):
+class LossTape(TensorRecord, TorchFunctionMode):
     """Notes the loss functions, reductions, products, sums and selections inside the context, by autograd node.
 
     `observe` is called with the loss before each ``loss.backward()``, for callers that do not pass the loss explicitly.
@@ -80,8 +42,6 @@ class LossTape(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.of: dict[Any, Recorded] = {}  # by node, or by tensor for data
-        self.paddings: dict[Tensor, set[int | None]] = {}  # padding_idx of the look-ups in each table
         self._stances: list[AbstractContextManager[Any]] = []
 
     def __enter__(self) -> Any:
@@ -103,7 +63,7 @@ class LossTape(TorchFunctionMode):
         if func not in self._handlers:
             return func(*args, **kwargs)
         if func in _IN_PLACE:
-            former = _Former(self.terms_of(args[0]), args[0].requires_grad, args[0].shape)
+            former = Former(self.terms_of(args[0]), args[0].requires_grad, args[0].shape)
         result = func(*args, **kwargs)
         if func is Tensor.__iter__:
             result = list(result)
@@ -114,66 +74,20 @@ class LossTape(TorchFunctionMode):
             handler(self, *first, value, *((former, *args[1:]) if func in _IN_PLACE else args), **kwargs)
         return iter(result) if func is Tensor.__iter__ else result
 
-    def clear(self) -> None:
-        """Forget the forward pass, whose tensors the record keeps alive."""
-        self.of.clear()
-
-    def at(self, node: Any) -> Recorded:
-        """What is known about the tensor of a node."""
-        return self.of.get(node, _NOTHING)
-
-    def noted(self, note: Note, nodes: Iterable[Any]) -> Iterator[Any]:
-        """Those nodes that have a note."""
-        return (node for node in nodes if note in self.at(node).notes)
-
-    def node_of(self, value: Tensor) -> Any:
-        """The node that computed a value, before Functions that return it as it is, as DistributedDataParallel's does."""
-        stack: list[Any] = [] if value.grad_fn in self.of else [value.grad_fn]
-        while stack:
-            node = stack.pop()
-            known = self.at(node).value
-            if known is not None and known.data_ptr() == value.data_ptr():
-                return node
-            if isinstance(node, BackwardCFunction):
-                stack += [child for child, _ in node.next_functions]
-        return value.grad_fn
-
-    def terms_of(self, value: Any) -> tuple[Term, ...]:
-        """The terms of a recorded value; empty if it is not recorded."""
-        if isinstance(value, _Former):
-            return value.terms
-        return self.at(self.node_of(value)).terms if isinstance(value, Tensor) else ()
-
-    def _all_terms(self, value: Any) -> tuple[Term, ...]:
-        """The terms of a recorded value, the value itself as a term, or none for a constant."""
-        has_graph = isinstance(value, Tensor) and value.requires_grad
-        return self.terms_of(value) or ((Term.of(value),) if has_graph else ())
-
-    def _record(self, value: Tensor, *notes: Note) -> Recorded:
-        """What is known about a tensor, to be completed."""
-        recorded = self.of.setdefault(value if value.grad_fn is None else value.grad_fn, Recorded())
-        recorded.notes.update(notes)
-        return recorded
-
-    def _put(self, value: Tensor, terms: tuple[Term, ...], step: Step | None = None) -> None:
-        recorded = self._record(value)
-        recorded.terms = terms if step is None else tuple(term.then(step) for term in terms)
-        recorded.value = value
-
     def _put_loss(self, function: Callable[..., Tensor], value: Tensor, /, *args: Any, **kwargs: Any) -> None:
         call = read_call(function, args, kwargs)
         if call is not None:
-            self._put(value, (Term.of(value, call),))
+            self.put(value, (Term.of(value, call),))
 
     def _put_reduction(self, kind: str, value: Tensor, /, input: Tensor, *args: Any, **kwargs: Any) -> None:
         dims = kwargs.get("dim", kwargs.get("axis", args[0] if args else None))
         keepdim = bool(kwargs.get("keepdim", args[1] if len(args) > 1 else False))
         dims = (dims,) if isinstance(dims, int) else dims
         # Layers such as normalisations keep the dimension; their large inputs are not worth keeping.
-        terms = self.terms_of(input) or ((Term.of(value),) if keepdim and input.dim() > 1 else self._all_terms(input))
+        terms = self.terms_of(input) or ((Term.of(value),) if keepdim and input.dim() > 1 else self.all_terms(input))
         edge: Edge | None = None if input.grad_fn is None else (input.grad_fn, input.output_nr)
         shape = () if terms and terms[0].is_stacked else tuple(input.shape)
-        self._put(value, terms, Step(kind, dims or None, shape, keepdim, edge))
+        self.put(value, terms, Step(kind, dims or None, shape, keepdim, edge))
 
     def _put_product(self, is_division: bool, value: Tensor, /, input: Any, other: Any, **kwargs: Any) -> None:
         if kwargs.get("rounding_mode"):
@@ -186,9 +100,9 @@ class LossTape(TorchFunctionMode):
             self._put_tensor_product(value, input, other)
             return
         step = Step("mul", other.detach() if is_tensor else other, is_division=is_division)
-        self._record(value).factor = step
+        self.record(value).factor = step
         if self.terms_of(input) and value.shape == input.shape:
-            self._put(value, self.terms_of(input), step)
+            self.put(value, self.terms_of(input), step)
 
     def _put_tensor_product(self, value: Tensor, input: Any, other: Tensor) -> None:
         """Record a product with weights or with a learned factor."""
@@ -196,44 +110,44 @@ class LossTape(TorchFunctionMode):
         if not terms:
             is_target = isinstance(input, Tensor) and "log_softmax" in self.at(input.grad_fn).notes  # probabilities
             if not other.requires_grad and not is_target:
-                self._record(value, "weighted")
+                self.record(value, "weighted")
         elif value.shape == input.shape and not self.terms_of(other):
             if not other.requires_grad:
-                self._put(value, terms, Step("weigh"))
+                self.put(value, terms, Step("weigh"))
             elif value.numel() == 1 or (value.numel() == other.numel() and all(term.is_stacked for term in terms)):
-                self._put(value, terms, Step("scale", other))
+                self.put(value, terms, Step("scale", other))
 
     def _put_mask(self, value: Tensor, /, input: Any = None, *args: Any, **kwargs: Any) -> None:
-        self._record(value, "weighted")
+        self.record(value, "weighted")
         if self.terms_of(input) and value.shape == input.shape:
-            self._put(value, self.terms_of(input), Step("weigh"))
+            self.put(value, self.terms_of(input), Step("weigh"))
 
     def _put_sum(
         self, signs: tuple[int, int], value: Tensor, /, input: Any, other: Any, *, alpha: float = 1, **_: Any
     ) -> None:
         if not self.terms_of(input) and not self.terms_of(other):
             return
-        if isinstance(input, _Former) and not input.terms and input.requires_grad:
+        if isinstance(input, Former) and not input.terms and input.requires_grad:
             return
         terms: tuple[Term, ...] = ()
         for part, factor in ((input, signs[0]), (other, signs[1] * alpha)):
-            if isinstance(part, (Tensor, _Former)) and part.requires_grad and part.shape != value.shape:
+            if isinstance(part, (Tensor, Former)) and part.requires_grad and part.shape != value.shape:
                 return
-            of_part = self._all_terms(part)
+            of_part = self.all_terms(part)
             terms += of_part if factor == 1 else tuple(term.then(Step("mul", factor)) for term in of_part)
-        self._put(value, terms)
+        self.put(value, terms)
 
     def _put_same(self, value: Tensor, /, input: Tensor, *args: Any, **kwargs: Any) -> None:
-        recorded, terms = self._record(value, "moved"), self.terms_of(input)
+        recorded, terms = self.record(value, "moved"), self.terms_of(input)
         if value.shape == input.shape or value.numel() == input.numel() == 1:
             recorded.factor = self.at(input.grad_fn).factor
             if terms:
-                self._put(value, terms)
+                self.put(value, terms)
 
     def _put_function(self, value: Tensor, /, input: Any = None, *args: Any, **kwargs: Any) -> None:
         terms = self.terms_of(input)
         if terms and value.numel() == 1 and input.numel() == 1:
-            self._put(value, terms, Step("map"))
+            self.put(value, terms, Step("map"))
 
     def _put_joined(self, value: Tensor, /, tensors: Sequence[Tensor], dim: int = 0, **kwargs: Any) -> None:
         size = tensors[0].shape[dim] if tensors[0].dim() == value.dim() else 0
@@ -241,15 +155,15 @@ class LossTape(TorchFunctionMode):
         self._put_stack(value, tensors)
 
     def _put_stack(self, value: Tensor, /, tensors: Sequence[Tensor], *args: Any, **kwargs: Any) -> None:
-        self._record(value, "join")
+        self.record(value, "join")
         if value.numel() == len(tensors) and any(self.terms_of(one) for one in tensors):
-            self._put(value, tuple(t for one in tensors for t in self._all_terms(one)), Step("stack"))
+            self.put(value, tuple(t for one in tensors for t in self.all_terms(one)), Step("stack"))
 
     def _put_log_softmax(
         self, value: Tensor, /, input: Tensor, dim: int | None = None, *args: Any, **kwargs: Any
     ) -> None:
         if dim is not None and dim % max(input.dim(), 1) == 1:
-            self._record(value, "log_softmax")
+            self.record(value, "log_softmax")
 
     def _put_negative(self, value: Tensor, input: Tensor) -> None:
         self._put_product(False, value, input, -1)
@@ -272,26 +186,26 @@ class LossTape(TorchFunctionMode):
             self._select(value, input, lambda numbers: numbers.amax(dims))
 
     def _select(self, value: Tensor, input: Tensor, select: Callable[[Tensor], Any], by_tensor: bool = False) -> None:
-        self._record(value).selection = Selection(tuple(input.shape), select, value.device, by_tensor)
+        self.record(value).selection = Selection(tuple(input.shape), select, value.device, by_tensor)
 
     def _put_scattered(
         self, function: Any, value: Tensor, /, input: Any, index: Any = None, *args: Any, **kwargs: Any
     ) -> None:
         items = index if isinstance(index, tuple) else (index,)
         if function is not Tensor.__setitem__ or any(isinstance(item, Tensor) for item in items):
-            self._record(value, "scatter")
+            self.record(value, "scatter")
 
     def _put_lookup(self, function: Callable[..., Tensor], value: Tensor, /, *args: Any, **kwargs: Any) -> None:
         given = arguments_of(function, args, kwargs)
         self.paddings.setdefault(given["weight"], set()).add(given.get("padding_idx"))
-        self._record(value, "lookup")
+        self.record(value, "lookup")
 
     def _put_norm(self, value: Tensor, /, *args: Any, **kwargs: Any) -> None:
         if kwargs.get("training", len(args) > 5 and args[5]):
-            self._record(value, "batch_norm")
+            self.record(value, "batch_norm")
 
     def _put_note(self, note: Note, value: Tensor, /, *args: Any, **kwargs: Any) -> None:
-        self._record(value, note)
+        self.record(value, note)
 
     _handlers: ClassVar[dict[Any, tuple[Any, tuple[Any, ...]]]] = {
         **_with_function(_put_loss, LOSS_FUNCTIONS),

@@ -33,7 +33,7 @@ class Selection(NamedTuple):
         counts = torch.bincount(rows, minlength=size)
         held = counts.nonzero()[:, 0]
         if len(held) == size and bool((counts == counts[:1]).all()):
-            in_order = rows.unique_consecutive()[:size].cpu()
+            in_order = torch.unique_consecutive(rows)[:size].cpu()
             return "all" if torch.equal(in_order, torch.arange(size)) else "permuted"
         is_even = len(held) > 0 and bool((counts[held] == counts[held[0]]).all())
         is_piece = batch_size is not None and size > batch_size and len(held) % batch_size == 0
