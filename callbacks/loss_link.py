@@ -10,8 +10,9 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from lightning_bayes.curvature.layer_graph import nodes_behind
-from lightning_bayes.curvature.loss import LossRecorder, only
+from lightning_bayes.curvature.loss import only
 from lightning_bayes.curvature.loss_functions import LossCall
+from lightning_bayes.curvature.loss_recorder import LossRecorder
 from lightning_bayes.predictive import Link
 from lightning_bayes.predictive.links import predicted
 from lightning_bayes.predictive.recorded_noise import NoiseRecorder, RecordedNoise
@@ -50,13 +51,13 @@ class LinkRecorder:
     def noise(self) -> RecordedNoise | None:
         """The noise that the loss gives the targets; None if its calls do not tell, as for a mixture written by hand."""
         found = self._noise.noise()
-        has_classes = any("log_softmax" in known.notes for known in self._recorder.of.values())
+        has_classes = any("log_softmax" in known.notes for known in self._recorder.record.of.values())
         is_part = has_classes and found is not None and found.family != "MixtureSameFamily"
         return None if is_part else found
 
     def calls(self, loss: Tensor) -> list[LossCall]:
         """The calls of loss functions that a loss depends on."""
-        found = (self._recorder.at(node) for node in nodes_behind([loss.grad_fn]))
+        found = (self._recorder.record.at(node) for node in nodes_behind([loss.grad_fn]))
         return [term.call for known in found for term in known.terms if term.call is not None]
 
     def link_of(self, loss: Tensor) -> Link | None:
@@ -85,7 +86,7 @@ class LinkRecorder:
         stack, seen = [root], {None}
         while stack:
             node = stack.pop()
-            known = self._recorder.at(node)
+            known = self._recorder.record.at(node)
             if node in seen or known.call is not None or "log_softmax" in known.notes:
                 continue
             if node in shapes:
@@ -98,7 +99,7 @@ class LinkRecorder:
         """The link of the output that leads to a node by functions of it alone: no product of outputs, no further layer."""
         node, is_same = linked, True  # whether the loss gets values of the output itself
         while node is not None and node not in shapes:
-            is_same &= "moved" in self._recorder.at(node).notes
+            is_same &= "moved" in self._recorder.record.at(node).notes
             children = [child for child, _ in node.next_functions if child is not None]
             node = children[0] if len(set(children)) == 1 else None
         if node is None:
@@ -111,7 +112,7 @@ class LinkRecorder:
 
     def _is_undone(self, link: Link, linked: Any, node: Any) -> bool:
         """Whether an output holds the means already, as probabilities whose log the loss takes."""
-        terms = (term for known in self._recorder.of.values() for term in known.terms)
+        terms = (term for known in self._recorder.record.of.values() for term in known.terms)
         values = [term.call.outputs for term in terms if term.call and term.call.outputs.grad_fn is linked]
         output = self._own.get(node)
         if not values or output is None or output.numel() != values[0].numel() or values[0].dim() < 2:

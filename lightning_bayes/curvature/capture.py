@@ -17,8 +17,16 @@ from torch.autograd.graph import get_gradient_edge
 from lightning_bayes.curvature.layer_graph import can_repeat_backward
 from lightning_bayes.curvature.layout_probe import LayoutProbe, ModelCall, PassLayouts, ProbedPass
 from lightning_bayes.curvature.layouts import LayerOutput, retained_grads_kept
-from lightning_bayes.curvature.loss import LossRecord, LossRecorder, LossReduction, require_scalar, settled
-from lightning_bayes.curvature.per_example_loss import KEY, attached_losses, compared
+from lightning_bayes.curvature.loss import (
+    KEY,
+    LossRecord,
+    LossReduction,
+    attached_losses,
+    compared,
+    require_scalar,
+    settled,
+)
+from lightning_bayes.curvature.loss_recorder import LossRecorder
 from lightning_bayes.curvature.single_examples import ExampleRows, SingleExamples, example_rows
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedTrainingError, name_some
 from lightning_bayes.private_torch import is_alive, tree_leaves
@@ -51,7 +59,7 @@ class Capture(ABC):
     def __init__(self, loss_reduction: LossReduction = "auto", finder: LayoutProbe | None = None) -> None:
         self.loss_reduction, self.finder = loss_reduction, finder
         self.outputs: list[LayerOutput] = []
-        self.model_call: ModelCall | None = None
+        self.model_call = ModelCall()
         self.is_following, self.stores_backward, self.has_taken_examples = False, True, False
         self.layouts = PassLayouts(0, ())  # n is 0 if no layout was found
         self.squares: dict[nn.Parameter, Tensor] = {}
@@ -129,7 +137,7 @@ class Capture(ABC):
 
     def note_model_call(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """Forward hook: record the first call whose first input and first output have equally many rows."""
-        if self.model_call is not None or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if self.model_call.rows or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return
         inputs = (v for v in tree_leaves((args, kwargs)) if isinstance(v, Tensor) and v.dim())
         first = next((v for v in tree_leaves(output) if isinstance(v, Tensor) and v.requires_grad), None)
@@ -140,8 +148,8 @@ class Capture(ABC):
         """Drop the autograd nodes. They refer to this capture, a cycle that Python cannot collect."""
         for output in self.outputs:
             output.drop()
-        self.outputs, self.model_call = [], None
-        self.paddings = self.recorder.paddings
+        self.outputs, self.model_call = [], ModelCall()
+        self.paddings = self.recorder.record.paddings
         self.recorder.clear()
 
     @contextmanager

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from lightning_bayes.curvature.capture import Capture
 from lightning_bayes.curvature.layout_probe import LayoutProbe
-from lightning_bayes.curvature.loss import LossRecorder, LossReduction
+from lightning_bayes.curvature.loss import LossReduction
+from lightning_bayes.curvature.loss_recorder import LossRecorder
 from lightning_bayes.curvature.measured_modules import MeasuredModule, Uncopied, find_measured_modules
 from lightning_bayes.curvature.parameters import require_real_and_separate
 from lightning_bayes.curvature.rules.packed import is_packed

@@ -24,7 +24,8 @@ from lightning_bayes.curvature.engine import AbstractEngine
 from lightning_bayes.curvature.hooks import HookedCapture
 from lightning_bayes.curvature.layer_calls import as_in_forward
 from lightning_bayes.curvature.layer_graph import is_layer
-from lightning_bayes.curvature.loss import LossRecorder, LossReduction
+from lightning_bayes.curvature.loss import LossReduction
+from lightning_bayes.curvature.loss_recorder import LossRecorder
 from lightning_bayes.curvature.measured_modules import Uncopied, refuse_scripted
 from lightning_bayes.curvature.parameters import changes_refused
 from lightning_bayes.curvature.single_examples import SingleExamples

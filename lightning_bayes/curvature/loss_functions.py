@@ -80,6 +80,7 @@ class LossCall:
     """One call of a loss function."""
 
     function: Callable[..., Tensor]
+    known: LossFunction
     outputs: Tensor
     targets: Tensor | None
     reduction: Reduction
@@ -88,11 +89,6 @@ class LossCall:
     counted: Tensor | None  # mask of the targets that are not `ignore_index`, in their shape; None if all count
     shape: Shape  # of the values that the function reduces
     unreduced: Callable[[], Tensor]  # these values, computed again
-
-    @property
-    def known(self) -> LossFunction:
-        """What is known about the function."""
-        return LOSS_FUNCTIONS[self.function]
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -112,18 +108,14 @@ class LossCall:
 
 
 @cache
-def _signature(function: Callable[..., Any]) -> inspect.Signature:
+def signature_of(function: Callable[..., Any]) -> inspect.Signature:
+    """`inspect.signature`, which is slow."""
     return inspect.signature(function)
-
-
-def arguments_of(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call, by name."""
-    return _signature(function).bind(*args, **kwargs).arguments
 
 
 def read_call(function: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> LossCall | None:
     """The call of a function in `LOSS_FUNCTIONS`; None if its deprecated arguments set the reduction."""
-    known, given = LOSS_FUNCTIONS[function], arguments_of(function, args, kwargs)
+    known, given = LOSS_FUNCTIONS[function], signature_of(function).bind(*args, **kwargs).arguments
     options = dict(given)
     if options.get("size_average") is not None or options.get("reduce") is not None:
         return None
@@ -140,6 +132,7 @@ def read_call(function: Callable[..., Tensor], args: tuple[Any, ...], kwargs: di
     shape = tuple(outputs.shape)
     return LossCall(
         function,
+        known,
         outputs,
         targets,
         "mean" if reduction == "batchmean" else reduction,

@@ -42,36 +42,25 @@ class Step(NamedTuple):
         return number if not self.is_division else 1 / number if number else math.inf
 
 
-class Reading(NamedTuple):
-    """How a term reduces B examples."""
-
-    reduction: str  # "mean", "sum", "none" or "unknown"
-    why: str = ""  # predicate of a sentence about the loss, if it is unknown
-    rows: tuple[Edge, int] | None = None  # the values whose reduction removed the examples, [outer, B, …], and `outer`
-
-
 @dataclass(frozen=True, eq=False)
 class Term:
     """Values, and the steps from them to the loss."""
 
     values: Tensor
+    outputs: Tensor  # whose rows are the examples
     edge: Edge  # of the values
     call: LossCall | None = None
     steps: tuple[Step, ...] = ()
+    learned: tuple[Tensor, ...] = ()  # factors with gradients
 
     @classmethod
     def of(cls, values: Tensor, call: LossCall | None = None) -> Term:
         """The term of values before any step."""
-        return cls(values, (values.grad_fn, values.output_nr), call)
+        return cls(values, values if call is None else call.outputs, (values.grad_fn, values.output_nr), call)
 
     def then(self, step: Step) -> Term:
         """This term after one more step."""
         return replace(self, steps=(*self.steps, step))
-
-    @property
-    def outputs(self) -> Tensor:
-        """The tensor whose rows are the examples."""
-        return self.values if self.call is None else self.call.outputs
 
     @property
     def is_stacked(self) -> bool:
@@ -88,11 +77,6 @@ class Term:
         """Whether the loss is linear in the values."""
         return _LINEAR.issuperset(step.kind for step in self.steps)
 
-    @property
-    def learned(self) -> list[Tensor]:
-        """The tensors with gradients that scale this term."""
-        return [step.value for step in self.steps if step.kind == "scale"]
-
     def parts(self, weights: Tensor, num_examples: int, order: Order) -> Tensor | None:
         """The sums over each example's values, ``[n]``, of values times weights of their shape; None if unknown."""
         call = self.call if self.call is not None and self.call.reduction != "none" else None
@@ -107,54 +91,60 @@ class Term:
         outer = outer_size(tuple(values.shape), dim, num_examples, order)
         return (weights * values).reshape(outer, num_examples, -1).sum((0, 2))
 
-    def read(
-        self, batch_size: int | None, order: Order = "rows", inner: Iterable[float] = (), is_weighted: bool = False
-    ) -> Reading:
-        """How the term reduces B examples; `inner` numbers, and weights or a mask, multiplied the values before."""
-        return _Reader(self, batch_size, order, [abs(factor) for factor in inner], is_weighted).reading()
 
+class Reading:
+    """How a term reduces B examples; `inner` numbers, and weights or a mask, multiplied its values before.
 
-class _Reader:
-    """Follows the steps of a term for one batch size."""
+    Attributes:
+        reduction: ``"mean"``, ``"sum"``, ``"none"`` or ``"unknown"``.
+        why: Predicate of a sentence about the loss, if the reduction is unknown.
+        rows: The values whose reduction removed the examples, ``[outer, B, …]``, and `outer`.
+    """
 
-    def __init__(self, term: Term, batch_size: int | None, order: Order, inner: list[float], is_weighted: bool) -> None:
-        self.batch_size, self.order, self.inner, self.is_weighted = batch_size, order, inner, is_weighted
-        self.is_rescaled, self.divisor, self.num_values, self.why = False, 1.0, 1, ""
+    def __init__(
+        self,
+        term: Term,
+        batch_size: int | None,
+        order: Order = "rows",
+        inner: Iterable[float] = (),
+        is_weighted: bool = False,
+    ) -> None:
+        self.term, self.batch_size, self.order, self.is_weighted = term, batch_size, order, is_weighted
+        self.inner, self.is_rescaled, self.divisor, self.num_values = [*inner], False, 1.0, 1
+        self.reduction, self.why, preferred, call = "none", "", 0, term.call
         self.rows: tuple[Edge, int] | None = None
-        self.term, call = term, term.call
-        self.kind, preferred = "none", 0
         shape = next((step.shape for step in term.steps if step.shape), tuple(term.values.shape))
         if call is not None and call.reduction != "none":
-            self.kind, self.num_values, shape = call.reduction, math.prod(call.shape), call.shape
+            self.reduction, self.num_values, shape = call.reduction, math.prod(call.shape), call.shape
             preferred = call.known.example_dim
         self.dim = example_dim(shape, batch_size, order, preferred=preferred)
-
-    def reading(self) -> Reading:
-        """The reading after all steps."""
         if self.dim is None:
-            return Reading(
-                "unknown", f"has a term that is computed from values of shape {list(self.term.outputs.shape)}"
-            )
-        for step in self.term.steps:
-            if step.kind in {"mean", "sum"}:
-                self._reduce(step)
-            elif step.kind == "mul":
-                self._multiply(step)
-            elif step.kind == "map" and self.kind != "mean":
-                self.why = self.why or "is the function of a sum"
-            self.is_weighted |= step.kind == "weigh"
-        why = self.why or self._why_unknown()
-        return Reading("unknown" if why else self.kind, why, self.rows)
+            self.why = f"has a term that is computed from values of shape {list(term.outputs.shape)}"
+        for step in term.steps:
+            self._follow(step)
+        if self.inner or self.is_weighted or self.is_rescaled:
+            self.why = self.why or self._why_unknown()
+        self.reduction = "unknown" if self.why else self.reduction
+
+    def _follow(self, step: Step) -> None:
+        """Follow one step."""
+        if step.kind in {"mean", "sum"}:
+            self._reduce(step)
+        elif step.kind == "mul":
+            self._multiply(step)
+        elif step.kind == "map" and self.reduction != "mean":
+            self.why = self.why or "is the function of a sum"
+        self.is_weighted |= step.kind == "weigh"
 
     def _reduce(self, step: Step) -> None:
         """Follow a mean or a sum over some dimensions."""
         rank = len(step.shape)
         dims = set(range(rank)) if step.value is None else {dim % max(rank, 1) for dim in step.value}
         self.num_values *= math.prod(step.shape[dim] for dim in dims if rank)
-        if self.kind != "none" or self.dim is None:
+        if self.reduction != "none" or self.dim is None:
             return
         if self.dim in dims:
-            self.kind = step.kind
+            self.reduction = step.kind
             if step.edge is not None and self.batch_size:
                 self.rows = (step.edge, outer_size(step.shape, self.dim, self.batch_size, self.order))
         elif not step.keepdim:
@@ -165,17 +155,17 @@ class _Reader:
         size, is_tensor = abs(step.factor), isinstance(step.value, Tensor)
         if not size or not math.isfinite(size):  # the update is not finite, or the term does not matter
             return
-        if self.kind == "none":
+        if self.reduction == "none":
             self.inner.append(size)
-        elif self.kind == "mean" and (self._is_count(size) or (is_tensor and step.is_division)):
+        elif self.reduction == "mean" and (self._is_count(size) or (is_tensor and step.is_division)):
             self.why = self.why or f"is a mean rescaled by {step.factor:g}"
-        elif self.kind == "sum" and size < 1:
+        elif self.reduction == "sum" and size < 1:
             self.divisor /= size
             is_count = any(self._is_count(n, is_tensor, step.is_division) for n in (self.divisor, 1 / size))
             is_whole = step.is_division and float(step.value) > 2 and float(step.value).is_integer()
             self.is_rescaled |= is_tensor or is_count or is_whole
             if is_count and not self.is_weighted:
-                self.kind = "mean"
+                self.reduction = "mean"
 
     def _is_count(self, number: float, is_tensor: bool = False, is_division: bool = False) -> bool:
         """Whether a number counts the examples, their values, or the targets that are not ignored."""
@@ -192,11 +182,11 @@ class _Reader:
 
     def _why_unknown(self) -> str:
         """Why the numbers of the term leave its reduction open; empty if they do not."""
-        if self.kind == "sum" and self.is_rescaled:
+        if self.reduction == "sum" and self.is_rescaled:
             return f"is a sum rescaled by 1/{self.divisor:g}"
-        if self.kind == "sum" and self.is_weighted:
+        if self.reduction == "sum" and self.is_weighted:
             return "is a sum of weighted or masked values"
-        sizes = [size for size in self.inner if size and math.isfinite(size)]
-        if self.kind == "sum" and any(self._is_count(1 / size, is_division=True) for size in sizes):
+        sizes = [abs(size) for size in self.inner if size and math.isfinite(size)]
+        if self.reduction == "sum" and any(self._is_count(1 / size, is_division=True) for size in sizes):
             return "is a sum of rescaled values"
-        return "is a mean of rescaled values" if self.kind == "mean" and any(map(self._is_count, sizes)) else ""
+        return "is a mean of rescaled values" if self.reduction == "mean" and any(map(self._is_count, sizes)) else ""

@@ -23,6 +23,11 @@ class Selection(NamedTuple):
     device: torch.device
     by_tensor: bool = False  # whether a tensor holds the indices
 
+    @classmethod
+    def of(cls, values: Tensor, select: Callable[[Tensor], Any], by_tensor: bool = False) -> Selection:
+        """The operation `select` on some values."""
+        return cls(tuple(values.shape), select, values.device, by_tensor)
+
     def kept(self, batch_size: int | None, order: Order = "rows") -> Kept:
         """Which examples it keeps."""
         dim = example_dim(self.shape, batch_size, order)

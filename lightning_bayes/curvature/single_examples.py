@@ -26,7 +26,7 @@ from torch.autograd.graph import GradientEdge
 
 from lightning_bayes.curvature.example_dims import Order, example_dim, outer_size
 from lightning_bayes.curvature.layer_graph import is_layer, nodes_behind
-from lightning_bayes.curvature.loss import LossRecorder
+from lightning_bayes.curvature.loss_recorder import LossRecorder
 from lightning_bayes.curvature.loss_terms import Edge
 from lightning_bayes.private_torch import output_shapes, without_torch_functions
 
@@ -84,7 +84,7 @@ class SingleExamples:
     ) -> None:
         self.loss, self.num_examples = loss, rows.num_examples
         self._ends: list[Any] = list(ends)  # torch accepts a mix of edges and leaves, but its annotation does not
-        self._norms = list(recorder.noted("batch_norm", nodes_behind([loss.grad_fn])))
+        self._norms = list(recorder.record.noted("batch_norm", nodes_behind([loss.grad_fn])))
         self._cuts: dict[Any, dict[int, int]] = {}  # `ExampleRows.outer` by node and index
         for (node, index), outer in rows.outer.items():
             self._cuts.setdefault(node, {})[index] = outer

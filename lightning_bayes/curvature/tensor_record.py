@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, final
 
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
@@ -52,17 +52,13 @@ class Former(NamedTuple):
 _NOTHING: Final = Recorded()
 
 
+@final
 class TensorRecord:
     """What is known about tensors, by their node, or by the tensor itself for data."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.of: dict[Any, Recorded] = {}
         self.paddings: dict[Tensor, set[int | None]] = {}  # padding_idx of the look-ups in each table
-
-    def clear(self) -> None:
-        """Forget the forward pass, whose tensors the record keeps alive."""
-        self.of.clear()
 
     def at(self, node: Any) -> Recorded:
         """What is known about the tensor of a node."""
@@ -95,7 +91,7 @@ class TensorRecord:
         has_graph = isinstance(value, Tensor) and value.requires_grad
         return self.terms_of(value) or ((Term.of(value),) if has_graph else ())
 
-    def record(self, value: Tensor, *notes: Note) -> Recorded:
+    def note(self, value: Tensor, *notes: Note) -> Recorded:
         """What is known about a tensor, to be completed."""
         recorded = self.of.setdefault(value if value.grad_fn is None else value.grad_fn, Recorded())
         recorded.notes.update(notes)
@@ -103,6 +99,6 @@ class TensorRecord:
 
     def put(self, value: Tensor, terms: tuple[Term, ...], step: Step | None = None) -> None:
         """Record the terms of a value, after one more step."""
-        recorded = self.record(value)
+        recorded = self.note(value)
         recorded.terms = terms if step is None else tuple(term.then(step) for term in terms)
         recorded.value = value

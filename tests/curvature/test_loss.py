@@ -11,7 +11,8 @@ from oracles import one_example_at_a_time, relative_error
 from torch import nn
 
 from lightning_bayes.curvature import measure
-from lightning_bayes.curvature.loss import LossRecorder, settled
+from lightning_bayes.curvature.loss import settled
+from lightning_bayes.curvature.loss_recorder import LossRecorder
 from lightning_bayes.errors import BayesError, UnsupportedTrainingError
 
 SIZES = [
