@@ -184,7 +184,7 @@ class OnDevice:
             batches = islice(self.loader, self._limit())
         while True:
             with in_stage(self.trainer, self.stage):
-                batch = next(batches, _END)
+                batch: Any = next(batches, _END)
             if batch is _END:
                 return
             yield batch[0] if isinstance(self.loader, CombinedLoader) else batch
@@ -194,12 +194,12 @@ class OnDevice:
         if self.trainer.state.fn != TrainerFn.FITTING:
             return None
         is_training = self.stage == RunningStage.TRAINING
-        limits = [self.trainer.num_training_batches] if is_training else self.trainer.num_val_batches
-        return int(limits[0]) if limits and math.isfinite(limits[0]) else None
+        limit = self.trainer.num_training_batches if is_training else next(iter(self.trainer.num_val_batches), math.inf)
+        return int(limit) if math.isfinite(limit) else None
 
     def _moved(self, batch: Any) -> Any:
         trainer, data = self.trainer, getattr(self.trainer, "datamodule", None)
         is_of_data = data is not None and is_overridden("on_before_batch_transfer", data, LightningDataModule)
-        owner = data if is_of_data else trainer.lightning_module
+        owner: Any = data if is_of_data else trainer.lightning_module
         converted = trainer.precision_plugin.convert_input(batch)
         return trainer.strategy.batch_to_device(owner.on_before_batch_transfer(converted, 0))
