@@ -26,8 +26,8 @@ from lightning_bayes.curvature.loss import (
     require_scalar,
     settled,
 )
-from lightning_bayes.curvature.loss_recorder import LossRecorder
-from lightning_bayes.curvature.single_examples import ExampleRows, SingleExamples, example_rows
+from lightning_bayes.curvature.loss_recorder import ExampleRows, LossRecorder
+from lightning_bayes.curvature.single_examples import SingleExamples, example_rows
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedTrainingError, name_some
 from lightning_bayes.private_torch import is_alive, tree_leaves
 

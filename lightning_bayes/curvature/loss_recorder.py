@@ -26,12 +26,15 @@ _AMBIGUOUS: Final = "is computed from values that may hold the examples in dimen
 Linked: TypeAlias = tuple[LossLink, Any]  # and the autograd node of the outputs that the link belongs to
 
 
-@dataclass(frozen=True)
-class RecordedRows:
-    """Where the values that a loss reduces hold the examples."""
+class ExampleRows(NamedTuple):
+    """Tensors between layers and loss that hold n examples as ``[outer, n, inner]``, after flattening and splitting."""
 
-    outer: dict[Edge, int]  # the values are [outer, B, inner]
-    has_lone_pieces: bool = False  # whether a term depends on one piece of the rows, such as ``v[:n]``, and on no other
+    num_examples: int  # n
+    order: Order = "rows"
+    outer: dict[Edge, int] = {}  # noqa: RUF012
+    is_recorded: bool = (
+        False  # whether the record tells where the examples are, and no term uses a lone piece of the rows
+    )
 
 
 class _TermRecord(NamedTuple):
@@ -69,7 +72,7 @@ class LossRecorder(TorchFunctionMode):
         super().__init__()
         self.record, self._is_layer = TensorRecord(), is_layer
         self._eager: AbstractContextManager[Any] = nullcontext()
-        self._declared: dict[Any, RecordedRows] = {}  # of losses whose per-example losses are given
+        self._declared: dict[Any, ExampleRows] = {}  # of losses whose per-example losses are given
 
     def __enter__(self) -> Any:
         """Record the functions that are called from now on. Compiled code runs eagerly, because it hides them."""
@@ -110,7 +113,7 @@ class LossRecorder(TorchFunctionMode):
         """The mean or the sum of per-example losses ``[n]``."""
         values = losses.view_as(losses)
         loss = values.mean() if reduction == "mean" else values.sum()
-        self._declared[loss.grad_fn] = RecordedRows({(values.grad_fn, values.output_nr): 1})
+        self._declared[loss.grad_fn] = ExampleRows(len(losses), "rows", {(values.grad_fn, values.output_nr): 1}, True)
         return loss
 
     def read(
@@ -139,12 +142,12 @@ class LossRecorder(TorchFunctionMode):
             1.0 if last is None else last.factor,
         )
 
-    def rows(self, loss: Tensor, batch_size: int, order: Order) -> RecordedRows | None:
+    def rows(self, loss: Tensor, batch_size: int, order: Order) -> ExampleRows | None:
         """Where the values that a loss reduces hold B examples in this order; None if that is not recorded."""
         outer: dict[Edge, int] = {}
         is_lone = False
         if loss.grad_fn in self._declared:
-            return self._declared[loss.grad_fn]
+            return self._declared[loss.grad_fn]._replace(num_examples=batch_size, order=order)
         for term in self.record.terms_of(loss):
             if not self._path(term.outputs.grad_fn).depends:
                 continue
@@ -160,7 +163,7 @@ class LossRecorder(TorchFunctionMode):
                     pieces.update(each for node in nodes for each in node.next_functions if each[0] in kept)
                 outer[edge] = size
             is_lone |= len(pieces) == 1
-        return RecordedRows(outer, is_lone) if outer else None
+        return ExampleRows(batch_size, order, outer, not is_lone) if outer else None
 
     def scaled(self, loss: Tensor) -> list[Term]:
         """The terms of a loss that are linear in their values and scaled by learned factors, which no example enters."""

@@ -42,7 +42,9 @@ def _reduction(record: TensorRecord, kind: str, value: Tensor, /, input: Tensor,
     record.put(value, terms, Step(kind, dims or None, shape, keepdim, edge))
 
 
-def _product(record: TensorRecord, is_division: bool, value: Tensor, /, input: Any, other: Any, **kwargs: Any) -> None:
+def _product(
+    record: TensorRecord, is_division: bool, value: Tensor, /, input: Any, other: Any = -1, **kwargs: Any
+) -> None:
     if kwargs.get("rounding_mode"):
         return
     is_first = is_division or record.terms_of(input)
@@ -135,10 +137,6 @@ def _log_softmax(
         record.note(value, "log_softmax")
 
 
-def _negative(record: TensorRecord, value: Tensor, input: Tensor) -> None:
-    _product(record, False, value, input, -1)
-
-
 def _selection(record: TensorRecord, function: Any, value: Tensor, /, input: Tensor, *args: Any, **kwargs: Any) -> None:
     index = args[0] if function is Tensor.__getitem__ else None
     items = index if isinstance(index, tuple) else (index,)
@@ -201,7 +199,7 @@ OPERATIONS: Final[Handlers] = {
     **_each("add add_", _sum, (1, 1)),
     **_each("sub sub_ subtract", _sum, (1, -1)),
     **_each("rsub __rsub__", _sum, (-1, 1)),
-    **_each("neg negative", _negative),
+    **_each("neg negative", _product, False),
     **_each("clone contiguous float double half bfloat16 to type type_as", _same),
     **_each("view view_as reshape squeeze unsqueeze flatten", _same),
     **_each("sqrt exp log log1p expm1 square pow abs clamp clamp_min relu tanh sigmoid", _function),

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,27 +26,16 @@ from torch.autograd.graph import GradientEdge
 
 from lightning_bayes.curvature.example_dims import Order, example_dim, outer_size
 from lightning_bayes.curvature.layer_graph import is_layer, nodes_behind
-from lightning_bayes.curvature.loss_recorder import LossRecorder
+from lightning_bayes.curvature.loss_recorder import ExampleRows, LossRecorder
 from lightning_bayes.curvature.loss_terms import Edge
 from lightning_bayes.private_torch import output_shapes, without_torch_functions
-
-
-class ExampleRows(NamedTuple):
-    """Tensors between layers and loss that hold n examples as ``[outer, n, inner]``, after flattening and splitting."""
-
-    num_examples: int  # n
-    order: Order = "rows"
-    outer: dict[Edge, int] = {}  # noqa: RUF012
-    is_recorded: bool = (
-        False  # whether the record tells where the examples are, and no term uses a lone piece of the rows
-    )
 
 
 def example_rows(recorder: LossRecorder, loss: Tensor, num_examples: int, order: Order) -> ExampleRows | None:
     """Where the tensors between layers and loss hold the examples; None if these shapes do not fit."""
     found = recorder.rows(loss, num_examples, order)
     if found is not None and not _last_layers(loss.grad_fn, found.outer):
-        return ExampleRows(num_examples, order, found.outer, not found.has_lone_pieces)
+        return found
     outer = {edge: _outer(edge, num_examples, order) for edge in _last_layers(loss.grad_fn, ())}
     sizes = {edge: size for edge, size in outer.items() if size is not None}
     return ExampleRows(num_examples, order, sizes) if sizes and len(sizes) == len(outer) else None
