@@ -109,7 +109,8 @@ class SingleExamples:
         """The part of the examples in a mask ``[n]`` in the gradients of learned factors; None for other ends."""
         if self._scaled is None:
             return [None] * len(self._ends)
-        chosen = torch.where(mask.to(self._scaled.device), self._scaled, 0).sum()
+        with torch.enable_grad(), without_torch_functions():
+            chosen = torch.where(mask.to(self._scaled.device), self._scaled, 0).sum()
         return list(torch.autograd.grad(chosen, self._ends, retain_graph=True, allow_unused=True))
 
     def _mask_of(self, node: Any, chosen: Tensor) -> Callable[[tuple[Tensor | None, ...]], tuple[Tensor | None, ...]]:
