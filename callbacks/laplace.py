@@ -12,8 +12,9 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 from lightning_bayes.callbacks.arguments import checked
 from lightning_bayes.callbacks.last_epoch import fit_kept, is_last_epoch
 from lightning_bayes.callbacks.loaders import OnDevice, ValidationSet, random_state_kept, training_loader
-from lightning_bayes.callbacks.loss_targets import require_targets_of_batch
+from lightning_bayes.callbacks.loss_targets import require_gaussian, require_known_noise, require_targets_of_batch
 from lightning_bayes.callbacks.posthoc import PosthocCallback
+from lightning_bayes.callbacks.private_lightning import training_batches
 from lightning_bayes.curvature import Gaussian, Likelihood
 from lightning_bayes.curvature.output_roots import CurvatureName
 from lightning_bayes.curvature.parameters import require_full_precision
@@ -32,13 +33,6 @@ _NAMES: Final[dict[Link, LikelihoodName]] = {
     "sigmoid": "binary",
     "identity": "regression",
     "exp": "counts",
-}
-_NOISE: Final = {"gaussian_nll_loss", "Normal", "poisson_nll_loss"}  # recorded families that `laplace` knows
-_OF_LOGITS: Final = {  # the losses of means, and what takes their logits or logarithms
-    "binary_cross_entropy": "F.binary_cross_entropy_with_logits",
-    "nll_loss": "F.cross_entropy",
-    "cross_entropy": "F.cross_entropy",
-    "poisson_nll_loss": "F.poisson_nll_loss(log_input=True)",
 }
 _REASONS: Final = {"marglik": " by marginal likelihood", "validation": " by the NLL of the validation set"}
 
@@ -102,7 +96,6 @@ class LaplaceCallback(PosthocCallback):
     ) -> None:
         link = None if likelihood is None else link_of(find_likelihood(likelihood)[0])
         super().__init__(link, eval_samples, linearized, seed)
-        self.save_to = save_to
         check_settings(structure, prior_precision or "marglik", prior_structure)
         if online_every is not None and (online_every < 1 or subset != "all" or prior_structure != "scalar"):
             raise HyperparameterError(
@@ -110,7 +103,7 @@ class LaplaceCallback(PosthocCallback):
                 f"subset='all' (now {subset!r}) and prior_structure='scalar' (now {prior_structure!r})."
             )
         self.structure, self.subset, self.curvature = structure, subset, curvature
-        self.prior_precision, self.prior_structure = prior_precision, prior_structure
+        self.prior_precision, self.prior_structure, self.save_to = prior_precision, prior_structure, save_to
         self.mc_samples, self.online_every, self.likelihood = mc_samples, online_every, likelihood
         self.result: Laplace | None = None
         self._validation = ValidationSet(type(self).__name__, "prior precision", "lightning_bayes.laplace")
@@ -121,19 +114,22 @@ class LaplaceCallback(PosthocCallback):
     # -- the fit ------------------------------------------------------------------------------------------------------
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the training loader, and check what the end of the fit needs."""
+        """Check what the end of the fit needs."""
         _require_one_process(trainer)
         require_full_precision(pl_module.parameters())
-        self._fitted_on, self._has_tried, self._chose_noise = trainer.train_dataloader, False, False
+        self._has_tried = self._chose_noise = False
         if self.prior_precision == "validation":
             self._validation.require(trainer)
         if self.online_every is not None:
             _require_weight_decay(trainer)
         if self.subset != "last_layer":  # which only a batch tells
-            params = dict(pl_module.named_parameters())
-            chosen = {name: params[name] for name in chosen_names(pl_module, self.subset, ())}
+            chosen = {name: pl_module.get_parameter(name) for name in chosen_names(pl_module, self.subset, ())}
             if self.structure == "full":
                 require_full_size(chosen)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep the training loaders, which may be those of this epoch alone."""
+        self._fitted_on = training_batches(trainer)
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the loaders."""
@@ -191,16 +187,15 @@ class LaplaceCallback(PosthocCallback):
         """The validation loader that chooses δ; None if δ is chosen otherwise."""
         if self.prior_precision == "validation":
             return self._validation.loader(trainer)
-        by_validation = self.prior_precision is None and self.online_every is None and self._has_classes(module)
-        return self._validation.find(trainer) if by_validation else None
-
-    def _has_classes(self, module: LightningModule) -> bool:
-        return link_of(find_likelihood(self._likelihood_of(module))[0]) != "identity"
+        if self.prior_precision is not None or self.online_every is not None:
+            return None
+        has_classes = link_of(find_likelihood(self._likelihood_of(module))[0]) != "identity"
+        return self._validation.find(trainer) if has_classes else None
 
     def _likelihood_of(self, module: LightningModule) -> Likelihood | LikelihoodName:
         likelihood = self.likelihood or getattr(module, "lightning_bayes_likelihood", None)
         if likelihood is None:
-            self._require_one_noise()
+            require_known_noise(self.loss_noise)
             link = self.link_of(module)
             if link == "softmax_last":
                 raise UnsupportedTrainingError(
@@ -209,7 +204,7 @@ class LaplaceCallback(PosthocCallback):
                     "SWAGCallback."
                 )
             if link == "identity":
-                self._refuse_means()
+                require_gaussian(self.loss_functions)
             likelihood = None if link is None else _NAMES.get(link)
         if likelihood is None:
             raise HyperparameterError(
@@ -218,24 +213,6 @@ class LaplaceCallback(PosthocCallback):
                 "'binary', 'multilabel', 'regression' or 'counts'."
             )
         return likelihood
-
-    def _require_one_noise(self) -> None:
-        """Refuse a loss whose noise the network predicts, or that is neither Gaussian nor Poisson."""
-        noise = self.loss_noise
-        if noise is not None and not (noise.has_one_output and noise.family in _NOISE):
-            raise UnsupportedTrainingError(
-                f"The loss ({noise.family}) gives each target a noise of its own, but Laplace knows one Gaussian noise or "
-                "Poisson counts. Use VOGNCallback, SWAGCallback or DeepEnsembleCallback, train the mean alone with "
-                "F.mse_loss, or pass likelihood=..."
-            )
-
-    def _refuse_means(self) -> None:
-        """Refuse a network that returns probabilities or rates, whose targets are not Gaussian around them."""
-        for name in self.loss_functions & _OF_LOGITS.keys():
-            raise UnsupportedTrainingError(
-                f"The network returns the means of its targets, of which {name} takes the logarithm, but Laplace needs "
-                f"logits or log-rates. Return them from forward and train with {_OF_LOGITS[name]}."
-            )
 
     def _state_noise(self, likelihood: Likelihood) -> None:
         """Predict with the noise of the likelihood, where the training loss states none."""
@@ -246,9 +223,7 @@ class LaplaceCallback(PosthocCallback):
     def _approximate(self, trainer: Trainer, module: LightningModule) -> Laplace:
         loader = training_loader(trainer, module, self._fitted_on, type(self).__name__)
         validation = self._validation_loader(trainer, module)
-        prior = self.prior_precision
-        if prior is None:
-            prior = "marglik" if validation is None else "validation"
+        prior = self.prior_precision or ("marglik" if validation is None else "validation")
         # Tests run in inference mode, whose tensors have no gradients.
         with torch.inference_mode(False), evaluation_mode(module), random_state_kept(module):
             self.result = laplace(
