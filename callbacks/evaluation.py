@@ -58,7 +58,7 @@ class EvaluationCallback(Callback, ABC):
             self.link, self.observation = find_observation(link)
         self.loss_link: Link | None = None
         self.loss_noise: RecordedNoise | None = None
-        self.loss_functions: frozenset[str] = frozenset()  # names
+        self.loss_functions: frozenset[str] = frozenset()  # names of those that the first loss calls
         self.loss_targets: list[torch.Tensor] = []  # of the first batch
         self._has_seen_loss = False
         self._recorder: LinkRecorder | None = None
@@ -137,7 +137,9 @@ class EvaluationCallback(Callback, ABC):
         """Read the link from the first loss of a fit."""
         if not self._has_seen_loss and self._recorder is not None:
             self._has_seen_loss, self.loss_noise = True, self._recorder.noise()
-            self.loss_functions, self.loss_targets = self._recorder.functions, self._recorder.targets
+            calls = self._recorder.calls(loss)
+            self.loss_functions = frozenset(call.function.__name__ for call in calls)
+            self.loss_targets = [call.targets.detach() for call in calls if call.targets is not None]
             self.loss_link = self._recorder.link_of(loss) or ("identity" if self.loss_noise else None)
 
     def on_train_batch_end(

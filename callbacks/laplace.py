@@ -12,7 +12,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 from lightning_bayes.callbacks.arguments import checked
 from lightning_bayes.callbacks.last_epoch import fit_kept, is_last_epoch
 from lightning_bayes.callbacks.loaders import OnDevice, ValidationSet, random_state_kept, training_loader
-from lightning_bayes.callbacks.loss_targets import require_targets_of_batch
+from lightning_bayes.callbacks.loss_targets import require_gaussian, require_known_noise, require_targets_of_batch
 from lightning_bayes.callbacks.posthoc import PosthocCallback
 from lightning_bayes.curvature import Gaussian, Likelihood
 from lightning_bayes.curvature.output_roots import CurvatureName
@@ -32,13 +32,6 @@ _NAMES: Final[dict[Link, LikelihoodName]] = {
     "sigmoid": "binary",
     "identity": "regression",
     "exp": "counts",
-}
-_NOISE: Final = {"gaussian_nll_loss", "Normal", "poisson_nll_loss"}  # recorded families that `laplace` knows
-_OF_LOGITS: Final = {  # the losses of means, and what takes their logits or logarithms
-    "binary_cross_entropy": "F.binary_cross_entropy_with_logits",
-    "nll_loss": "F.cross_entropy",
-    "cross_entropy": "F.cross_entropy",
-    "poisson_nll_loss": "F.poisson_nll_loss(log_input=True)",
 }
 _REASONS: Final = {"marglik": " by marginal likelihood", "validation": " by the NLL of the validation set"}
 
@@ -200,7 +193,7 @@ class LaplaceCallback(PosthocCallback):
     def _likelihood_of(self, module: LightningModule) -> Likelihood | LikelihoodName:
         likelihood = self.likelihood or getattr(module, "lightning_bayes_likelihood", None)
         if likelihood is None:
-            self._require_one_noise()
+            require_known_noise(self.loss_noise)
             link = self.link_of(module)
             if link == "softmax_last":
                 raise UnsupportedTrainingError(
@@ -209,7 +202,7 @@ class LaplaceCallback(PosthocCallback):
                     "SWAGCallback."
                 )
             if link == "identity":
-                self._refuse_means()
+                require_gaussian(self.loss_functions)
             likelihood = None if link is None else _NAMES.get(link)
         if likelihood is None:
             raise HyperparameterError(
@@ -218,24 +211,6 @@ class LaplaceCallback(PosthocCallback):
                 "'binary', 'multilabel', 'regression' or 'counts'."
             )
         return likelihood
-
-    def _require_one_noise(self) -> None:
-        """Refuse a loss whose noise the network predicts, or that is neither Gaussian nor Poisson."""
-        noise = self.loss_noise
-        if noise is not None and not (noise.has_one_output and noise.family in _NOISE):
-            raise UnsupportedTrainingError(
-                f"The loss ({noise.family}) gives each target a noise of its own, but Laplace knows one Gaussian noise or "
-                "Poisson counts. Use VOGNCallback, SWAGCallback or DeepEnsembleCallback, train the mean alone with "
-                "F.mse_loss, or pass likelihood=..."
-            )
-
-    def _refuse_means(self) -> None:
-        """Refuse a network that returns probabilities or rates, whose targets are not Gaussian around them."""
-        for name in self.loss_functions & _OF_LOGITS.keys():
-            raise UnsupportedTrainingError(
-                f"The network returns the means of its targets, of which {name} takes the logarithm, but Laplace needs "
-                f"logits or log-rates. Return them from forward and train with {_OF_LOGITS[name]}."
-            )
 
     def _state_noise(self, likelihood: Likelihood) -> None:
         """Predict with the noise of the likelihood, where the training loss states none."""

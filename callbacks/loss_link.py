@@ -9,7 +9,9 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
+from lightning_bayes.curvature.layer_graph import nodes_behind
 from lightning_bayes.curvature.loss import only
+from lightning_bayes.curvature.loss_functions import LossCall
 from lightning_bayes.curvature.loss_recorder import LossRecorder
 from lightning_bayes.predictive import Link
 from lightning_bayes.predictive.links import predicted
@@ -52,17 +54,10 @@ class LinkRecorder:
         is_part = bool(self._recorder.log_softmax) and found is not None and found.family != "MixtureSameFamily"
         return None if is_part else found
 
-    @property
-    def functions(self) -> frozenset[str]:
-        """The names of the loss functions that were called."""
-        terms = (term for terms in self._recorder.terms.values() for term in terms)
-        return frozenset(term.call.function.__name__ for term in terms if term.call is not None)
-
-    @property
-    def targets(self) -> list[Tensor]:
-        """The targets of the loss functions that were called."""
-        terms = (term for terms in self._recorder.terms.values() for term in terms)
-        return [term.call.targets.detach() for term in terms if term.call is not None and term.call.targets is not None]
+    def calls(self, loss: Tensor) -> list[LossCall]:
+        """The calls of loss functions that a loss depends on."""
+        found = (self._recorder.terms.get(node, ()) for node in nodes_behind([loss.grad_fn]))
+        return [term.call for terms in found for term in terms if term.call is not None]
 
     def link_of(self, loss: Tensor) -> Link | None:
         """The link of a loss on the module's outputs; None if the loss does not tell, or acts on other values."""

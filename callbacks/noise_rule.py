@@ -28,15 +28,19 @@ class NoiseRule:
     """Moves κ at the start of each epoch of a fit but the first.
 
     Attributes:
-        share: κ / κ₁, from 0 to 1.
-        path: κ / κ₁ of these epochs.
+        path: κ / κ₁ of these epochs, from 0 to 1.
     """
 
     def __init__(self) -> None:
-        self.share, self.path = 0.0, list[float]()
+        self.path = list[float]()
         self._first = list[float]()  # losses of the first batches
         self._sum, self._count = torch.zeros(()), 0  # of the losses of this epoch
         self._lowest = math.inf  # validation NLL
+
+    @property
+    def share(self) -> float:
+        """κ / κ₁ of this epoch."""
+        return self.path[-1] if self.path else 0.0
 
     def add(self, outputs: Any, accumulated: int = 1) -> None:
         """Add the loss of a training step, which Lightning divides by the number of accumulated batches."""
@@ -58,20 +62,20 @@ class NoiseRule:
         numbers = [self._count, sum(self._first), len(self._first)]
         total, count, first, firsts = reduce(torch.cat([self._sum[None], self._sum.new_tensor(numbers)])).tolist()
         self._sum, self._count = torch.zeros(()), 0
+        share = self.share
         if math.isfinite(total + self._lowest) and first > 0:
             memorised = max(0.0, MEMORISED * self._lowest - total / count) / (first / firsts)
-            self.share = 0.5 * self.share + 0.5 * min(1.0, memorised)
-        self.path.append(self.share)
+            share = 0.5 * share + 0.5 * min(1.0, memorised)
+        self.path.append(share)
 
     def state(self) -> dict[str, Any]:
         """Plain numbers for a checkpoint, which may be written within an epoch."""
         sums = {"sum": float(self._sum), "count": self._count, "first": list(self._first), "lowest": self._lowest}
-        return {"share": self.share, "path": list(self.path), **sums}
+        return {"path": list(self.path), **sums}
 
     def load(self, state: Mapping[str, Any] | None) -> None:
         """Restore `state`; checkpoints of earlier versions have none."""
         if state is None:
             return
-        self.share, self.path = state["share"], list(state["path"])
-        self._first, self._lowest = list(state["first"]), state["lowest"]
+        self.path, self._first, self._lowest = list(state["path"]), list(state["first"]), state["lowest"]
         self._sum, self._count = torch.tensor(state["sum"]), state["count"]

@@ -10,8 +10,9 @@ decade share 5,000 training, 1,000 validation and 4,000 test images, and their f
 the validation NLL; ``all`` averages over all of them, ``last`` is the last one alone. ``short`` is an ensemble of three
 networks with a third of the epochs each. Runs that are in the JSON file are skipped.
 
-``vogn`` validates in each epoch, ``novalid`` does not, ``flat`` and ``perm`` are its controls. Each is scored at its mean,
-as samples, for BatchNorm with statistics of each sample from 512 training images, and with `calibrate`.
+``vogn`` validates in each epoch, ``novalid`` does not, ``flat`` and ``perm`` are its controls. ``ivon`` chooses its own
+start, ``ivon_paper`` has the published settings. Each is scored at its mean, as samples, for BatchNorm with statistics of
+each sample from 512 training images, and, except for IVON, with `calibrate`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,12 +30,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.defaults.controls import FlatNoiseCallback, PermutedCallback
-from benchmarks.defaults.mode_problems import PROBLEMS, Images, ModeProblem, UserModule
+from benchmarks.defaults.mode_problems import PROBLEMS, TRAIN, Images, ModeProblem, UserModule
 from benchmarks.defaults.mode_table import table
 from benchmarks.defaults.scores import classification_scores, ood_scores
 from benchmarks.provenance import save_json, saved_rows
 from benchmarks.quiet import quiet, quiet_trainer
-from lightning_bayes import MultiModeCallback, VariationalCallback, VOGNCallback, calibrate
+from lightning_bayes import IVONCallback, MultiModeCallback, VariationalCallback, VOGNCallback, calibrate
 from lightning_bayes.callbacks.mode_choice import best_count, nll_of_last
 from lightning_bayes.predictive import (
     MemberSamples,
@@ -47,11 +48,15 @@ from lightning_bayes.predictive import (
 from lightning_bayes.predictive.recalibration import running_statistics
 
 MEMBERS, SAMPLES = 3, 8
+# The published hess_init and weight decay, for this many images.
+_PUBLISHED: dict[str, Any] = {"num_data": TRAIN, "init_precision": TRAIN * 0.5002, "prior_precision": TRAIN * 2e-4}
 NOISY: dict[str, Callable[..., VariationalCallback]] = {
     "vogn": VOGNCallback,
     "novalid": VOGNCallback,
     "flat": FlatNoiseCallback,
     "perm": PermutedCallback,
+    "ivon": partial(IVONCallback, lr=1.0),
+    "ivon_paper": partial(IVONCallback.from_preset, "shen2024-cifar10-resnet20", **_PUBLISHED),
 }
 Record = dict[str, Any]
 
@@ -91,19 +96,22 @@ def _noisy(problem: ModeProblem, images: Images, method: str, seed: int) -> Iter
     module, seconds = _fit(problem, images, seed, problem.epochs, callback, validated=method != "novalid")
     assert callback.optimizer is not None  # after a fit
     posterior, inputs = callback.optimizer.posterior(), images.train_x[:512]
-    stats = [inputs] if running_statistics(module) else []
+    draws, stats = PosteriorSamples(posterior, SAMPLES, seed), [inputs] if running_statistics(module) else []
 
-    def at(scale: float, temperature: float = 1.0) -> Logits:
-        samples: Samples = PosteriorSamples(posterior, SAMPLES, seed).scaled(scale)
-        samples = recalibrate(module, samples, [partial(module, inputs)]) if stats else samples
-        return Logits(*(part / temperature for part in _logits(module, images, samples)))
+    @cache
+    def at(scale: float) -> Logits:
+        samples: Samples = draws.scaled(scale)
+        return _logits(module, images, recalibrate(module, samples, [partial(module, inputs)]) if stats else samples)
 
     yield f"{method} mean", _logits(module, images), seconds
-    yield method, _logits(module, images, PosteriorSamples(posterior, SAMPLES, seed)), seconds
+    yield method, _logits(module, images, draws) if stats else at(1.0), seconds
     if stats:
         yield f"{method} bn", at(1.0), seconds
-    found = calibrate(module, posterior, [(images.val_x, images.val_y)], SAMPLES, seed=seed, recalibrate_on=stats)
-    yield f"{method} calibrated", at(found.calibration.scale, found.calibration.temperature), seconds
+    if method.startswith("ivon"):
+        return
+    chosen = calibrate(module, posterior, [(images.val_x, images.val_y)], SAMPLES, seed=seed, recalibrate_on=stats)
+    scale, temperature = chosen.calibration.scale, chosen.calibration.temperature
+    yield f"{method} calibrated", Logits(*(part / temperature for part in at(scale))), seconds
 
 
 def _settings(method: str) -> tuple[Any, ...]:

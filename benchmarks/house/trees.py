@@ -34,20 +34,12 @@ def short_name(revision: str) -> str:
     return _git("rev-parse", "--short", f"{revision}^{{commit}}").stdout.strip() or revision
 
 
-def environment(root: Path | str) -> dict[str, str]:
-    """The environment variables of a child process that imports the package of a tree."""
-    return {**os.environ, "PYTHONPATH": str(root), "PYTHONWARNINGS": "ignore"}
-
-
-def probe_command(probe: str, *arguments: str) -> list[str]:
-    """The command that runs the text of ``benchmarks/<probe>.py`` on the package of its working directory."""
-    return [sys.executable, "-c", (ROOT / "benchmarks" / f"{probe}.py").read_text("utf-8"), *arguments]
-
-
 def run_probe(probe: str, root: Path | str, *arguments: str) -> Any:
     """Run a probe inside a tree and parse the last line of its output as JSON; exit if it fails."""
-    command = probe_command(probe, *arguments)
-    done = subprocess.run(command, cwd=root, env=environment(root), capture_output=True, text=True, check=False)
+    text = (ROOT / "benchmarks" / f"{probe}.py").read_text("utf-8")
+    command = [sys.executable, "-c", text, *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{probe} failed in {root}:\n{done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import islice
 from typing import Any, NoReturn
@@ -44,6 +44,7 @@ class Capture(ABC):
         model_call: The first call of the whole model with equally many input and output rows.
         is_following: Whether the running backward follows single examples and measures nothing.
         stores_backward: Whether the backward of the loss is measured, not a separate one.
+        paddings: The padding_idx of the look-ups in each table; complete after the pass.
         has_taken_examples: Whether the squares come from explicit per-example losses.
     """
 
@@ -60,6 +61,7 @@ class Capture(ABC):
         self.unmeasured: set[nn.Parameter] = set()
         self.scale = LossRecord()
         self.loss: Tensor | None = None
+        self.paddings: Mapping[Tensor, Collection[int | None]] = {}
 
     def observe(self, loss: Tensor, divided_by_host: bool = False) -> None:
         """Read how the loss reduces its examples. Call this before ``loss.backward()``.
@@ -144,6 +146,7 @@ class Capture(ABC):
         for output in self.outputs:
             output.drop()
         self.outputs, self.model_call = [], None
+        self.paddings = self.recorder.paddings
         self.recorder.clear()
 
     @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import sys
 from abc import ABC, abstractmethod
@@ -71,6 +72,7 @@ class LossTape(TorchFunctionMode, ABC):
         self.log_softmax: set[Any] = set()  # nodes of log-probabilities of classes
         self.noted: dict[Note, set[Any]] = {note: set() for note in get_args(Note)}  # nodes
         self.selected_data: list[Tensor] = []  # selected or packed rows without gradients
+        self.paddings: dict[Tensor, set[int | None]] = {}  # padding_idx of the look-ups in each table
 
     def __enter__(self) -> Any:
         """Record the functions that are called from now on. Compiled code runs eagerly, because it hides them."""
@@ -242,6 +244,10 @@ class LossTape(TorchFunctionMode, ABC):
     def _put_negative(self, value: Tensor, input: Tensor) -> None:
         self._put_product("mul", value, input, -1)
 
+    def _put_lookup(self, function: Callable[..., Tensor], value: Tensor, *args: Any, **kwargs: Any) -> None:
+        given = inspect.signature(function).bind(*args, **kwargs).arguments
+        self.paddings.setdefault(given["weight"], set()).add(given.get("padding_idx"))
+
     def _put_choice(
         self, index_of: Callable[..., Any], value: Tensor, input: Tensor, *args: Any, **kwargs: Any
     ) -> None:
@@ -275,4 +281,6 @@ class LossTape(TorchFunctionMode, ABC):
         **_each("roll", _put_choice, choices.roll),
         **_each("sort cumsum var std logsumexp amax amin max min prod median norm", _put_choice, choices.over),
         **_each("masked_fill where", _put_mask),
+        F.embedding: (_put_lookup, (F.embedding,)),
+        F.embedding_bag: (_put_lookup, (F.embedding_bag,)),
     }

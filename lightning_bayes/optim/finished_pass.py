@@ -29,6 +29,12 @@ class FinishedPass:
         assert not isinstance(self.captured, BareCapture)
         return self.captured.num_examples
 
+    def padding_rows(self) -> dict[nn.Parameter, int]:
+        """The row of each table that all its look-ups took as padding, where it got no gradient by another use."""
+        found = {p: i for p, (i, *others) in self.captured.paddings.items() if i is not None and not others}
+        tables = [p for p in found if isinstance(p, nn.Parameter) and p.grad is not None]
+        return {p: found[p] % len(p) for p in tables if not bool(p.grad[found[p]].any())}  # type: ignore[index]
+
     def gradients(self, params: Iterable[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
         """Copies of ĝ, unscaled, for the parameters that backward reached."""
         factor = self.gradient_factor

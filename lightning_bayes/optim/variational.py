@@ -210,6 +210,9 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
     def read_pass(self, finished: FinishedPass) -> Curvature:
         """Read ĥ of a pass, and add the prior's gradient at the sample; see `NoisyOptimizer`."""
         curvature: Curvature = {}
+        for table, row in finished.padding_rows().items() if finished.captured.paddings else ():
+            if table in self.state:
+                self.state[table].setdefault("rows_without_noise", [row])
         if self._open_update.measured_shapes:
             curvature = self.estimator.read(finished, self._measured_params(), self.family.scores)
         if self.prior_at_sample:

@@ -49,6 +49,7 @@ CHECKPOINT: Final = FileKind(
     "add_safe_globals([...]) with the type, or resume with trainer.fit(..., weights_only=False). For later files, write "
     "save_hyperparameters(ignore=[...]).",
 )
+_IS_FOLDER: Final = 0x10  # a DOS attribute, which no checksum covers; torch reads such an entry as an empty one
 _REFUSED: Final = re.compile(r"Unsupported global: GLOBAL (\S+)")  # in the message of torch.load
 
 
@@ -121,14 +122,17 @@ def _replace(path: Path, data: bytes | memoryview) -> None:
 
 
 def verify_checksums(path: str | os.PathLike[str], kind: FileKind = CHECKPOINT) -> None:
-    """Raise `kind.error` if a checksum that `torch.save` wrote is wrong. Files that are not zip archives pass."""
+    """Raise `kind.error` if an entry is not what `torch.save` wrote. Files that are not zip archives pass."""
     with named_if_unreadable(path, kind):  # is_zipfile, too, raises for a damaged directory of a zip archive
         if not zipfile.is_zipfile(path):
             return
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
+            folders = [entry.filename for entry in archive.infolist() if entry.external_attr & _IS_FOLDER]
     if damaged is not None:
         raise kind.error(f"{path} is damaged: the checksum of {damaged} is wrong. {kind.instead}")
+    if folders:
+        raise kind.error(f"{path} is damaged: {folders[0]} is marked as a folder. {kind.instead}")
 
 
 @contextmanager

@@ -35,6 +35,12 @@ def test_a_noisy_run_is_scored_in_several_ways(generator):
     assert found == {"vogn mean": 1, "vogn": 8, "vogn bn": 8, "vogn calibrated": 8}
 
 
+@pytest.mark.parametrize("method", ["ivon", "ivon_paper"])
+def test_ivon_takes_its_own_step(generator, method):
+    data, problem = images(generator), replace(PROBLEMS["fashion-vit"], epochs=1)
+    assert [name for name, *_ in run(problem, data, method, 0)] == [f"{method} mean", method]
+
+
 def test_crops_and_flips_show_every_image_within_its_padding(generator):
     x = torch.rand(64, 3, 8, 8, generator=generator) + 1
     torch.manual_seed(0)

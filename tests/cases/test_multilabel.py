@@ -114,6 +114,39 @@ def test_laplace_states_the_noise_that_it_chose():
     )  # 32 values stand for a Gaussian
 
 
+ROBUST = {
+    "l1_loss": F.l1_loss,
+    "l1_loss by module": nn.L1Loss(reduction="sum"),
+    "smooth_l1_loss": lambda f, y: 2 * F.smooth_l1_loss(f, y, reduction="none").mean(),
+    "huber_loss": F.huber_loss,
+    "l1_loss beside another": lambda f, y: F.mse_loss(f, y) + 0.1 * F.l1_loss(f, y),
+}
+
+
+@pytest.mark.parametrize("name", ROBUST)
+def test_laplace_refuses_robust_losses_unless_a_gaussian_is_asked_for(name):
+    function = name.partition(" ")[0]
+    with pytest.raises(UnsupportedTrainingError, match=rf"{function} is the likelihood of noise with longer tails"):
+        predicted(LaplaceCallback(), ROBUST[name], X[:, :1].sin())
+    predicted(LaplaceCallback(likelihood="regression"), ROBUST[name], X[:, :1].sin())
+
+
+def test_laplace_asks_for_the_likelihood_of_quantiles():
+    def pinball(f, y):
+        return torch.maximum(0.9 * (y - f), -0.1 * (y - f)).mean()
+
+    with pytest.raises(UnsupportedTrainingError, match="does not know the likelihood of the targets"):
+        predicted(LaplaceCallback(), pinball, X[:, :1])
+
+
+def test_an_error_that_is_only_logged_is_no_part_of_the_loss():
+    def loss(f, y):
+        F.l1_loss(f, y)
+        return F.mse_loss(f, y)
+
+    predicted(LaplaceCallback(), loss, X[:, :1].sin())
+
+
 def test_laplace_refuses_noise_that_the_network_predicts_and_names_what_takes_it():
     def loss(f, y):
         return F.gaussian_nll_loss(f[:, 0], y[:, 0], f[:, 1].exp())

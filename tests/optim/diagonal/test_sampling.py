@@ -241,3 +241,41 @@ def test_the_row_of_padding_has_no_noise_and_the_others_have(relative_noise, gen
     drawn = opt.posterior().sample(generator)["0.weight"] - model[0].weight.detach()
     assert drawn[0].abs().max() < 1e-10
     assert drawn[1:].abs().min() > 1e-5
+
+
+class Table(nn.Module):
+    """A table without a module of its own."""
+
+    def __init__(self, look_up, tied):
+        super().__init__()
+        self.weight, self.look_up, self.tied = nn.Parameter(torch.randn(5, 3)), look_up, tied
+
+    def forward(self, tokens):
+        found = self.look_up(tokens, self.weight)
+        return F.linear(found.sum(1), self.weight) if self.tied else found.sum(1)
+
+
+LOOK_UPS = {
+    "first row": (lambda x, w: F.embedding(x, w, padding_idx=0), 0),
+    "last row": (lambda x, w: F.embedding(x, w, -1), 4),
+    "a bag": (lambda x, w: F.embedding_bag(x, w, padding_idx=0)[:, None], 0),
+    "no padding": (lambda x, w: F.embedding(x, w), None),
+    "two paddings": (lambda x, w: F.embedding(x, w, padding_idx=0) + F.embedding(x, w, padding_idx=1), None),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*all examples share these:UserWarning")
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("name", LOOK_UPS)
+def test_the_padding_of_a_table_without_a_module_has_no_noise(name, tied, generator):
+    torch.manual_seed(0)
+    look_up, padding = LOOK_UPS[name]
+    model = Table(look_up, tied)
+    opt = VOGN(model, lr=0.01, num_data=50, init_precision=80.0)
+    for _ in range(3):
+        with opt.sampled_params():
+            F.cross_entropy(model(torch.tensor([[1, 2], [3, 0], [4, 1]])), torch.tensor([0, 1, 0])).backward()
+        opt.step()
+        opt.zero_grad()
+    drawn = (opt.posterior().sample(generator)["weight"] - model.weight.detach()).abs().amax(1)
+    assert [row for row in range(5) if drawn[row] < 1e-10] == ([] if tied or padding is None else [padding])
