@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from lightning_bayes.curvature.loss_functions import LossCall, LossLink
+from lightning_bayes.curvature.loss_terms import Step
 from lightning_bayes.errors import ShapeError, UnsupportedTrainingError
 
 KEY: Final = "per_example_loss"  # key in the dictionary that training_step returns
@@ -49,7 +50,7 @@ class LossRecord:
     link: LossLink | None = None
     linked: Sequence[Any] = ()  # the nodes of the outputs that the link belongs to
     call: LossCall | None = None  # if the loss is the result of one call
-    host_factor: float = 1.0  # by which the training loop multiplied the loss
+    host: Step | None = None  # the product by which the training loop scaled the loss
 
 
 def settled(record: LossRecord, reduction: LossReduction, batch_size: int | None) -> LossRecord:
@@ -129,7 +130,8 @@ def attached_losses(loss: Tensor, divided_by_host: bool) -> Tensor | None:
 
 def compared(record: LossRecord, loss: Tensor, losses: Tensor) -> LossRecord:
     """A record whose unknown reduction is read from the value of the loss, compared with its per-example losses."""
-    reduction, value = record.reduction, float(loss.detach()) / (record.host_factor or 1.0)
+    reduction, value = record.reduction, float(loss.detach())
+    value /= 1.0 if record.host is None else record.host.factor or 1.0
     if reduction == "unknown" and math.isclose(value, float(losses.detach().mean()), rel_tol=1e-4):
         reduction = "mean"
     elif reduction == "unknown" and math.isclose(value, float(losses.detach().sum()), rel_tol=1e-4):

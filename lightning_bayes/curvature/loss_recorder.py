@@ -139,7 +139,7 @@ class LossRecorder(TorchFunctionMode):
             only({only({link for link, _ in links}) for links in by_term}),
             [node for links in by_term for _, node in links],
             terms[0].call if len(terms) == 1 and not terms[0].steps else None,
-            1.0 if last is None else last.factor,
+            last,
         )
 
     def rows(self, loss: Tensor, batch_size: int, order: Order) -> ExampleRows | None:
@@ -198,7 +198,7 @@ class LossRecorder(TorchFunctionMode):
         if not path.depends and (self._is_layer is not None or not (call or links)):
             return None
         inner = [known.factor.factor for node in path.nodes if (known := self.record.at(node)).factor is not None]
-        is_weighted = any(self.record.noted("weighted", path.nodes))
+        is_weighted = any("weighted" in self.record.at(node).notes for node in path.nodes)
         orders: tuple[Order, ...] = ("rows", "second") if order is None else (order,)
         reading, *others = [Reading(term, batch_size, each, inner, is_weighted) for each in orders]
         why = reading.why or self._why_unclear(path, batch_size, orders[0])

@@ -53,12 +53,12 @@ _NOTHING: Final = Recorded()
 
 
 @final
+@dataclass(eq=False)
 class TensorRecord:
     """What is known about tensors, by their node, or by the tensor itself for data."""
 
-    def __init__(self) -> None:
-        self.of: dict[Any, Recorded] = {}
-        self.paddings: dict[Tensor, set[int | None]] = {}  # padding_idx of the look-ups in each table
+    of: dict[Any, Recorded] = field(default_factory=dict)
+    paddings: dict[Tensor, set[int | None]] = field(default_factory=dict)  # padding_idx of the look-ups in each table
 
     def at(self, node: Any) -> Recorded:
         """What is known about the tensor of a node."""
