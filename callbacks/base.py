@@ -169,14 +169,13 @@ class VariationalCallback(EvaluationCallback, ABC):
         assert optimizer is not None  # the strategy sets optimizers up before the first batch
         optimizer.start_groups()
         module = trainer.lightning_module
-        if trainer.fit_loop.epoch_loop.batch_idx == 0 and self._noise and self.compares_validations(module):
+        begins = trainer.fit_loop.epoch_loop.batch_idx == 0
+        if begins and self._noise and self.compares_validations(module):
             self._rule.start_epoch(sum_over_processes(trainer, module))
             if self._rule.path:
                 self._noise.apply(optimizer, self.link_of(module), self._rule.share)
-        if trainer.fit_loop.epoch_loop.batch_idx == 0 or optimizer.posterior_defaults["num_data"] is None:
-            set_num_data(
-                trainer, optimizer, self.num_data
-            )  # in every epoch, because loaders are reloaded and data sets grow
+        if begins or optimizer.posterior_defaults["num_data"] is None:  # loaders are reloaded, and data sets grow
+            set_num_data(trainer, optimizer, self.num_data)
         if not self._ranks_agree:
             ranks.require_agreement(trainer, optimizer, self.mc_samples)
             self._ranks_agree = True
@@ -190,9 +189,8 @@ class VariationalCallback(EvaluationCallback, ABC):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Warn about arguments that the checkpoint of a resumed run overrides."""
-        if self.optimizer is None or not self.optimizer.num_updates:
-            return
-        warn_of_changes(trainer, self.optimizer, self._chosen, self._resumed)
+        if self.optimizer is not None and self.optimizer.num_updates:
+            warn_of_changes(trainer, self.optimizer, self._chosen, self._resumed)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Record the losses of the first batch; note that Lightning calls this callback, as it does unless it tunes."""
@@ -213,10 +211,7 @@ class VariationalCallback(EvaluationCallback, ABC):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Set the default noise scale of later updates, now that the loss and the trained layers are known.
-
-        All passes of one update share a scale, however many micro-batches it accumulates.
-        """
+        """Set the default noise scale of later updates, now that the loss and the trained layers are known."""
         if self._recorder is not None:
             self._stop_recording()
         if self.optimizer is None or not self.optimizer.num_updates:
