@@ -165,10 +165,9 @@ class VariationalCallback(EvaluationCallback, ABC):
         ranks.share_inversions(trainer, self.optimizer)
 
     def _wrap_closure(self, trainer: Trainer, closure: Closure) -> Closure:
-        optimizer = self.optimizer
+        optimizer, module = self.optimizer, trainer.lightning_module
         assert optimizer is not None  # the strategy sets optimizers up before the first batch
         optimizer.start_groups()
-        module = trainer.lightning_module
         begins = trainer.fit_loop.epoch_loop.batch_idx == 0
         if begins and self._noise and self.compares_validations(module):
             self._rule.start_epoch(sum_over_processes(trainer, module))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable
 from functools import partial
-from itertools import islice
 from typing import Any, TypeAlias, final
 
 import torch
@@ -154,7 +154,7 @@ class Calibration(Callback):
             def forward(inputs: Any) -> Tensor:
                 return torch.as_tensor(pl_module(inputs))[None]
 
-            first = self._validation.outputs(trainer, pl_module, forward, islice(self._validation.loader(trainer), 1))
+            first = self._validation.outputs(trainer, pl_module, forward, self._validation.loader(trainer), 1)
             if link is not None:
                 predictive_nll(first.outputs, first.targets, link, None, lambda total: total)
 
@@ -211,7 +211,8 @@ class Calibration(Callback):
             def forward(inputs: Any) -> Tensor:
                 return prepared.outputs(module, partial(module, inputs))
 
-            return self._validation.outputs(trainer, module, forward, batches)
+            fresh = map(copy.deepcopy, batches)  # hooks may act in place
+            return self._validation.outputs(trainer, module, forward, fresh)
 
         first = evaluate(samples.scaled(1.0) if isinstance(samples, _Scalable) else samples)
         likelihood = getattr(module, "lightning_bayes_likelihood", None)

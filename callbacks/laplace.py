@@ -14,6 +14,7 @@ from lightning_bayes.callbacks.last_epoch import fit_kept, is_last_epoch
 from lightning_bayes.callbacks.loaders import OnDevice, ValidationSet, random_state_kept, training_loader
 from lightning_bayes.callbacks.loss_targets import require_gaussian, require_known_noise, require_targets_of_batch
 from lightning_bayes.callbacks.posthoc import PosthocCallback
+from lightning_bayes.callbacks.private_lightning import training_batches
 from lightning_bayes.curvature import Gaussian, Likelihood
 from lightning_bayes.curvature.output_roots import CurvatureName
 from lightning_bayes.curvature.parameters import require_full_precision
@@ -95,7 +96,6 @@ class LaplaceCallback(PosthocCallback):
     ) -> None:
         link = None if likelihood is None else link_of(find_likelihood(likelihood)[0])
         super().__init__(link, eval_samples, linearized, seed)
-        self.save_to = save_to
         check_settings(structure, prior_precision or "marglik", prior_structure)
         if online_every is not None and (online_every < 1 or subset != "all" or prior_structure != "scalar"):
             raise HyperparameterError(
@@ -103,7 +103,7 @@ class LaplaceCallback(PosthocCallback):
                 f"subset='all' (now {subset!r}) and prior_structure='scalar' (now {prior_structure!r})."
             )
         self.structure, self.subset, self.curvature = structure, subset, curvature
-        self.prior_precision, self.prior_structure = prior_precision, prior_structure
+        self.prior_precision, self.prior_structure, self.save_to = prior_precision, prior_structure, save_to
         self.mc_samples, self.online_every, self.likelihood = mc_samples, online_every, likelihood
         self.result: Laplace | None = None
         self._validation = ValidationSet(type(self).__name__, "prior precision", "lightning_bayes.laplace")
@@ -114,19 +114,22 @@ class LaplaceCallback(PosthocCallback):
     # -- the fit ------------------------------------------------------------------------------------------------------
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the training loader, and check what the end of the fit needs."""
+        """Check what the end of the fit needs."""
         _require_one_process(trainer)
         require_full_precision(pl_module.parameters())
-        self._fitted_on, self._has_tried, self._chose_noise = trainer.train_dataloader, False, False
+        self._has_tried = self._chose_noise = False
         if self.prior_precision == "validation":
             self._validation.require(trainer)
         if self.online_every is not None:
             _require_weight_decay(trainer)
         if self.subset != "last_layer":  # which only a batch tells
-            params = dict(pl_module.named_parameters())
-            chosen = {name: params[name] for name in chosen_names(pl_module, self.subset, ())}
+            chosen = {name: pl_module.get_parameter(name) for name in chosen_names(pl_module, self.subset, ())}
             if self.structure == "full":
                 require_full_size(chosen)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep the training loaders, which may be those of this epoch alone."""
+        self._fitted_on = training_batches(trainer)
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the loaders."""
@@ -184,11 +187,10 @@ class LaplaceCallback(PosthocCallback):
         """The validation loader that chooses δ; None if δ is chosen otherwise."""
         if self.prior_precision == "validation":
             return self._validation.loader(trainer)
-        by_validation = self.prior_precision is None and self.online_every is None and self._has_classes(module)
-        return self._validation.find(trainer) if by_validation else None
-
-    def _has_classes(self, module: LightningModule) -> bool:
-        return link_of(find_likelihood(self._likelihood_of(module))[0]) != "identity"
+        if self.prior_precision is not None or self.online_every is not None:
+            return None
+        has_classes = link_of(find_likelihood(self._likelihood_of(module))[0]) != "identity"
+        return self._validation.find(trainer) if has_classes else None
 
     def _likelihood_of(self, module: LightningModule) -> Likelihood | LikelihoodName:
         likelihood = self.likelihood or getattr(module, "lightning_bayes_likelihood", None)
@@ -221,9 +223,7 @@ class LaplaceCallback(PosthocCallback):
     def _approximate(self, trainer: Trainer, module: LightningModule) -> Laplace:
         loader = training_loader(trainer, module, self._fitted_on, type(self).__name__)
         validation = self._validation_loader(trainer, module)
-        prior = self.prior_precision
-        if prior is None:
-            prior = "marglik" if validation is None else "validation"
+        prior = self.prior_precision or ("marglik" if validation is None else "validation")
         # Tests run in inference mode, whose tensors have no gradients.
         with torch.inference_mode(False), evaluation_mode(module), random_state_kept(module):
             self.result = laplace(

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from itertools import islice
 from typing import Any, Final, final
 
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.trainer.states import RunningStage
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn
+from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
+from lightning_bayes.callbacks.private_lightning import training_batches
 from lightning_bayes.callbacks.step_outputs import StepOutputs, concatenated, stored
 from lightning_bayes.errors import UnsupportedTrainingError
 
@@ -41,12 +45,13 @@ class ValidationSet:
         datamodule, module = getattr(trainer, "datamodule", None), trainer.lightning_module
         if trainer.state.fn == "fit" or (datamodule is None and self._loaders is not None):
             return _first(self._loaders)
-        if datamodule is None:
-            return _first(module.val_dataloader()) if is_overridden("val_dataloader", module) else None
-        if not is_overridden("val_dataloader", datamodule, LightningDataModule):
-            return None
-        datamodule.setup("validate")
-        return _first(datamodule.val_dataloader())
+        with in_stage(trainer, RunningStage.VALIDATING):
+            if datamodule is None:
+                return _first(module.val_dataloader()) if is_overridden("val_dataloader", module) else None
+            if not is_overridden("val_dataloader", datamodule, LightningDataModule):
+                return None
+            datamodule.setup("validate")
+            return _first(datamodule.val_dataloader())
 
     def loader(self, trainer: Trainer) -> Any:
         """The result of `find`; raises `UnsupportedTrainingError` instead of returning None."""
@@ -58,11 +63,16 @@ class ValidationSet:
         return loader
 
     def outputs(
-        self, trainer: Trainer, module: LightningModule, forward: Callable[[Any], Tensor], batches: Iterable[Any]
+        self,
+        trainer: Trainer,
+        module: LightningModule,
+        forward: Callable[[Any], Tensor],
+        batches: Iterable[Any],
+        limit: int | None = None,
     ) -> StepOutputs:
-        """Evaluate a validation set inside another stage."""
+        """Evaluate the first `limit` batches of a validation set inside another stage."""
         steps = []
-        for batch in OnDevice(trainer, batches, RunningStage.VALIDATING):
+        for batch in islice(OnDevice(trainer, batches, RunningStage.VALIDATING), limit):
             if not isinstance(batch, (tuple, list)) or len(batch) != 2 or not isinstance(batch[1], Tensor):
                 raise UnsupportedTrainingError(
                     f"{self.callback} calls {type(module).__name__} on the inputs of batches (inputs, targets), but the "
@@ -86,19 +96,24 @@ class ValidationSet:
 
 
 def _first(loaders: Any) -> Any:
-    return next(iter(loaders), None) if isinstance(loaders, (list, tuple)) else loaders
+    return next(iter(_combined(loaders).flattened), None)
+
+
+def _combined(loaders: Any) -> CombinedLoader:
+    return loaders if isinstance(loaders, CombinedLoader) else CombinedLoader(loaders, "max_size_cycle")
 
 
 def training_loader(trainer: Trainer, module: LightningModule, fitted_on: Any, callback: str) -> Any:
-    """The loader of the current fit, else of the data module, else of the module, else of the last fit, `fitted_on`."""
+    """The loaders of the current fit, else of the data module, else of the module, else of the last fit, `fitted_on`."""
     if trainer.state.fn == "fit":
-        return fitted_on
+        return training_batches(trainer)
     datamodule = getattr(trainer, "datamodule", None)
-    if datamodule is not None:
-        datamodule.setup("fit")
-        return datamodule.train_dataloader()
-    if is_overridden("train_dataloader", module):
-        return module.train_dataloader()
+    with in_stage(trainer, RunningStage.TRAINING):
+        if datamodule is not None:
+            datamodule.setup("fit")
+            return _combined(datamodule.train_dataloader())
+        if is_overridden("train_dataloader", module):
+            return _combined(module.train_dataloader())
     if fitted_on is None:
         raise UnsupportedTrainingError(
             f"{callback} needs training batches, but there was no fit with it, and there is no data module. Pass "
@@ -136,35 +151,55 @@ def random_state_kept(module: LightningModule) -> AbstractContextManager[None]:
     return torch.random.fork_rng([module.device] if module.device.type == "cuda" else [])
 
 
+@contextmanager
+def in_stage(trainer: Trainer, stage: RunningStage) -> Iterator[None]:
+    """Context in which the trainer says that it trains or validates, as hooks and data sets of the user may ask."""
+    state = trainer.state
+    before = state.fn, state.stage
+    if state.fn != TrainerFn.FITTING:  # which validates, too
+        state.fn = TrainerFn.FITTING if stage == RunningStage.TRAINING else TrainerFn.VALIDATING
+    state.stage = stage
+    try:
+        yield
+    finally:
+        state.fn, state.stage = before
+
+
 @final
 class OnDevice:
-    """A loader whose batches are loaded and moved as in a stage of the trainer, hooks of the module included."""
+    """A loader whose batches are loaded and moved as in a stage of the trainer: hooks of the user, limits of the fit."""
 
     def __init__(self, trainer: Trainer, loader: Any, stage: RunningStage) -> None:
         self.trainer, self.loader, self.stage = trainer, loader, stage
 
     def __iter__(self) -> Iterator[Any]:
         for batch in self.loaded():
-            with self._in_stage():  # not around the yield: the consumer's code runs in the trainer's own stage
-                converted = self.trainer.precision_plugin.convert_input(batch)
-                moved = self.trainer.strategy.batch_to_device(converted)
+            with in_stage(self.trainer, self.stage):  # not around the yield, where the consumer's code runs
+                moved = self._moved(batch)
             yield moved
 
     def loaded(self) -> Iterator[Any]:
         """The batches as the loader yields them."""
-        with self._in_stage():
-            batches = iter(self.loader)
+        with in_stage(self.trainer, self.stage):
+            batches = islice(self.loader, self._limit())
         while True:
-            with self._in_stage():
-                batch = next(batches, _END)
+            with in_stage(self.trainer, self.stage):
+                batch: Any = next(batches, _END)
             if batch is _END:
                 return
-            yield batch
+            yield batch[0] if isinstance(self.loader, CombinedLoader) else batch
 
-    @contextmanager
-    def _in_stage(self) -> Iterator[None]:
-        before, self.trainer.state.stage = self.trainer.state.stage, self.stage
-        try:
-            yield
-        finally:
-            self.trainer.state.stage = before
+    def _limit(self) -> int | None:
+        """The number of batches that an epoch of the current fit reads; None if there is no limit."""
+        if self.trainer.state.fn != TrainerFn.FITTING:
+            return None
+        is_training = self.stage == RunningStage.TRAINING
+        limit = self.trainer.num_training_batches if is_training else next(iter(self.trainer.num_val_batches), math.inf)
+        return int(limit) if math.isfinite(limit) else None
+
+    def _moved(self, batch: Any) -> Any:
+        trainer, data = self.trainer, getattr(self.trainer, "datamodule", None)
+        is_of_data = data is not None and is_overridden("on_before_batch_transfer", data, LightningDataModule)
+        owner: Any = data if is_of_data else trainer.lightning_module
+        converted = trainer.precision_plugin.convert_input(batch)
+        return trainer.strategy.batch_to_device(owner.on_before_batch_transfer(converted, 0))

@@ -20,12 +20,15 @@ from torch import Tensor, nn
 from lightning_bayes.callbacks.calibration import Calibration
 from lightning_bayes.callbacks.evaluation import EvaluationCallback
 from lightning_bayes.callbacks.neighbours import callbacks_of
+from lightning_bayes.callbacks.private_lightning import data_of_fit
+from lightning_bayes.callbacks.recalibration import BatchNormRecalibration
 from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError, UnsupportedTrainingError, name_some
 from lightning_bayes.optim.readout import read_checkpoint
 from lightning_bayes.private_torch import ATTENTION_RESET
 
 _OBSERVERS: Final = (
-    *(Calibration, Checkpoint, DeviceStatsMonitor, EvaluationCallback, LearningRateMonitor, ModelSummary, ProgressBar),
+    *(BatchNormRecalibration, Calibration, Checkpoint, DeviceStatsMonitor, EvaluationCallback),
+    *(LearningRateMonitor, ModelSummary, ProgressBar),
 )
 _REPEATED: Final = (
     "max_epochs",
@@ -141,19 +144,15 @@ class _FreshWeights(Callback):
 
 def _fitted(trainer: Trainer, module: LightningModule, seed: int) -> Trainer:
     """Fit a copy of the module as `trainer` fitted the original."""
-    member, datamodule = (
-        Trainer(callbacks=[_FreshWeights()], **_arguments(trainer)),
-        getattr(trainer, "datamodule", None),
-    )
-    loaders = {"train_dataloaders": trainer.train_dataloader, "val_dataloaders": trainer.val_dataloaders}
+    member, data = Trainer(callbacks=[_FreshWeights()], **_arguments(trainer)), data_of_fit(trainer)
     try:
         with isolate_rng():
             random.seed(seed)
             torch.manual_seed(seed)
-            member.fit(module, **({"datamodule": datamodule} if datamodule is not None else loaders))
+            member.fit(module, **data)
     finally:
-        if datamodule is not None:
-            datamodule.trainer = trainer
+        if "datamodule" in data:
+            data["datamodule"].trainer = trainer
     return member
 
 

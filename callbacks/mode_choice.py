@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from itertools import islice
 from typing import Any, final
 
 import torch
@@ -46,14 +45,13 @@ class ModeChoice:
         loader = self._validation.find(trainer)
         if loader is None:
             return None
-        batches = islice(loader, int(min(trainer.num_val_batches[0], 2**62)))
 
         def forward(inputs: Any) -> Tensor:
             return samples.outputs(module, partial(module, inputs))
 
         try:
             with evaluation_mode(module), random_state_kept(module), torch.no_grad():
-                found = self._validation.outputs(trainer, module, forward, batches)
+                found = self._validation.outputs(trainer, module, forward, loader)
             nlls = nll_of_last(found.outputs, found.targets, link, sum_over_processes(trainer, module))
         except BayesError as error:
             rank_zero_info(f"MultiModeCallback averages over all modes: {error}")

@@ -100,7 +100,7 @@ class MultiModeCallback(EvaluationCallback):
             HyperparameterError: If the fit has no end, or fewer than two updates per cycle.
         """
         updates = trainer.estimated_stepping_batches
-        if math.isinf(updates):
+        if math.isinf(updates) or updates < 0:
             raise HyperparameterError(
                 f"MultiModeCallback divides the fit into {self.num_modes} cycles, but it has no end: max_epochs="
                 f"{trainer.max_epochs} and max_steps={trainer.max_steps}, or a training loader without a length. Pass "

@@ -13,8 +13,9 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from lightning import __version__ as lightning_version
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.loops.optimization.automatic import Closure, ClosureResult
+from lightning.pytorch.utilities import CombinedLoader
 
 from lightning_bayes.callbacks.patches import Patches
 from lightning_bayes.errors import UnsupportedTrainingError
@@ -40,6 +41,12 @@ MAKE_CLOSURE: Final = PrivateMethod(
 )
 SHOULD_ACCUMULATE: Final = PrivateMethod("fit_loop", "_should_accumulate", ())
 METHODS: Final = (MAKE_CLOSURE, SHOULD_ACCUMULATE)
+ATTRIBUTES: Final = (
+    ("fit_loop", "_combined_loader"),
+    ("fit_loop", "_data_source"),
+    ("fit_loop.epoch_loop.val_loop", "_data_source"),
+)
+MODE: Final = "_mode"  # of `CombinedLoader`
 CLOSURE_PARTS: Final = ("_step_fn", "_backward_fn", "_zero_grad_fn")  # of `Closure`, in the order of its arguments
 
 
@@ -55,12 +62,18 @@ def check_private_symbols(trainer: Trainer) -> None:
     """Require every symbol above to exist and every method to have the expected parameters."""
     problems = [f"{method} {problem}" for method in METHODS if (problem := _problem(trainer, method))]
     closure: Any = Closure(lambda: ClosureResult(None), None, None)
+    problems += [f"trainer.{path}.{name} is missing" for path, name in ATTRIBUTES if not _has(trainer, path, name)]
+    problems += [] if hasattr(CombinedLoader([]), MODE) else [f"CombinedLoader.{MODE} is missing"]
     problems += [f"Closure.{name} is missing" for name in CLOSURE_PARTS if not hasattr(closure, name)]
     if problems:
         raise UnsupportedTrainingError(
             f"Lightning {lightning_version} is not supported: {'; '.join(problems)}. Install lightning {OLDEST_TESTED} to "
             f"{NEWEST_TESTED} (tested)."
         )
+
+
+def _has(trainer: Trainer, path: str, name: str) -> bool:
+    return hasattr(attrgetter(path)(trainer), name)
 
 
 def _problem(trainer: Trainer, method: PrivateMethod) -> str:
@@ -93,3 +106,20 @@ def closure_parts(closure: Closure) -> ClosureParts:
 def step_follows(trainer: Trainer) -> bool:
     """Whether the optimizer steps after the current micro-batch, because accumulation is complete."""
     return not trainer.fit_loop._should_accumulate()
+
+
+def data_of_fit(trainer: Trainer) -> dict[str, Any]:
+    """What the user passed to `fit`: a data module, loaders, or nothing if the module has them."""
+    training, validation = trainer.fit_loop._data_source, trainer.fit_loop.epoch_loop.val_loop._data_source
+    if isinstance(training.instance, LightningDataModule):
+        return {"datamodule": training.instance}
+    sources = {"train_dataloaders": training, "val_dataloaders": validation}
+    return {name: source.instance for name, source in sources.items() if not source.is_module()}
+
+
+def training_batches(trainer: Trainer) -> CombinedLoader:
+    """The training loaders of the current fit in the user's mode, with iterators of their own."""
+    loader = trainer.fit_loop._combined_loader
+    if loader is None:
+        raise UnsupportedTrainingError("The fit has no training data yet.")
+    return CombinedLoader(loader.iterables, loader._mode)

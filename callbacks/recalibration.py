@@ -17,6 +17,7 @@ from lightning_bayes.callbacks.forward_arguments import ForwardArguments
 from lightning_bayes.callbacks.loaders import OnDevice, mean_over_processes, random_state_kept, training_loader
 from lightning_bayes.callbacks.loss_link import tensors_of
 from lightning_bayes.callbacks.neighbours import callbacks_of
+from lightning_bayes.callbacks.private_lightning import training_batches
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.predictive import Samples, recalibrate
 from lightning_bayes.predictive.recalibration import running_statistics
@@ -57,9 +58,9 @@ class BatchNormRecalibration(Callback):
         """Reset the warning of `teardown`."""
         self._was_used = stage == "fit"
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the training loader."""
-        self._fitted_on = trainer.train_dataloader
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep the training loaders, which may be those of this epoch alone."""
+        self._fitted_on = training_batches(trainer)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Warn if there was nothing to recalibrate."""

@@ -18,6 +18,7 @@ from lightning_bayes.callbacks.last_epoch import fit_kept, is_last_epoch
 from lightning_bayes.callbacks.loaders import OnDevice, mean_over_processes, random_state_kept
 from lightning_bayes.callbacks.num_data import infer_num_data
 from lightning_bayes.callbacks.posthoc import PosthocCallback
+from lightning_bayes.callbacks.private_lightning import training_batches
 from lightning_bayes.errors import HyperparameterError, UnsupportedTrainingError
 from lightning_bayes.posthoc import SWAG
 from lightning_bayes.predictive import Linearized, LinkArgument, evaluation_mode
@@ -57,6 +58,7 @@ class SWAGCallback(PosthocCallback):
         link: How outputs become predictions. None: the module's
             attribute ``lightning_bayes_link``, else the link of the training loss, else raw outputs are averaged.
         seed: The seed of the samples.
+        num_data: N, number of training examples; None counts them in the training loader.
 
     Raises:
         HyperparameterError: If an argument is out of range.
@@ -73,6 +75,7 @@ class SWAGCallback(PosthocCallback):
         linearized: Linearized = False,
         link: LinkArgument | None = None,
         seed: int = 0,
+        num_data: float | None = None,
     ) -> None:
         super().__init__(link, eval_samples, linearized, seed)
         if not 0 <= start < 1 or every < 1 or every != int(every) or not (lr is None or 0 < lr < math.inf):
@@ -80,17 +83,19 @@ class SWAGCallback(PosthocCallback):
                 f"start={start!r} must be at least 0 and below 1, every={every!r} a whole number of at least 1, and "
                 f"lr={lr!r} positive."
             )
-        self.start, self.every, self.max_rank, self.lr = start, every, max_rank, lr
+        self.start, self.every, self.max_rank, self.lr, self.num_data = start, every, max_rank, lr, num_data
         self.moments = SWAG(max_rank)
         self._has_tried = False  # the first batch of the current fit
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Require enough epochs.
+        """Require enough epochs, and an N.
 
         Raises:
             HyperparameterError: If fewer than two epochs would be collected.
         """
         self._has_tried = False
+        if self.num_data is None:
+            infer_num_data(trainer)
         if not trainer.current_epoch:
             self.moments = SWAG(self.max_rank)
         epochs = trainer.max_epochs or -1
@@ -159,14 +164,14 @@ class SWAGCallback(PosthocCallback):
 
     @torch.no_grad()
     def _finish(self, trainer: Trainer, module: LightningModule) -> None:
-        num_data = infer_num_data(trainer)
+        num_data = infer_num_data(trainer) if self.num_data is None else self.num_data
         params = dict(module.named_parameters())
         means = self.moments.posterior(num_data, dict.fromkeys(params, math.nan)).mean
         for name, mean in means.items():
             params[name].copy_(mean)
         if running_statistics(module):
             with random_state_kept(module):
-                batches = OnDevice(trainer, trainer.train_dataloader, RunningStage.TRAINING)
+                batches = OnDevice(trainer, training_batches(trainer), RunningStage.TRAINING)
                 update_bn(([batch] for batch in batches), _OfBatches(module))
             reduce = mean_over_processes(trainer)
             for statistic in running_statistics(module).values():

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import importlib.util
 import io
 import os
@@ -119,10 +120,11 @@ def render(name: str, out: Path) -> Path:
 
 
 def cached(name: str) -> list[Path]:
-    """Page and figures of the last run of a tutorial in `CACHE`; runs it without one, and if TUTORIALS=run is set."""
-    folder = CACHE / name
+    """Page and figures of the last run of this source in `CACHE`; runs it without one, and if TUTORIALS=run is set."""
+    source = (FOLDER / f"{name}.py").read_bytes()
+    folder = CACHE / name / hashlib.sha256(source).hexdigest()[:12]
     if os.environ.get("TUTORIALS") == "run" or not (folder / f"{name}.md").exists():
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(CACHE / name, ignore_errors=True)
         print(f"tutorials: running {name}")
         render(name, folder)
     return sorted(folder.iterdir())

@@ -1,50 +1,56 @@
-"""BackPACK as the second provider: per-example gradients and their squares, and second-order diagonals.
+"""BackPACK as the second provider: per-example squares, second-order diagonals, and Kronecker factors.
 
 BackPACK (Dangel et al. 2020, https://arxiv.org/abs/1912.10985) computes them by one *module extension* per layer type.
-`BackpackEngine` calls the extensions of `BatchGrad` and `SumGradSquared` as the rules of their layers. This package's rules
-measure the layers that BackPACK does not have, or whose options it silently ignores: BatchNorm in training mode, LayerNorm,
-GroupNorm, other padding modes of convolutions, and embeddings, where BackPACK loops over the table in the default dtype.
+`BackpackEngine` calls those of `BatchGrad` as the rules of their layers. This package's rules measure the layers that
+BackPACK does not have, or whose options it silently ignores: BatchNorm in training mode, LayerNorm, GroupNorm, other
+padding modes of convolutions, and embeddings, where BackPACK loops over the table in the default dtype.
 
-`SecondOrderEngine` measures the diagonals of the GGN and of the Hessian, which need every operation of the model as a module
-(`backpack_modules`) and BackPACK's own hooks. It cannot remove these, they forbid changing a layer's output in place, and
-its errors name no module. So `watched` does all this, and raises an error for what BackPACK would skip or overwrite.
+`SecondOrderEngine` and `BackpackFactors` propagate curvature from the loss back to each layer, by BackPACK's own hooks. So
+BackPACK must support every operation in between, as a module (`backpack_modules`). The factors S' of linear layers and of
+convolutions without groups are BackPACK's; `curvature.factors` relates them to S, and Ā is this package's. KFAC and KFLR
+pass through unsupported operations by vector-Jacobian products.
 """
 
 from __future__ import annotations
 
-import traceback
-import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from copy import copy
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 from typing import Any, final
 
 import torch
-from backpack import backpack, extend, extensions
+import torch.nn.functional as F
+from backpack import backpack, extensions
+from backpack.extensions.module_extension import ModuleExtension
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.backpack_modules import AsModules, is_stock, seed_labels
+from lightning_bayes.curvature.backpack_modules import CREATED, STOCK_LAYERS, AsModules, is_stock, seed_labels, watched
 from lightning_bayes.curvature.capture import Capture, refuse_losses
+from lightning_bayes.curvature.factors import FactorMoments, LayerRecords, Request, Scales, input_factor
 from lightning_bayes.curvature.fused import FusedCapture, HookedEngine
 from lightning_bayes.curvature.hooks import HookedCapture
 from lightning_bayes.curvature.layer_calls import LayerCall
 from lightning_bayes.curvature.layouts import ROWS, LayerOutput
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.measured_modules import MeasuredModule, find_measured_modules, refuse, tied_parameters
-from lightning_bayes.curvature.measurement import SecondOrderDiagonal
-from lightning_bayes.curvature.private_backpack import hook_handles, is_backpacks, layer_extension, supported_layers
+from lightning_bayes.curvature.measurement import KroneckerFactors, KroneckerQuantity, SecondOrderDiagonal
+from lightning_bayes.curvature.private_backpack import layer_extension, supported_layers
 from lightning_bayes.curvature.rules import LayerRule, rule_for
 from lightning_bayes.curvature.rules.batch_norm import uses_batch_statistics
 from lightning_bayes.curvature.rules.random_numbers import new_seed
-from lightning_bayes.curvature.rules.registry import Inputs, PerExample, Squares
+from lightning_bayes.curvature.rules.registry import Inputs, PerExample, computes
 from lightning_bayes.curvature.workspace import Workspace
-from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError, UnsupportedTrainingError
-from lightning_bayes.private_torch import BACKWARD_HOOK_KIND
+from lightning_bayes.errors import ExampleDimensionError, UnsupportedTrainingError
+from lightning_bayes.private_torch import BatchNormBase
 
-_GRADIENTS, _SQUARES = extensions.BatchGrad(), extensions.SumGradSquared()
+_GRADIENTS = extensions.BatchGrad()
 _OTHERWISE = "avoid BackPACK: 'squared_gradients' in measure, VOGN, or hessian='reparameterised' in VONCallback"
+_WITH_FACTORS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_PASSABLE = (
+    *(*STOCK_LAYERS, nn.GroupNorm, nn.LayerNorm),
+    *(nn.PReLU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Softplus),
+)
 
 
 @final
@@ -64,38 +70,16 @@ def _rule(unit: MeasuredModule, own: LayerRule) -> LayerRule:
     """BackPACK's rule for a layer if it has one, else this package's rule."""
     if not is_stock(unit.module) or isinstance(unit.module, nn.Embedding) or uses_batch_statistics(unit.module):
         return own
-    return replace(own, contributions=_contributions, _fast_squares=_squares, _fast_sums=None)
+    return replace(own, contributions=_contributions, _fast_squares=None, _fast_sums=None)
 
 
 def _contributions(layer: nn.Module, inputs: Inputs, grad_output: Tensor) -> PerExample:
-    return _values(_GRADIENTS, layer, inputs[0], grad_output)
-
-
-def _squares(layer: nn.Module, inputs: Inputs, grad_output: Tensor, workspace: Workspace, saved: Any = None) -> Squares:
-    """Σ_i c_i², of as many examples at a time as fit; a linear layer without positions needs no matrix for each."""
-    has_rank_one = isinstance(layer, nn.Linear) and grad_output.dim() == 2
-    elements = 1 if has_rank_one else sum(param.numel() for param in layer.parameters())
-    total: Squares = {}
-    for x, delta in workspace.split(elements, inputs[0], grad_output):
-        for name, square in _values(_SQUARES, layer, x, delta).items():
-            total[name] = total[name] + square if name in total else square
-    return total
-
-
-def _values(extension: Any, layer: nn.Module, x: Tensor, grad_output: Tensor) -> dict[str, Tensor]:
-    """What an extension of BackPACK computes for each parameter of a layer."""
-    of_layer, attributes = layer_extension(extension, type(layer)), vars(layer)
+    """c_i of each parameter by BackPACK, which reads the call from attributes of its layer."""
+    of_layer, stand_in = layer_extension(_GRADIENTS, type(layer)), copy(layer)
     delta = grad_output.clone()  # results may be views of it, and their callers overwrite them
-    needed = {"input0": x, "output": delta}  # of the output, only the shape
-    users = {name: attributes[name] for name in needed if name in attributes}
-    attributes.update(needed)
-    try:
-        names = [name for name, param in layer.named_parameters() if param.requires_grad]
-        return {name: getattr(of_layer, name)(extension, layer, (), (delta,), None) for name in names}
-    finally:
-        for name in needed:
-            del attributes[name]
-        attributes.update(users)
+    vars(stand_in).update(input0=inputs[0], output=delta)  # of the output, only the shape
+    names = [name for name, param in layer.named_parameters() if param.requires_grad]
+    return {name: getattr(of_layer, name)(_GRADIENTS, stand_in, (), (delta,), None) for name in names}
 
 
 @final
@@ -116,41 +100,29 @@ class SecondOrderEngine(HookedEngine):
     @contextmanager
     def capture(self) -> Iterator[Capture]:
         """Measure one pass inside the context; call the capture's `observe` before backward."""
-        extension = self._extension()
-        supported = supported_layers(extension)
-        self._refuse_unsupported(supported)
+        extension = _extension(self.quantity, self.mc_samples, self.seed)
+        kinds = supported_layers(extension)
         # Frozen layers, too. If one that curvature has to pass through is missing, the check of the next layer fails.
         modules = [MeasuredModule(name, module, rule_for(module)) for name, module in self.model.named_modules()]
-        layers = [unit for unit in modules if _is_supported(unit, supported) and not uses_batch_statistics(unit.module)]
-        as_modules = AsModules(self.quantity)
-        captured = BackpackCapture(self, as_modules)
-        hooks = watched(self.model, layers, extension, as_modules, _OTHERWISE)
+        layers = self._measured(unit for unit in modules if type(unit.module) in kinds and is_stock(unit.module))
+        captured = BackpackCapture(self, AsModules(self.quantity, _OTHERWISE))
+        hooks = watched(self.model, layers, extension, captured.as_modules)
         with self.run(captured), hooks as captured.squares:
             yield captured
 
-    def _extension(self) -> Any:
-        if self.quantity != "diag_ggn_mc":
-            return extensions.DiagGGNExact() if self.quantity == "diag_ggn" else extensions.DiagHessian()
-        extension = extensions.DiagGGNMC(self.mc_samples)
-        seed_labels(extension, self.mc_samples, new_seed() if self.seed is None else self.seed)
-        return extension
-
-    def _refuse_unsupported(self, supported: set[type[nn.Module]]) -> None:
-        units = find_measured_modules(self.model)
-        unsupported = [unit.label for unit in units if not _is_supported(unit, supported)]
+    def _measured(self, known: Iterable[MeasuredModule]) -> list[MeasuredModule]:
+        """The known layers that BackPACK measures correctly; refuse measured modules that are not among them."""
+        layers, units = list(known), find_measured_modules(self.model)
+        supported = {layer.module for layer in layers}
+        unsupported = [unit.label for unit in units if unit.module not in supported]
         on_batch = [unit.label for unit in units if uses_batch_statistics(unit.module)]
-        refuse(
-            [
-                (f"BackPACK has no rule of {self.quantity} for ", unsupported),
-                (f"BackPACK has no {self.quantity} of BatchNorm in training mode: ", on_batch),
-                ("BackPACK would overwrite the curvature of tied parameters: ", tied_parameters(units)),
-            ],
-            f"Replace the layer, freeze it with requires_grad_(False), or {_OTHERWISE}.",
-        )
-
-
-def _is_supported(unit: MeasuredModule, supported: set[type[nn.Module]]) -> bool:
-    return is_stock(unit.module) and type(unit.module) in supported
+        reasons = {
+            f"BackPACK has no rule of {self.quantity} for ": unsupported,
+            f"BackPACK has no {self.quantity} of BatchNorm in training mode: ": on_batch,
+            "BackPACK would overwrite the curvature of tied parameters: ": tied_parameters(units),
+        }
+        refuse(reasons.items(), f"Replace the layer, freeze it with requires_grad_(False), or {_OTHERWISE}.")
+        return [layer for layer in layers if not uses_batch_statistics(layer.module)]
 
 
 @final
@@ -187,106 +159,140 @@ class BackpackCapture(HookedCapture):
         super().handle_layouts(loss, outputs)
 
 
-@contextmanager
-def watched(
-    model: nn.Module, layers: Sequence[MeasuredModule], extension: Any, as_modules: AsModules, otherwise: str
-) -> Iterator[dict[nn.Parameter, Any]]:
-    """Run an extension that propagates curvature through `layers`; yields its results by parameter, complete on exit."""
-    stored: dict[nn.Parameter, Any] = {}
-    called, field = list[str](), extension.savefield
-    advice = f"Replace the layer, freeze it with requires_grad_(False), or {otherwise}."
-    with ExitStack() as undo:
-        for module in (m for m in model.modules() if getattr(m, "inplace", False) is True):
-            undo.callback(setattr, module, "inplace", True)
-            setattr(module, "inplace", False)  # noqa: B010  # nn.Module declares no such attribute
-        for layer in layers:
-            before = partial(
-                _before_call, layer, called, as_modules, f"Use a separate layer for each call, or {otherwise}."
-            )
-            undo.callback(layer.module.register_forward_pre_hook(before, with_kwargs=True).remove)
-        params = [param for layer in layers for param in layer.module.parameters()]
-        undo.callback(lambda: stored.update({p: vars(p).pop(field) for p in params if field in vars(p)}))
-        undo.enter_context(_extended([layer.module for layer in layers]))
-        undo.enter_context(backpack(extension))
-        undo.enter_context(as_modules)
-        undo.callback(torch.set_default_dtype, torch.get_default_dtype())
-        undo.enter_context(_errors_named(as_modules.quantity, advice, called))
-        yield stored
+@final
+class _KFLR(extensions.KFLR):  # type: ignore[misc]  # BackPACK ships no types
+    """KFLR with support for branches: columns of a square root of the Hessian add over paths, as in KFAC."""
+
+    def accumulate_backpropagated_quantities(self, existing: Tensor, other: Tensor) -> Tensor:
+        """The sum of both paths' columns."""
+        return existing + other
 
 
-@contextmanager
-def _extended(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Attach BackPACK's hooks to `modules`. On exit, remove them and the attributes that they set."""
-    modules = list(modules)
-    before = [(part, dict(vars(part))) for module in modules for part in module.modules()]
-    handles = hook_handles()
-    num_handles = len(handles)
-    try:
-        with warnings.catch_warnings():
-            # torch warns that there are no input gradients; BackPACK does not need them.
-            warnings.filterwarnings("ignore", "Full backward hook is firing")
-            for module in modules:
-                extend(module)
+_EXACT: dict[str, Callable[[], Any]] = {
+    **{"diag_ggn": extensions.DiagGGNExact, "diag_hessian": extensions.DiagHessian},
+    **{"kflr": _KFLR, "kfra": extensions.KFRA},
+}
+
+
+def _extension(quantity: str, mc_samples: int, seed: int | None) -> Any:
+    """BackPACK's extension that measures a quantity, from labels under the seed if it samples them."""
+    if quantity in _EXACT:
+        return _EXACT[quantity]()
+    extension = (extensions.KFAC if quantity == "kfac" else extensions.DiagGGNMC)(mc_samples)
+    seed_labels(extension, mc_samples, new_seed() if seed is None else seed)
+    return extension
+
+
+def has_backpack_factors(layer: nn.Module) -> bool:
+    """Whether BackPACK has factors for `layer`: a linear layer, or a convolution without groups and with zero padding."""
+    return type(layer) in _WITH_FACTORS and is_stock(layer) and getattr(layer, "groups", 1) == 1
+
+
+@final
+class BackpackFactors(LayerRecords):
+    """Factors from BackPACK for the layers that it supports, and from `FactorMoments` for other requested layers."""
+
+    def __init__(self, request: Request, workspace: Workspace, quantity: KroneckerQuantity) -> None:
+        super().__init__(request, workspace)
+        if request.loss_scale != 1:
+            raise UnsupportedTrainingError(f"BackPACK's {quantity} does not support a scaled loss. Use engine='fused'.")
+        self.quantity = quantity
+        self._moments = FactorMoments(request, workspace)
+        self._by_backpack = {layer for layer in request.layers if has_backpack_factors(layer)}
+        self._values: dict[nn.Parameter, list[Tensor]] = {}
+        self._as_modules = AsModules(quantity, "use engine='fused'")
+
+    def add(self, layer: nn.Module, x: Tensor, grad_output: Tensor, is_first: bool = True) -> None:
+        """Record what BackPACK does not report of a call, T and Ā with its bias; see `LayerRecords.add`."""
+        if layer not in self._by_backpack:
+            self._moments.add(layer, x, grad_output, is_first)
+            return
+        inputs = input_factor(layer, x, bias=self.request.layers[layer], workspace=self.workspace)
+        self._by_layer[layer] = grad_output.shape[2:].numel(), inputs
+
+    @contextmanager
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        """Attach BackPACK's hooks for the passes inside; see `LayerRecords.watching`."""
+        extension = _extension(self.quantity, self.request.mc_samples, self.request.seed)
+        layers, passing = self._split_modules(model)
+        self._check(find_measured_modules(model), layers, passing)
+        modules = {unit.module for unit in passing}
+        for kind in () if self.quantity == "kfra" else {*CREATED, *map(type, modules)}:  # KFRA propagates no columns
+            pass_through = _PassThrough(self._as_modules, layer_extension(extension, kind), modules)
+            extension.set_module_extension(kind, pass_through, overwrite=True)
+        with watched(model, [*layers, *passing], extension, self._as_modules) as self._values:
             yield
-    finally:
-        for handle in handles[num_handles:]:
-            handle.remove()
-        del handles[num_handles:]  # BackPACK itself never deletes a handle
-        for module, attributes in before:
-            for name in [n for n in vars(module) if is_backpacks(n)]:
-                delattr(module, name)
-            vars(module).update({n: value for n, value in attributes.items() if is_backpacks(n)})
-            setattr(module, BACKWARD_HOOK_KIND, attributes.get(BACKWARD_HOOK_KIND))
 
+    def observe(self, loss: Tensor, divided_by_host: bool) -> None:
+        """Require a loss that BackPACK supports; see `LayerRecords.observe`."""
+        self._as_modules.require_loss(loss, divided_by_host)
 
-def _before_call(
-    unit: MeasuredModule,
-    called: list[str],
-    as_modules: AsModules,
-    repeat_advice: str,
-    module: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> None:
-    """Forward pre-hook: refuse a call that BackPACK would measure wrongly."""
-    if not torch.is_grad_enabled():
-        return
-    if not args:
-        raise UnsupportedTrainingError(
-            f"{unit.label} is called by keyword, and BackPACK cannot see keyword inputs. Call it as layer(x)."
+    @contextmanager
+    def sampling(self) -> Iterator[None]:
+        """Disable BackPACK's hooks for the backward of sampled labels; see `LayerRecords.sampling`."""
+        with backpack(retain_graph=True), self._as_modules.paused():
+            yield
+
+    def results(self, scales: Scales) -> dict[nn.Module, KroneckerFactors]:
+        """(S, Ā) of each layer, as means over examples; see `FactorMoments.results`."""
+        factors = self._moments.results(scales)
+        for layer, (positions, inputs) in self._by_layer.items():
+            outputs, *_ = next(self._values[p] for p in layer.parameters() if p in self._values)
+            factors[layer] = KroneckerFactors((outputs.contiguous() * (scales.gradient / positions), inputs))
+        return factors
+
+    def _split_modules(self, model: nn.Module) -> tuple[list[MeasuredModule], list[MeasuredModule]]:
+        """The layers that BackPACK handles, and the layers that propagate curvature by vector-Jacobian products."""
+        layers, passing = [], []
+        for name, module in model.named_modules():
+            unit = MeasuredModule(name, module, rule_for(module))
+            is_trained = any(param.requires_grad for param in module.parameters(recurse=False))
+            if has_backpack_factors(module) and (module in self._by_backpack or not is_trained):
+                layers.append(unit)
+            elif type(module) in _PASSABLE and computes(module, type(module).forward):
+                passing.append(unit)
+        return layers, passing
+
+    def _check(self, units: list[MeasuredModule], layers: list[MeasuredModule], passing: list[MeasuredModule]) -> None:
+        handled = {unit.module for unit in (*layers, *passing)}
+        unknown = [unit.label for unit in units if unit.module not in handled]
+        if self.quantity != "kfac":  # KFRA has no vector-Jacobian products; KFLR needs separate examples
+            is_kfra = self.quantity == "kfra"
+            unknown += [unit.label for unit in passing if is_kfra or uses_batch_statistics(unit.module)]
+        advice = "" if self.quantity == "kfac" else "Use factors='kfac', which supports more layers. "
+        refuse(
+            [(f"BackPACK's {self.quantity} does not pass through ", unknown)],
+            f"{advice}Use engine='fused', or freeze the layer with requires_grad_(False).",
         )
-    if unit.label in called:
-        raise UnsupportedLayerError(
-            f"{unit.label} is called twice in one pass, and BackPACK would measure only one call. {repeat_advice}"
-        )
-    if torch.is_autocast_enabled(args[0].device.type):
-        raise UnsupportedTrainingError("BackPACK cannot run under autocast. Train in 32-true.")
-    called.append(unit.label)
-    as_modules.require_known(args[0], unit.label)
-    if as_modules.quantity.startswith("kf") and isinstance(module, nn.Linear) and args[0].dim() != 2:
-        raise UnsupportedLayerError(
-            f"{unit.label} got an input of shape {list(args[0].shape)}, and BackPACK's {as_modules.quantity} supports only "
-            "inputs [examples, features] of linear layers. Use engine='fused'."
-        )
 
 
-@contextmanager
-def _errors_named(quantity: str, advice: str, called: list[str]) -> Iterator[None]:
-    """Name the layer and a remedy in torch's error about an output changed in place, and in BackPACK's errors."""
-    try:
-        yield
-    except (RuntimeError, AssertionError, ValueError) as error:
-        if isinstance(error, NotImplementedError) or not isinstance(error, RuntimeError):
-            frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-            if not any("backpack" in Path(name).parts for name in frames):
-                raise
-            raise UnsupportedLayerError(
-                f"BackPACK cannot measure {quantity} of this model: {str(error).rstrip('.')}. {advice}"
-            ) from error
-        if "BackwardHookFunction" not in str(error) and "inside a custom Function" not in str(error):
-            raise
-        where = f", after {called[-1]} was called" if called else ""
-        raise UnsupportedTrainingError(
-            f"The output of a layer is changed in place (such as `out += x`){where}, which BackPACK's hooks forbid. "
-            f"Write `out = out + x`. {advice}"
-        ) from error
+@final
+class _PassThrough(ModuleExtension):  # type: ignore[misc]  # BackPACK ships no types
+    """Propagates columns through a module by vector-Jacobian products, without measuring its parameters."""
+
+    def __init__(self, as_modules: AsModules, original: ModuleExtension | None, passing: set[nn.Module]) -> None:
+        super().__init__()
+        self.as_modules, self.original, self.passing = as_modules, original, passing
+
+    def __call__(self, extension: Any, module: nn.Module, g_inp: Any, g_out: Any) -> None:
+        if self.original is None or module in self.passing:
+            super().__call__(extension, module, g_inp, g_out)
+        else:
+            self.original(extension, module, g_inp, g_out)
+
+    def backpropagate(self, extension: Any, module: Any, g_inp: Any, g_out: Any, columns: Tensor) -> Tensor:
+        """Map columns ``[V, N, *out]`` at the output to ``[V, N, *in]`` at the input."""
+        x = module.input0.detach().requires_grad_()
+        with self.as_modules.paused(), torch.enable_grad():
+            output = _recomputed(module, x)
+        return torch.stack([torch.autograd.grad(output, x, column, retain_graph=True)[0] for column in columns])
+
+
+def _recomputed(module: Any, x: Tensor) -> Tensor:
+    """The module's output, without an update of BatchNorm's running statistics."""
+    if isinstance(module, BatchNormBase):
+        on_batch = uses_batch_statistics(module)
+        mean, var = (None, None) if on_batch else (module.running_mean, module.running_var)
+        return F.batch_norm(x, mean, var, module.weight, module.bias, on_batch, 0.0, module.eps)
+    output: Tensor = type(module).forward(module, x)
+    return output

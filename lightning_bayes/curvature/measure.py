@@ -81,7 +81,7 @@ def _kronecker_engine(
     _require_measurable(name, quantity)
     if name == "fused":
         return KroneckerEngine(model, loss_reduction, workspace_mib)
-    from lightning_bayes.curvature.backpack_factors import BackpackFactors, has_backpack_factors
+    from lightning_bayes.curvature.backpack import BackpackFactors, has_backpack_factors
 
     records = partial(BackpackFactors, quantity=quantity)
     return KroneckerEngine(model, loss_reduction, workspace_mib, records, has_backpack_factors)

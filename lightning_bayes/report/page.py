@@ -76,7 +76,8 @@ def _template_environment() -> Environment:
 
 
 def _arrow_on_last_word(heading: str) -> Markup:
-    return Markup("&nbsp;").join(heading.rsplit(" ", 1))  # join escapes the parts
+    words, _, last = heading.rpartition(" ")
+    return Markup("{}&nbsp;{}").format(words, last) if last in "↑↓" else Markup("{}").format(heading)
 
 
 def _breakable(name: str) -> Markup:

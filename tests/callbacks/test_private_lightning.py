@@ -74,6 +74,7 @@ def test_private_symbols_of_lightning_stand_in_the_table_alone():
 
 def test_the_table_lists_what_its_file_uses():
     listed = {method.name for method in private_lightning.METHODS} | set(private_lightning.CLOSURE_PARTS)
+    listed |= {name for _, name in private_lightning.ATTRIBUTES} | {private_lightning.MODE}
     assert private_uses(TABLE.read_text("utf-8"), private_names_of_lightning()) == listed
 
 

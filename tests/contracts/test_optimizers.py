@@ -255,5 +255,6 @@ def test_both_engines_take_the_same_step(optimizer, step_rule, problem):
     for engine in ("fused", "backpack"):
         model, opt = build(optimizer, step_rule, engine=engine)
         train(model, opt, problem, 3)
-        runs.append(weights(model))
+        # The gradient of a bias before BatchNorm is rounding, which Adam scales to whole steps.
+        runs.append({name: param.detach() for name, param in model.named_parameters() if name != "0.bias"})
     torch.testing.assert_close(*runs, rtol=1e-4, atol=1e-5)

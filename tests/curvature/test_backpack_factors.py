@@ -138,9 +138,7 @@ def test_kflr_follows_branches_and_kfra_refuses_them():
         jacobian = torch.stack([torch.autograd.grad(f, param, retain_graph=True)[0].flatten() for f in out])
         block = torch.kron(*found[name].factors) if name.endswith("weight") else found[name].factors[0]
         torch.testing.assert_close(block, jacobian.T @ (torch.diag(probs) - torch.outer(probs, probs)) @ jacobian)
-    with pytest.raises(
-        UnsupportedLayerError, match=r"kfra does not follow branches such as x \+ f\(x\)\. Use 'kfac' or 'kflr'"
-    ):
+    with pytest.raises(UnsupportedLayerError, match=r"cannot measure kfra of this model.*use engine='fused'"):
         measure(model, lambda: F.cross_entropy(model(x), y), "kfra", engine="backpack")
 
 
@@ -265,7 +263,7 @@ def test_what_cannot_be_measured_is_named():
     for engine in ("fused", "backpack"):
         with pytest.raises(UnsupportedLayerError, match=r"no rule of kfac for 1 \(BatchNorm1d\)\. Replace the layer"):
             run(norm, engine=engine)
-        with pytest.raises(UnsupportedTrainingError, match=r"one supported loss function|one loss function alone"):
+        with pytest.raises(UnsupportedTrainingError, match="one supported loss function"):
             run(loss=lambda f, t: 2 * F.cross_entropy(f, t), engine=engine)
     positions = nn.Sequential(nn.Linear(10, 4), nn.Flatten(), nn.Linear(8, CLASSES)).double()
     with pytest.raises(

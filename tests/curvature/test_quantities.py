@@ -421,7 +421,7 @@ def test_losses_that_backpack_cannot_see_are_refused(generator):
     model, x = nn.Linear(4, 3), torch.randn(5, 4, generator=generator)
     y, loss = torch.tensor([0, 1, 2, -100, 1]), F.cross_entropy
     good = y.clamp_min(0)
-    alone = "not the result of one loss function alone.*Return the result of F.cross_entropy"
+    alone = "one supported loss function returns, and would miss its other terms.*Return the result of F.cross_entropy"
     refused(
         model, lambda: model(x).square().mean(), UnsupportedTrainingError, "a loss that one supported loss function"
     )

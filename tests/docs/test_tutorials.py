@@ -58,6 +58,25 @@ def test_outputs_and_figures_follow_their_cell(small):
     assert (small / "out/1_small_b.png").read_bytes() == b"picture"
 
 
+def test_outputs_are_kept_until_the_source_changes(small, monkeypatch):
+    monkeypatch.setattr(tutorials, "CACHE", small / "kept")
+    runs = []
+
+    def render(name, out):
+        runs.append(name)
+        out.mkdir(parents=True)
+        (out / f"{name}.md").write_text("page", "utf-8")
+
+    monkeypatch.setattr(tutorials, "render", render)
+    first = tutorials.cached("1_small")
+    assert tutorials.cached("1_small") == first
+    assert runs == ["1_small"]
+    (small / "1_small.py").write_text("# %%\nprint(2)\n", "utf-8")
+    assert tutorials.cached("1_small") != first
+    assert len(runs) == 2
+    assert not first[0].exists()
+
+
 def test_a_missing_package_is_named_and_nothing_runs(small):
     (small / "1_small.py").write_text(SMALL, "utf-8")
     tutorials.run("1_small", small / "out")
