@@ -57,7 +57,8 @@ class LinkRecorder:
 
     def calls(self, loss: Tensor) -> list[LossCall]:
         """The calls of loss functions that a loss depends on."""
-        found = (self._recorder.record.at(node) for node in nodes_behind([loss.grad_fn]))
+        roots = [loss.grad_fn] if loss.grad_fn is not None else []  # torch's own error follows in backward
+        found = (self._recorder.record.at(node) for node in nodes_behind(roots))
         return [term.call for known in found for term in known.terms if term.call is not None]
 
     def link_of(self, loss: Tensor) -> Link | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from itertools import islice
 from typing import Any, Final, Literal, final
 
@@ -16,10 +15,12 @@ from lightning_bayes.callbacks.arguments import checked
 from lightning_bayes.callbacks.forward_arguments import ForwardArguments
 from lightning_bayes.callbacks.loaders import OnDevice, mean_over_processes, random_state_kept, training_loader
 from lightning_bayes.callbacks.loss_link import tensors_of
+from lightning_bayes.callbacks.neighbours import callbacks_of
 from lightning_bayes.callbacks.private_lightning import training_batches
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.predictive import Samples, recalibrate
 from lightning_bayes.predictive.recalibration import running_statistics
+from lightning_bayes.predictive.repeated import Repeatable
 
 EXAMPLES: Final = 512
 
@@ -85,12 +86,12 @@ class BatchNormRecalibration(Callback):
                 pl_module, samples, self._runs(trainer, pl_module), self.of, mean_over_processes(trainer)
             )
 
-    def _runs(self, trainer: Trainer, pl_module: LightningModule) -> Iterator[partial[Any]]:
+    def _runs(self, trainer: Trainer, pl_module: LightningModule) -> Iterator[Repeatable]:
         loader = training_loader(trainer, pl_module, self._fitted_on, type(self).__name__)
         arguments = ForwardArguments(pl_module, pl_module.forward)
         examples = 0
         for batch in islice(OnDevice(trainer, loader, RunningStage.TRAINING), self.batches):
-            yield partial(_run, trainer, pl_module, arguments, batch)
+            yield Repeatable(_run, trainer, pl_module, arguments, batch)
             examples += max((len(tensor) for tensor in tensors_of(batch)[:1] if tensor.dim()), default=1)
             if self.batches is None and examples >= EXAMPLES:
                 return
@@ -98,7 +99,7 @@ class BatchNormRecalibration(Callback):
 
 def recalibrated(trainer: Trainer, pl_module: LightningModule, samples: Samples) -> Samples:
     """The samples with BatchNorm statistics of their own; unchanged in a fit and without a `BatchNormRecalibration`."""
-    callbacks = [c for c in trainer.callbacks if isinstance(c, BatchNormRecalibration)]  # type: ignore[attr-defined]
+    callbacks = callbacks_of(trainer, BatchNormRecalibration)
     if not callbacks or trainer.state.fn == "fit":
         return samples
     return callbacks[-1].recalibrated(trainer, pl_module, samples)
