@@ -57,7 +57,7 @@ class AbstractEngine(ABC):
 
     def check_reached(self, captured: Capture) -> None:
         """Require of a finished capture that a layer was called and that every parameter with a gradient was measured."""
-        trainable, reached = self.trained(), captured.reached
+        trainable, reached = self.trained(), {*captured.squares, *captured.in_factors}
         if captured.loss is None and (reached or any(p.grad is not None for p in trainable.values())):
             captured.require_loss()
         measured = reached - captured.unmeasured

@@ -71,10 +71,11 @@ class KroneckerEngine(HookedEngine):
                 f"The loss does not depend on an output of {type(self.model).__name__}'s forward, so no labels can be "
                 "sampled. Call the model itself, self(x) in a training_step, or pass fisher='empirical'."
             )
+        reached = {*captured.squares, *captured.in_factors}
         missed = [
             name
             for name, param in self.model.named_parameters()
-            if param.grad is not None and param not in captured.reached and captured.calls[param]
+            if param.grad is not None and param not in reached and captured.calls[param]
         ]
         if missed:
             raise UnsupportedLayerError(
@@ -95,14 +96,8 @@ class KroneckerCapture(HookedCapture):
         self.request, self.stores_backward = request, request.likelihood is None
         self.model_outputs: list[Tensor] = []
         self.records = engine.new_records(request, engine.workspace)
-        self.called: set[nn.Module] = set()
         self.draw = 0
         self._draws: dict[LayerCall, int] = {}  # measured by each call
-
-    @property
-    def reached(self) -> set[nn.Parameter]:
-        """The measured parameters."""
-        return super().reached | {p for layer in self.called for p in layer.parameters()}
 
     def handle_call(self, call: LayerCall, inputs: list[Any], grads: list[Tensor | None]) -> bool:
         """Add the moments of a call of a requested layer."""
@@ -119,7 +114,7 @@ class KroneckerCapture(HookedCapture):
             )
         self._draws[call] = draws + 1
         self.records.add(layer, inputs[0], delta, is_first=self.draw == 0)
-        self.called.add(layer)
+        self.in_factors.update(layer.parameters())
         return True
 
     def keep_outputs(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -141,7 +136,7 @@ class KroneckerCapture(HookedCapture):
         if labels == "of_loss":
             call = likelihood_call(self.scale.call, "The Fisher")
             self._measure_with_sampled_labels(LIKELIHOODS[call.function], [call.outputs], num_terms(call))
-        elif labels is not None and self.model_outputs and not self.reached:
+        elif labels is not None and self.model_outputs and not (self.squares or self.in_factors):
             self._measure_with_sampled_labels(labels, self.model_outputs)
 
     def _measure_with_sampled_labels(self, likelihood: Likelihood, outputs: list[Tensor], terms: int = 1) -> None:

@@ -105,6 +105,25 @@ def test_parameters_beside_layers_leave_no_tensor_to_the_garbage_collector(unrea
     assert unreachable_tensors() == 0
 
 
+class Shifted(nn.Module):
+    """Adds 1, so autograd needs no input; refers weakly to what it gets."""
+
+    def forward(self, x):
+        self.seen = weakref.ref(x)
+        return x + 1
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(4, 4), Scaled(), nn.LayerNorm(4)], ids=lambda layer: type(layer).__name__)
+def test_a_measured_pass_keeps_no_output_that_autograd_does_not_need(layer):
+    shifted, width = Shifted(), layer(torch.zeros(1, 4)).shape[1]
+    opt = VOGN(nn.Sequential(layer, shifted, nn.Linear(width, 4)), lr=1e-3, num_data=100)
+    with opt.sampled_params():
+        loss = F.cross_entropy(opt.model(torch.randn(8, 4)), torch.arange(8) % 4)
+        assert shifted.seen() is None
+        loss.backward()
+    opt.step()
+
+
 @pytest.mark.parametrize("interval", [1, 4])
 def test_an_update_that_does_not_measure_frees_the_workspace(interval):
     """The model uses the memory until the next measurement."""
