@@ -37,6 +37,7 @@ class Capture(ABC):
         squares: Σ_i c_i² by parameter, on the scale of the loss that was differentiated.
         sizes: The different numbers of examples that each unit saw, by the unit's label.
         in_factors: The parameters that Kronecker factors measure.
+        left_out: Trainable parameters that are not measured.
         unmeasured: The parameters whose gradient is not the sum of the measured contributions.
         scale: The record of the last observed loss, with its reduction settled.
         loss: The observed loss, detached; None before `observe`.
@@ -60,6 +61,7 @@ class Capture(ABC):
         self.squares: dict[nn.Parameter, Tensor] = {}
         self.sizes: dict[str, set[int]] = {}
         self.in_factors: set[nn.Parameter] = set()
+        self.left_out: Collection[nn.Parameter] = ()
         self.unmeasured: set[nn.Parameter] = set()
         self.scale = LossRecord()
         self.loss: Tensor | None = None

@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 from abc import ABC
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any, ClassVar
@@ -62,9 +62,9 @@ class HookedCapture(Capture, ABC):
     handle_call: Callable[..., bool] | None = None
     needs_examples: ClassVar[bool] = False
 
-    def __init__(self, engine: AbstractEngine) -> None:
+    def __init__(self, engine: AbstractEngine, left_out: Collection[nn.Parameter] = ()) -> None:
         super().__init__(engine.loss_reduction, engine.probe)
-        self.engine, self.workspace = engine, engine.workspace
+        self.engine, self.workspace, self.left_out = engine, engine.workspace, left_out
         self.calls: Counter[nn.Parameter] = Counter()
         self.shared: dict[nn.Parameter, Tensor] = {}  # Σ over calls of c_i, [B, *shape]
         self.looped: set[nn.Parameter] = set()  # measured by a loop over the examples
@@ -250,10 +250,12 @@ class HookedCapture(Capture, ABC):
 
     def _failing(self, loss: Tensor, known: set[nn.Parameter]) -> set[nn.Parameter]:
         """The parameters, apart from `known` ones, that fail the check; it runs once for each kind of pass."""
-        params = [param for param in self.engine.trained().values() if param not in known]
+        params = [param for param in self.engine.trained(self.left_out).values() if param not in known]
         if not can_repeat_backward(loss):
             if self.running_check is None and tuple(self.sizes) not in self.engine.checked_once and not self.is_empty:
-                self.running_check = RunningCheck(self.engine.trained().values(), lambda: self._accumulates)
+                self.running_check = RunningCheck(
+                    self.engine.trained(self.left_out).values(), lambda: self._accumulates
+                )
             return set()
         if not params or self.is_empty:
             return set()
@@ -273,7 +275,7 @@ class HookedCapture(Capture, ABC):
 
     def finish_check(self, check: RunningCheck) -> None:
         """Raise `UnsupportedLayerError` for parameters that fail a `RunningCheck`."""
-        if check.passes(self.engine.trained(), self.squares, self.is_half):
+        if check.passes(self.engine.trained(self.left_out), self.squares, self.is_half):
             self.engine.checked_once.add(tuple(self.sizes))
 
     def _constant(self, loss: Tensor, params: list[nn.Parameter]) -> dict[nn.Parameter, Tensor]:

@@ -11,7 +11,7 @@ measures the empirical Fisher. Several calls of a layer in one pass count as pos
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, final
 
@@ -51,9 +51,11 @@ class KroneckerEngine(HookedEngine):
         self.new_records, self.has_factors = records, has_factors
 
     @contextmanager
-    def capture(self, request: Request = _NO_FACTORS) -> Iterator[KroneckerCapture]:
+    def capture(
+        self, request: Request = _NO_FACTORS, *, left_out: Collection[nn.Parameter] = ()
+    ) -> Iterator[KroneckerCapture]:
         """Measure the passes inside the context: factors of the layers in `request`, squares of all others."""
-        captured = KroneckerCapture(self, request)
+        captured = KroneckerCapture(self, request, left_out)
         hook = self.model.register_forward_hook(Uncopied(captured.keep_outputs))
         with hook, captured.records.watching(self.model), self.run(captured):
             yield captured
@@ -91,8 +93,8 @@ class KroneckerCapture(HookedCapture):
 
     measure_losses = refuse_losses
 
-    def __init__(self, engine: KroneckerEngine, request: Request) -> None:
-        super().__init__(engine)
+    def __init__(self, engine: KroneckerEngine, request: Request, left_out: Collection[nn.Parameter]) -> None:
+        super().__init__(engine, left_out)
         self.request, self.stores_backward = request, request.likelihood is None
         self.model_outputs: list[Tensor] = []
         self.records = engine.new_records(request, engine.workspace)
