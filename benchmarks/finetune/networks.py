@@ -36,7 +36,7 @@ class Network:
         return self.build(num_classes=classes, pretrained=weights, replace_head=None if weights is None else True)
 
 
-_VIT: Final[dict[str, Any]] = {"img_size": 32, "patch_size": 8, "embed_dim": 192, "depth": 6, "num_heads": 3}
+_VIT: Final[dict[str, Any]] = {"img_size": 32, "patch_size": 8, "embed_dim": 128, "depth": 4, "num_heads": 4}
 NETWORKS: Final = {
     "resnet18": Network(partial(create_model, "resnet18"), "fc", 1e-3),
     "vit": Network(partial(create_model, "timm/vit_tiny_patch16_224", **_VIT), "head", 5e-4),

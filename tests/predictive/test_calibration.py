@@ -57,12 +57,12 @@ def test_logits_of_another_scale_are_divided_by_it(factor, generator):
 
 @pytest.mark.parametrize("link", ["softmax", "sigmoid"])
 def test_validation_data_without_an_error_do_not_ask_for_infinite_confidence(link):
-    """The best T of n right examples and one whose class is drawn by chance, by its stationarity in closed form."""
+    """The best T of n right examples and half a one whose class is drawn by chance, by its stationarity in closed form."""
     rows, margin = 150, 4.0
     outputs = torch.tensor([[[margin, 0.0]]] if link == "softmax" else [[[margin]]]).expand(1, rows, -1)
     targets = torch.zeros(rows).long() if link == "softmax" else torch.ones(rows)
     found = choose_calibration(lambda scale: outputs, targets, link)
-    confidence = (rows + 0.5) / (rows + 1)  # sigmoid(margin / T)
+    confidence = (rows + 0.25) / (rows + 0.5)  # sigmoid(margin / T)
     assert found.temperature == pytest.approx(margin / math.log(confidence / (1 - confidence)), rel=0.01)
 
 
