@@ -91,6 +91,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         self._resumed: dict[str, Any] = {}  # the callback's state in the checkpoint that the fit resumes from
         self._posterior = EvaluatedPosterior()
         self._ranks_agree = self._is_announced = False
+        self._follows_fit = self._is_told_of_batch = False  # κ; whether Lightning told of the batch that begins
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
@@ -164,23 +165,21 @@ class VariationalCallback(EvaluationCallback, ABC):
         ranks.share_inversions(trainer, self.optimizer)
 
     def _wrap_closure(self, trainer: Trainer, closure: Closure) -> Closure:
-        optimizer = self.optimizer
+        optimizer, module = self.optimizer, trainer.lightning_module
         assert optimizer is not None  # the strategy sets optimizers up before the first batch
         optimizer.start_groups()
-        module = trainer.lightning_module
-        if trainer.fit_loop.epoch_loop.batch_idx == 0 and self._noise and self.compares_validations(module):
+        begins = trainer.fit_loop.epoch_loop.batch_idx == 0
+        if begins and self._noise and self.compares_validations(module):
             self._rule.start_epoch(sum_over_processes(trainer, module))
             if self._rule.path:
                 self._noise.apply(optimizer, self.link_of(module), self._rule.share)
-        if trainer.fit_loop.epoch_loop.batch_idx == 0 or optimizer.posterior_defaults["num_data"] is None:
-            set_num_data(
-                trainer, optimizer, self.num_data
-            )  # in every epoch, because loaders are reloaded and data sets grow
+        if begins or optimizer.posterior_defaults["num_data"] is None:  # loaders are reloaded, and data sets grow
+            set_num_data(trainer, optimizer, self.num_data)
         if not self._ranks_agree:
             ranks.require_agreement(trainer, optimizer, self.mc_samples)
             self._ranks_agree = True
-        # The tuner removes callbacks. A batch size that it accepts must leave memory for updates that measure curvature.
-        is_tuned = self not in trainer.callbacks  # type: ignore[attr-defined]
+        # The tuner trains without callbacks. A batch size that it accepts must leave memory for updates that measure.
+        is_tuned, self._is_told_of_batch = not self._is_told_of_batch, False
         samples = ranks.noise_samples(trainer, self.mc_samples)
         wrapped = MonteCarloClosure(closure, trainer, optimizer, samples, always_measures=is_tuned)
         if self.arguments.num_data is None and not optimizer.num_updates:
@@ -189,9 +188,14 @@ class VariationalCallback(EvaluationCallback, ABC):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Warn about arguments that the checkpoint of a resumed run overrides."""
-        if self.optimizer is None or not self.optimizer.num_updates:
-            return
-        warn_of_changes(trainer, self.optimizer, self._chosen, self._resumed)
+        if self.optimizer is not None and self.optimizer.num_updates:
+            warn_of_changes(trainer, self.optimizer, self._chosen, self._resumed)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Record the losses of the first batch; note that Lightning calls this callback, as it does unless it tunes."""
+        self._is_told_of_batch = True
+        if not self._has_seen_loss:
+            super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the comparison of the validation, and its NLL for the default noise."""
@@ -206,10 +210,7 @@ class VariationalCallback(EvaluationCallback, ABC):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Set the default noise scale of later updates, now that the loss and the trained layers are known.
-
-        All passes of one update share a scale, however many micro-batches it accumulates.
-        """
+        """Set the default noise scale of later updates, now that the loss and the trained layers are known."""
         if self._recorder is not None:
             self._stop_recording()
         if self.optimizer is None or not self.optimizer.num_updates:
@@ -217,11 +218,11 @@ class VariationalCallback(EvaluationCallback, ABC):
         link = self.link_of(pl_module)
         if self._noise is not None:
             self._noise.apply(self.optimizer, link, self._rule.share)
-            self._rule.add(outputs, trainer.accumulate_grad_batches)
         if not self._is_announced:
-            self._is_announced = True
-            follows = self.compares_validations(pl_module)
-            rank_zero_info(summary.at_the_start(self.optimizer, self.name, link, self.eval_samples, follows))
+            self._is_announced, self._follows_fit = True, self.compares_validations(pl_module)
+            rank_zero_info(summary.at_the_start(self.optimizer, self.name, link, self.eval_samples, self._follows_fit))
+        if self._follows_fit:
+            self._rule.add(outputs, trainer.accumulate_grad_batches)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the effective number of parameters, and the number of skipped updates."""

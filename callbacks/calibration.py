@@ -16,9 +16,10 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 from torch import Tensor
 
 from lightning_bayes.callbacks.arguments import checked
-from lightning_bayes.callbacks.evaluation import EvaluationCallback, FinishesSamples
+from lightning_bayes.callbacks.evaluation import EvaluationCallback, FinishesSamples, finished
 from lightning_bayes.callbacks.last_epoch import fit_kept, is_last_epoch
 from lightning_bayes.callbacks.loaders import OnDevice, ValidationSet, random_state_kept, sum_over_processes
+from lightning_bayes.callbacks.neighbours import callbacks_of, insert_after
 from lightning_bayes.callbacks.point_estimate import PointEstimate
 from lightning_bayes.callbacks.recalibration import recalibrated
 from lightning_bayes.callbacks.spread import spread
@@ -127,9 +128,8 @@ class Calibration(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Add an evaluation to a trainer without one, so that a network alone gets a temperature."""
-        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        if not any(isinstance(callback, EvaluationCallback) for callback in callbacks):
-            callbacks.insert(callbacks.index(self) + 1, PointEstimate())
+        if not callbacks_of(trainer, EvaluationCallback):
+            insert_after(trainer, PointEstimate(), self)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Require a validation set, and start the clock."""
@@ -175,9 +175,7 @@ class Calibration(Callback):
         samples, link = callback.find_samples(trainer, pl_module), callback.link_or_raw(pl_module)
         if samples is None:
             return
-        for other in trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(other, FinishesSamples) and other is not self:
-                samples = other.finished_samples(trainer, pl_module, samples, link)
+        samples, _ = finished(trainer, pl_module, samples, link, but=self)
         self._choose(trainer, pl_module, self._followed(samples), link)
         chosen = {"val/posterior_scale": float(self.scale or 0.0), "val/temperature": self.temperature}
         pl_module.log_dict(chosen, sync_dist=True)
@@ -246,14 +244,15 @@ class Calibration(Callback):
 
 def beside(trainer: Trainer, callback: Callback, calibration: Calibration) -> None:
     """Put the calibration of a callback behind all that finish samples; its hooks run before the checkpoint's."""
-    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    if any(isinstance(other, Calibration) and other is not calibration for other in callbacks):
+    others = [other for other in callbacks_of(trainer, Calibration) if other is not calibration]
+    if others:
         raise UnsupportedTrainingError(
             "calibrate=True and Calibration both choose the width of the posterior. Remove one of them."
         )
+    callbacks = callbacks_of(trainer, Callback)
     if calibration not in callbacks and callback in callbacks:
-        finishing = [i for i, other in enumerate(callbacks) if other is callback or isinstance(other, FinishesSamples)]
-        callbacks.insert(finishing[-1] + 1, calibration)
+        finishing = [other for other in callbacks if isinstance(other, FinishesSamples)]
+        insert_after(trainer, calibration, callback, *finishing)
 
 
 def _outputs_at(
@@ -287,5 +286,4 @@ def _line(found: Chosen, rows: int, tries_widths: bool, seconds: float, share: f
 
 def _evaluation_of(trainer: Trainer) -> EvaluationCallback:
     """The callback whose predictions are calibrated."""
-    callbacks = [c for c in trainer.callbacks if isinstance(c, EvaluationCallback)]  # type: ignore[attr-defined]
-    return next(callback for callback in callbacks if callback.averages(trainer))
+    return next(callback for callback in callbacks_of(trainer, EvaluationCallback) if callback.averages(trainer))

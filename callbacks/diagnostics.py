@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lightning_bayes.callbacks.arguments import checked
 from lightning_bayes.callbacks.base import VariationalCallback
+from lightning_bayes.callbacks.neighbours import callbacks_of
 from lightning_bayes.errors import HyperparameterError, UnsupportedTrainingError
 from lightning_bayes.optim import VariationalOptimizer
 from lightning_bayes.optim.effective import effective
@@ -55,7 +56,7 @@ class PosteriorDiagnostics(Callback):
         self._old_means, self._warned = {}, set()
         if stage != "fit":
             return
-        sources = [c for c in trainer.callbacks if isinstance(c, VariationalCallback)]  # type: ignore[attr-defined]
+        sources = callbacks_of(trainer, VariationalCallback)
         if not sources:
             raise UnsupportedTrainingError(
                 "PosteriorDiagnostics found no callback that trains a posterior. Add one, such as VOGNCallback(), to the "

@@ -14,6 +14,7 @@ from lightning_bayes.callbacks.checks import refuse_other_package
 from lightning_bayes.callbacks.last_epoch import may_be_last_validation
 from lightning_bayes.callbacks.loss_link import LinkRecorder, tensors_of
 from lightning_bayes.callbacks.mean_comparison import Comparison, MeanComparison
+from lightning_bayes.callbacks.neighbours import callbacks_of
 from lightning_bayes.callbacks.observed_metrics import ObservedMetrics
 from lightning_bayes.callbacks.patches import Patches
 from lightning_bayes.callbacks.recalibration import recalibrated
@@ -43,6 +44,18 @@ class FinishesSamples(Protocol):
     def finished_samples(self, trainer: Trainer, module: LightningModule, samples: Samples, link: Link) -> Samples:
         """Samples to evaluate under instead of `samples`."""
         ...
+
+
+def finished(
+    trainer: Trainer, module: LightningModule, samples: Samples, link: Link, but: FinishesSamples | None = None
+) -> tuple[Samples, float]:
+    """The samples that all callbacks `but` one make of these, one after the other, and the product of their temperatures."""
+    temperature = 1.0
+    for callback in callbacks_of(trainer, FinishesSamples):
+        if callback is not but:
+            samples = callback.finished_samples(trainer, module, samples, link)
+            temperature *= getattr(callback, "temperature", 1.0)
+    return samples, temperature
 
 
 class EvaluationCallback(Callback, ABC):
@@ -222,10 +235,7 @@ class EvaluationCallback(Callback, ABC):
         link = self.link_or_raw(module)
         is_fit, temperature = trainer.state.fn == "fit", 1.0
         if not is_fit:
-            for callback in trainer.callbacks:  # type: ignore[attr-defined]
-                if isinstance(callback, FinishesSamples):
-                    samples = callback.finished_samples(trainer, module, samples, link)
-                    temperature *= getattr(callback, "temperature", 1.0)
+            samples, temperature = finished(trainer, module, samples, link)
         prepared = spread(trainer, recalibrated(trainer, module, samples))
         self._forward = SampledForward(
             module,
@@ -262,7 +272,7 @@ class EvaluationCallback(Callback, ABC):
 
 def require_single_evaluation(trainer: Trainer) -> None:
     """Require one callback that evaluates under samples: with two, one would average the other's averages."""
-    callbacks = [c for c in trainer.callbacks if isinstance(c, EvaluationCallback)]  # type: ignore[attr-defined]
-    names = [type(callback).__name__ for callback in callbacks if callback.averages(trainer)]
+    averaging = [callback for callback in callbacks_of(trainer, EvaluationCallback) if callback.averages(trainer)]
+    names = [type(callback).__name__ for callback in averaging]
     if len(names) > 1:
         raise UnsupportedTrainingError(f"{' and '.join(names)} each average predictions. Keep one of them.")

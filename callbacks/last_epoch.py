@@ -9,6 +9,8 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
+from lightning_bayes.callbacks.neighbours import callbacks_of
+
 
 def is_last_epoch(trainer: Trainer) -> bool:
     """Whether the epoch that ends now is the last one of the fit."""
@@ -20,8 +22,7 @@ def may_be_last_validation(trainer: Trainer) -> bool:
     """Whether the fit may end without another validation: `EarlyStopping` decides after one."""
     interval, epochs = trainer.check_val_every_n_epoch or 1, trainer.max_epochs or -1
     has_no_other = 0 < epochs <= trainer.current_epoch + interval
-    stops_early = any(isinstance(c, EarlyStopping) for c in trainer.callbacks)  # type: ignore[attr-defined]
-    return stops_early or has_no_other or is_last_epoch(trainer)
+    return bool(callbacks_of(trainer, EarlyStopping)) or has_no_other or is_last_epoch(trainer)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from lightning_bayes.callbacks.calibration import Calibration
 from lightning_bayes.callbacks.evaluation import EvaluationCallback
+from lightning_bayes.callbacks.neighbours import callbacks_of
 from lightning_bayes.callbacks.private_lightning import data_of_fit
 from lightning_bayes.callbacks.recalibration import BatchNormRecalibration
 from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError, UnsupportedTrainingError, name_some
@@ -72,7 +73,7 @@ class MemberFits:
             f"DeepEnsembleCallback: trains {self.count} networks one after the other, which takes about {self.count} times "
             "as long as one, and so does every prediction afterwards."
         )
-        dropped = [type(c).__name__ for c in trainer.callbacks if _changes_training(c)]  # type: ignore[attr-defined]
+        dropped = [type(c).__name__ for c in callbacks_of(trainer, Callback) if _changes_training(c)]
         if dropped:
             rank_zero_warn(f"Members 2 to {self.count} train without the callbacks {', '.join(dropped)}.")
 

@@ -19,6 +19,7 @@ from lightning_bayes.callbacks.cycles import CyclicRates, cycle_ends, rate_at
 from lightning_bayes.callbacks.evaluation import EvaluationCallback, require_single_evaluation
 from lightning_bayes.callbacks.last_epoch import fit_kept, is_last_epoch
 from lightning_bayes.callbacks.mode_choice import ModeChoice
+from lightning_bayes.callbacks.neighbours import callbacks_of
 from lightning_bayes.errors import HyperparameterError, PosteriorError, UnsupportedTrainingError
 from lightning_bayes.optim.readout import constants_of
 from lightning_bayes.posteriors import FAMILIES, AbstractPosterior
@@ -142,7 +143,9 @@ class MultiModeCallback(EvaluationCallback):
         if any(self._reached < end <= trainer.global_step for end in self._ends):
             self._reached = trainer.global_step
             self.modes.append(_copied(pl_module, self.modes[-1] if self.modes else {}))
-            self.posteriors += [_at_mode(callback, self.modes[-1]) for callback in _variational(trainer)]
+            self.posteriors += [
+                _at_mode(callback, self.modes[-1]) for callback in callbacks_of(trainer, VariationalCallback)
+            ]
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the loaders."""
@@ -151,7 +154,7 @@ class MultiModeCallback(EvaluationCallback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Choose the number of modes after the last epoch, before the checkpoint is written."""
         if is_last_epoch(trainer) and len(self.modes) > 1:
-            callback = next(iter(_variational(trainer)), self)
+            callback = next(iter(callbacks_of(trainer, VariationalCallback)), self)
             with fit_kept(type(self).__name__, "the number of modes"):
                 samples = self._members(pl_module, None)
                 self.count = self._choice.choose(trainer, pl_module, samples, callback.link_or_raw(pl_module))
@@ -174,7 +177,7 @@ class MultiModeCallback(EvaluationCallback):
 
     def averages(self, trainer: Trainer) -> bool:
         """Whether no `VariationalCallback` averages; see `EvaluationCallback.averages`."""
-        return not _variational(trainer)
+        return not callbacks_of(trainer, VariationalCallback)
 
     def finished_samples(self, trainer: Trainer, module: LightningModule, samples: Samples, link: Link) -> Samples:
         """Samples of the posteriors around all modes instead of those around the last; see `FinishesSamples`."""
@@ -249,14 +252,9 @@ def _check_fit(trainer: Trainer, module: LightningModule) -> None:
     check_strategy(trainer)
 
 
-def _variational(trainer: Trainer) -> list[VariationalCallback]:
-    """The callback that trains a posterior, if there is one."""
-    return [c for c in trainer.callbacks if isinstance(c, VariationalCallback)]  # type: ignore[attr-defined]
-
-
 def _check_samples(trainer: Trainer) -> None:
     """Require samples of a posterior beside which there are several modes."""
-    for callback in _variational(trainer):
+    for callback in callbacks_of(trainer, VariationalCallback):
         if not callback.eval_samples:
             raise HyperparameterError(
                 f"{type(callback).__name__}(eval_samples=0) evaluates the last mode alone. Pass at least one sample per "

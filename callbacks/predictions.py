@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lightning_bayes.callbacks.arguments import checked
 from lightning_bayes.callbacks.evaluation import LINK_ATTRIBUTE
+from lightning_bayes.callbacks.neighbours import callbacks_of
 from lightning_bayes.callbacks.prediction_files import require_format, save
 from lightning_bayes.callbacks.prediction_table import Column, decisions, origins
 from lightning_bayes.predictive import Link, as_dict, check_threshold, summarise
@@ -106,8 +107,7 @@ class PredictionWriter(BasePredictionWriter):
         rank_zero_info(f"{len(table['dataloader_idx'])} predictions ({', '.join(all_columns)}) are in {path}")
 
     def _is_replaced(self, trainer: Trainer) -> bool:
-        writers = [c for c in trainer.callbacks if isinstance(c, PredictionWriter)]  # type: ignore[attr-defined]
-        return self.is_default and not all(writer.is_default for writer in writers)
+        return self.is_default and not all(writer.is_default for writer in callbacks_of(trainer, PredictionWriter))
 
 
 def class_names_of(trainer: Trainer, module: LightningModule) -> tuple[str, ...]:

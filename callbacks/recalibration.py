@@ -16,6 +16,7 @@ from lightning_bayes.callbacks.arguments import checked
 from lightning_bayes.callbacks.forward_arguments import ForwardArguments
 from lightning_bayes.callbacks.loaders import OnDevice, mean_over_processes, random_state_kept, training_loader
 from lightning_bayes.callbacks.loss_link import tensors_of
+from lightning_bayes.callbacks.neighbours import callbacks_of
 from lightning_bayes.callbacks.private_lightning import training_batches
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.predictive import Samples, recalibrate
@@ -98,7 +99,7 @@ class BatchNormRecalibration(Callback):
 
 def recalibrated(trainer: Trainer, pl_module: LightningModule, samples: Samples) -> Samples:
     """The samples with BatchNorm statistics of their own; unchanged in a fit and without a `BatchNormRecalibration`."""
-    callbacks = [c for c in trainer.callbacks if isinstance(c, BatchNormRecalibration)]  # type: ignore[attr-defined]
+    callbacks = callbacks_of(trainer, BatchNormRecalibration)
     if not callbacks or trainer.state.fn == "fit":
         return samples
     return callbacks[-1].recalibrated(trainer, pl_module, samples)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -15,6 +16,7 @@ from lightning_bayes.callbacks.schedulers import override_rates
 from lightning_bayes.optim import VariationalOptimizer
 from lightning_bayes.optim.base_optimizer import GRADIENT_STEPS
 from lightning_bayes.optim.readout import load_posterior
+from lightning_bayes.private_torch import mark_as_scheduled
 
 
 def swap_optimizer(
@@ -38,8 +40,10 @@ def swap_optimizer(
         **kwargs,
     )
     checks.require_dense_gradients(optimizer)
-    optimizer.closure_opens_passes = True
-    patches.set(user, "step", optimizer.step)
+    step = partial(optimizer.step, closure_opens_passes=True)
+    mark_as_scheduled(step)
+    for each in (optimizer, user):
+        patches.set(each, "step", step)
     for config in strategy.lr_scheduler_configs:
         patches.set(config.scheduler, "optimizer", optimizer)
     strategy.optimizers = [optimizer]

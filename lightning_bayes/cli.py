@@ -24,6 +24,7 @@ from rich.console import Console
 
 import lightning_bayes.zoo  # noqa: F401  (configs can then name its classes without the module)
 from lightning_bayes.callbacks import DeepEnsembleCallback, EvaluationFigures, PredictionWriter
+from lightning_bayes.callbacks.neighbours import callbacks_of
 from lightning_bayes.cli_parser import BayesParser, NamedConfigs
 from lightning_bayes.cli_runs import (
     CONFIG_OPTIONS,
@@ -242,7 +243,7 @@ class BayesCLI(LightningCLI):
             rank_zero_info(f"The run is in {config.parent}. {verb} it with\n  {shlex.join(command)}")
 
     def _prepare_evaluation(self) -> None:
-        has_members = any(isinstance(c, DeepEnsembleCallback) and c.members for c in self.trainer.callbacks)  # type: ignore[attr-defined]
+        has_members = any(callback.members for callback in callbacks_of(self.trainer, DeepEnsembleCallback))
         path = self._ckpt_path()
         if not path and not has_members:
             rank_zero_warn(
@@ -291,5 +292,5 @@ class RunConfig(SaveConfigCallback):
     def path_of(trainer: Trainer) -> Path | None:
         """The path of a trainer's saved config; None if it saves none."""
         folder = trainer.log_dir
-        callbacks = [callback for callback in trainer.callbacks if isinstance(callback, RunConfig)]  # type: ignore[attr-defined]
+        callbacks = callbacks_of(trainer, RunConfig)
         return Path(folder) / callbacks[0].config_filename if callbacks and folder is not None else None

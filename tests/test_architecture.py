@@ -207,6 +207,11 @@ def test_a_batch_passes_few_files_and_functions():
         assert functions <= BATCH[name][1], f"a batch, {name}, passes {functions} functions"
 
 
+def test_one_file_looks_for_the_other_callbacks_of_a_trainer():
+    found = [path.name for path in source_files() if "trainer.callbacks  #" in path.read_text("utf-8")]
+    assert found == ["neighbours.py"]
+
+
 def test_functions_are_small():
     assert statistics.median([size for path in source_files() for size in function_sizes(path.read_text("utf-8"))]) < 12
 

@@ -59,7 +59,6 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         self.model, self.engine = model, engine
         self.mc_samples, self.max_nonfinite_steps = mc_samples, max_nonfinite_steps
         self.skipped_steps = self.skipped_in_a_row = 0
-        self.closure_opens_passes = False  # whether `step`'s closure samples the weights itself, as the callbacks' does
         self._open_update = OpenUpdate()
         defaults, self.posterior_defaults = split(defaults)
         self.groups_owner = params if isinstance(params, torch.optim.Optimizer) else None
@@ -235,7 +234,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
             self._open_update.clear()
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Callable[[], Any] | None = None, *, closure_opens_passes: bool = False) -> Any:
         """Update the posterior from the passes since the last step.
 
         A non-finite measurement is skipped with a warning; `max_nonfinite_steps` of them in a row raise `NonFiniteError`.
@@ -243,6 +242,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
 
         Args:
             closure: As in `torch.optim`: clears the gradients, calls backward, returns the loss. Runs at K weight samples.
+            closure_opens_passes: Whether `closure` samples the weights itself, as the callbacks' does, and runs once.
 
         Returns:
             The loss of the closure, averaged over samples; None without a closure.
@@ -251,14 +251,14 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         if closure is not None:
             with torch.enable_grad():
                 # In Lightning's manual optimization the closure is empty and comes after the passes.
-                is_measured = self.closure_opens_passes or self._open_update.examples
+                is_measured = closure_opens_passes or self._open_update.examples
                 loss = closure() if is_measured else self._run_closure(closure)
         self._opt_called = True  # checked by LR schedulers
         if self.groups_owner is not None:
             self.groups_owner._opt_called = True  # type: ignore[attr-defined]
         update = self._open_update
         if not update.is_discarded:
-            update.require_passes(type(self).__name__, is_hosted=self.closure_opens_passes)
+            update.require_passes(type(self).__name__, is_hosted=closure_opens_passes)
             measurement = self._measurement(fill=self.fills_gradients)
             if measurement.is_finite():
                 self.skipped_in_a_row = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import LearningRateFinder, ModelCheckpoint
 from tiny_training import Classifier, assert_same_bits, loader, quiet_trainer, weights
 
 from lightning_bayes import IVONCallback, NoisyKFACCallback, OGNCallback, VadamCallback, VOGNCallback
@@ -94,26 +94,18 @@ def test_every_update_is_the_same_whether_examples_are_counted_or_not(monkeypatc
     assert_same_bits(weights(fit(VOGNCallback())), bare)
 
 
-def test_trials_of_lightnings_tuner_measure_in_every_update():
+def test_trials_of_lightnings_tuner_measure_in_every_update(tmp_path):
     """The tuner trains without callbacks. A batch size that leaves no memory for measuring updates would be too large."""
 
-    class Tuner(Callback):
-        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-            self.kept = trainer.callbacks
-            if trainer.global_step == 14:
-                trainer.callbacks = []
-
-    tuner, passes = Tuner(), BarePasses()
-    module = Classifier()
-    step = module.training_step
-
-    def restored(batch, batch_idx):
-        module.trainer.callbacks = tuner.kept
-        return step(batch, batch_idx)
-
-    module.training_step = restored
-    quiet_trainer(VOGNCallback(), tuner, passes, max_epochs=3).fit(module, loader())
-    assert passes.found == [False] * 10 + [True] * 4 + [False] + [True] * 3
+    module, passes = Classifier(), BarePasses()
+    module.lr = 1e-3
+    finder = LearningRateFinder(num_training_steps=18, early_stop_threshold=None)
+    trainer = quiet_trainer(VOGNCallback(), passes, finder, max_epochs=3, default_root_dir=tmp_path)
+    trainer.fit(module, loader())
+    trial, training = passes.found[:18], passes.found[18:]
+    assert not any(trial)
+    assert training[:10] == [False] * 10
+    assert training[10:].count(False) == (len(training) - 10) // 10
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory")  # it resumes a run in the same directory

@@ -180,3 +180,21 @@ def test_default_learns_as_well_as_the_users_optimizer():
         fit(module, *callbacks, max_epochs=20)
         losses.append(F.cross_entropy(module(x), y).item())
     assert losses[1] < 1.2 * losses[0]
+
+
+def test_after_a_fit_a_closure_runs_at_weight_samples_again():
+    callback, module = VOGNCallback(mc_samples=2), Classifier()
+    fit(module, callback)
+    inputs, labels = blobs().tensors
+    seen = []
+
+    def closure():
+        callback.optimizer.zero_grad()
+        loss = F.cross_entropy(module(inputs), labels)
+        loss.backward()
+        seen.append(loss)
+        return loss
+
+    callback.optimizer.step(closure)
+    assert len(seen) == 2
+    assert seen[0] != seen[1]
