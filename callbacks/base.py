@@ -164,7 +164,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         self._ranks_agree = self._is_announced = False
         ranks.share_inversions(trainer, self.optimizer)
 
-    def _wrap_closure(self, trainer: Trainer, closure: Closure) -> Closure:
+    def _wrap_closure(self, trainer: Trainer, closure: Closure, arguments: dict[str, Any]) -> Closure:
         optimizer, module = self.optimizer, trainer.lightning_module
         assert optimizer is not None  # the strategy sets optimizers up before the first batch
         optimizer.start_groups()
@@ -181,7 +181,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         # The tuner trains without callbacks. A batch size that it accepts must leave memory for updates that measure.
         is_tuned, self._is_told_of_batch = not self._is_told_of_batch, False
         samples = ranks.noise_samples(trainer, self.mc_samples)
-        wrapped = MonteCarloClosure(closure, trainer, optimizer, samples, always_measures=is_tuned)
+        wrapped = MonteCarloClosure(closure, trainer, optimizer, samples, arguments, always_measures=is_tuned)
         if self.arguments.num_data is None and not optimizer.num_updates:
             wrapped.on_first_capture = example_count_check(trainer, optimizer)
         return wrapped

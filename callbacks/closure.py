@@ -20,6 +20,7 @@ from lightning_bayes.callbacks.private_lightning import closure_parts, step_foll
 from lightning_bayes.curvature import Capture, with_per_example_loss
 from lightning_bayes.curvature.per_example_loss import KEY as PER_EXAMPLE_LOSSES
 from lightning_bayes.optim import NoisyOptimizer
+from lightning_bayes.predictive.repeated import copied
 from lightning_bayes.strategies import BayesDDPStrategy, all_reduce_mean_
 
 
@@ -32,6 +33,7 @@ class MonteCarloClosure(Closure):
         optimizer: The noisy optimizer, which has replaced the user's.
         sample_indices: Index of the weight sample of each pass, which seeds its noise. The micro-batches of an update share
             the indices, so that they draw the same noise as one large batch.
+        arguments: Those of the training step, which the closure reads: each pass gets the batch as the first one did.
         always_measures: Whether every update measures the curvature, as at the largest batch that a tuner tries.
 
     Attributes:
@@ -44,13 +46,14 @@ class MonteCarloClosure(Closure):
         trainer: Trainer,
         optimizer: NoisyOptimizer,
         sample_indices: list[int],
+        arguments: dict[str, Any],
         *,
         always_measures: bool = False,
     ) -> None:
         self._parts = closure_parts(lightning_closure)
         super().__init__(*self._parts)
         self._trainer, self._optimizer, self._sample_indices = trainer, optimizer, sample_indices
-        self._always_measures = always_measures
+        self._arguments, self._always_measures = arguments, always_measures
         self._step_follows = step_follows(trainer)  # Lightning, too, decides this before it runs the closure
         self.on_first_capture: Callable[[Capture], None] | None = None
 
@@ -63,7 +66,12 @@ class MonteCarloClosure(Closure):
             return super().closure(*args, **kwargs)
         if zero_grad is not None:
             zero_grad()
-        results = [self._run_pass(index, backward) for index in self._sample_indices]
+        kept = copied(self._arguments) if len(self._sample_indices) > 1 else {}
+        results = []
+        for index in self._sample_indices:
+            if results:
+                self._arguments.update(copied(kept))  # a step may change its batch in place
+            results.append(self._run_pass(index, backward))
         if self._step_follows and dist.is_available() and dist.is_initialized():
             self._average_over_processes()
         losses = [result.loss for result in results if result.loss is not None]

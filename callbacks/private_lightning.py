@@ -87,13 +87,13 @@ def _problem(trainer: Trainer, method: PrivateMethod) -> str:
     return ""
 
 
-def wrap_closures(trainer: Trainer, wrap: Callable[[Closure], Closure], patches: Patches) -> None:
-    """Pass every training closure that Lightning builds through `wrap`, which returns the closure to run instead."""
+def wrap_closures(trainer: Trainer, wrap: Callable[[Closure, Any], Closure], patches: Patches) -> None:
+    """Pass every training closure and the arguments of its step through `wrap`, which returns the closure to run instead."""
     loop = trainer.fit_loop.epoch_loop.automatic_optimization
     make_closure = loop._make_closure
 
     def make_wrapped_closure(kwargs: Any, optimizer: Any, batch_idx: int) -> Closure:
-        return wrap(make_closure(kwargs, optimizer, batch_idx))
+        return wrap(make_closure(kwargs, optimizer, batch_idx), kwargs)
 
     patches.set(loop, MAKE_CLOSURE.name, make_wrapped_closure)
 
