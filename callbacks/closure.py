@@ -67,7 +67,7 @@ class MonteCarloClosure(Closure):
         if zero_grad is not None:
             zero_grad()
         kept = copied(self._arguments) if len(self._sample_indices) > 1 else {}
-        results = []
+        results: list[ClosureResult] = []
         for index in self._sample_indices:
             if results:
                 self._arguments.update(copied(kept))  # a step may change its batch in place
