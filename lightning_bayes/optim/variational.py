@@ -183,8 +183,6 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
         """Create the state of a parameter."""
         fields = self.family.state_fields(param, group)
         self.state[param] |= {**self._starting.new(param, group, fields), **self.family.counters}
-        if not fields and self.estimator.quantity == "squared_gradients":
-            self.engine.left_out.add(param)  # a parameter without curvature is not measured
 
     def capture_pass(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
         """The family's capture if the update measures, else one of the gradient, bare if no count is needed."""
