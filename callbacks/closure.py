@@ -16,7 +16,7 @@ import torch.distributed as dist
 from lightning.pytorch import Trainer
 from lightning.pytorch.loops.optimization.automatic import Closure, ClosureResult
 
-from lightning_bayes.callbacks.private_lightning import closure_parts, step_follows
+from lightning_bayes.callbacks.private_lightning import ClosureParts
 from lightning_bayes.curvature import Capture, with_per_example_loss
 from lightning_bayes.curvature.per_example_loss import KEY as PER_EXAMPLE_LOSSES
 from lightning_bayes.optim import NoisyOptimizer
@@ -27,7 +27,7 @@ class MonteCarloClosure(Closure):
     """Runs one batch under K weight samples.
 
     Args:
-        lightning_closure: Lightning's closure for this batch.
+        parts: What Lightning's closure for this batch runs.
         trainer: The trainer.
         optimizer: The noisy optimizer, which has replaced the user's.
         sample_indices: Index of the weight sample of each pass, which seeds its noise. The micro-batches of an update share
@@ -40,18 +40,17 @@ class MonteCarloClosure(Closure):
 
     def __init__(
         self,
-        lightning_closure: Closure,
+        parts: ClosureParts,
         trainer: Trainer,
         optimizer: NoisyOptimizer,
         sample_indices: list[int],
         *,
         always_measures: bool = False,
     ) -> None:
-        self._parts = closure_parts(lightning_closure)
-        super().__init__(*self._parts)
+        super().__init__(parts.step, parts.backward, parts.zero_grad)
+        self._parts = parts
         self._trainer, self._optimizer, self._sample_indices = trainer, optimizer, sample_indices
         self._always_measures = always_measures
-        self._step_follows = step_follows(trainer)  # Lightning, too, decides this before it runs the closure
         self.on_first_capture: Callable[[Capture], None] | None = None
 
     @torch.enable_grad()
@@ -64,11 +63,11 @@ class MonteCarloClosure(Closure):
         if zero_grad is not None:
             zero_grad()
         results = [self._run_pass(index, backward) for index in self._sample_indices]
-        if self._step_follows and dist.is_available() and dist.is_initialized():
+        if self._parts.step_follows and dist.is_available() and dist.is_initialized():
             self._average_over_processes()
         losses = [result.loss for result in results if result.loss is not None]
         if not losses:
-            if self._step_follows and not self._optimizer.num_examples:
+            if self._parts.step_follows and not self._optimizer.num_examples:
                 self._optimizer.discard_passes()  # no update, as in plain Lightning
             self.warning_cache.warn("`training_step` returned `None`. If this was on purpose, ignore this warning...")
             return results[0]

@@ -44,8 +44,8 @@ class PosteriorFamily(ABC):
         """The capture of a pass that measures curvature."""
 
     @abstractmethod
-    def measured_shapes(self, *, always: bool = False) -> Mapping[Hashable, Tensor]:
-        """What the next update measures."""
+    def to_measure(self, *, always: bool = False) -> Mapping[Hashable, Tensor]:
+        """What the next update measures: by key a tensor of its shape; empty if it measures nothing."""
 
     @abstractmethod
     def sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:

@@ -15,10 +15,11 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from lightning_bayes.curvature import AbstractEngine, Capture
-from lightning_bayes.errors import NonFiniteError
+from lightning_bayes.errors import NonFiniteError, UnsupportedTrainingError
 from lightning_bayes.optim.finished_pass import Curvature, FinishedPass
 from lightning_bayes.optim.finiteness import require_finite, skip_message
 from lightning_bayes.optim.groups import FORMAT, KEY, split
@@ -171,7 +172,10 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
     ) -> Iterator[Any]:
         """Like `sampled_params`, for hosts that pass the loss to the capture that it yields; see `OpenUpdate`."""
         update = self._open_update
-        index = update.count_pass(sample)
+        if update.means is not None:
+            raise UnsupportedTrainingError("sampled_params() is open already; passes cannot be nested.")
+        index = update.num_opened if sample is None else sample
+        update.num_opened += 1
         update.is_only_batch = is_only_batch
         update.always_measures |= always_measures
         self.start_groups()
@@ -216,11 +220,16 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         """Sum over processes the curvatures that are not linear in the passes of one weight sample."""
 
     def _measurement(self, *, fill: bool) -> Measurement:
-        """The measurement of the open update."""
-        update = self._open_update
+        """The measurement of the open update; with `fill`, parameters without ``.grad`` get zeros instead of staying out."""
+        update, params = self._open_update, [param for _, param in self.trained()]
         if update.final_curvature is None:
-            update.final_curvature = self._finalise_curvature(update.curvature)
-        return update.measurement((param for _, param in self.trained()), update.final_curvature, fill=fill)
+            update.final_curvature = {} if update.to_measure == {} else self._finalise_curvature(update.curvature)
+        if fill:
+            for param in params:
+                param.grad = torch.zeros_like(param) if param.grad is None else param.grad
+        grads = {param: param.grad for param in params if param.grad is not None}
+        loss = torch.zeros((), device=params[0].device) if update.loss is None else update.loss
+        return Measurement(loss, grads, update.final_curvature, update.examples, len(update.samples), update.is_counted)
 
     def discard_passes(self) -> None:
         """Discard the passes of the open update. The next `step` does nothing."""
@@ -258,7 +267,8 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
             self.groups_owner._opt_called = True  # type: ignore[attr-defined]
         update = self._open_update
         if not update.is_discarded:
-            update.require_passes(type(self).__name__, is_hosted=closure_opens_passes)
+            if not update.examples or (dist.is_available() and dist.is_initialized()):
+                update.require_passes(type(self).__name__, is_hosted=closure_opens_passes)
             measurement = self._measurement(fill=self.fills_gradients)
             if measurement.is_finite():
                 self.skipped_in_a_row = 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
@@ -121,7 +121,9 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
         self._gradient_engine = GradientEngine(model, reduction)
         super().__init__(  # calls add_param_group, which needs the attributes above
             model,
-            make_engine(engine, model, reduction, values["workspace_mib"], quantity=quantity),
+            make_engine(
+                engine, model, reduction, values["workspace_mib"], quantity=quantity, left_out=self._without_curvature()
+            ),
             params,
             {**settings, **self.group_state, "noisy": self.noisy, "noise_seed": values["seed"]},
             mc_samples=values["mc_samples"],
@@ -149,7 +151,6 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
             for param in group["params"]:
                 if not self.state[param]:
                     self._start_state(param, group)
-        self._settings.complete(self.param_groups, self.posterior_defaults)
 
     def step_of(self, group: Mapping[str, Any]) -> Step:
         """The step that moves the means of a group."""
@@ -179,21 +180,24 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
         step_rule, base = self.posterior_defaults["step_rule"], self.base_step.base if self.base_step else None
         return record_of(self, step_rule, base, self.deterministic if self.noisy else None)
 
+    def _without_curvature(self) -> Collection[nn.Parameter]:
+        """The parameters that the engine does not measure: beside a base optimizer, those without a posterior."""
+        is_measured = self.base_step is None or self.estimator.quantity != "squared_gradients"
+        return () if is_measured else self.deterministic
+
     def _start_state(self, param: nn.Parameter, group: Mapping[str, Any]) -> None:
         """Create the state of a parameter."""
         fields = self.family.state_fields(param, group)
         self.state[param] |= {**self._starting.new(param, group, fields), **self.family.counters}
-        if not fields and self.estimator.quantity == "squared_gradients":
-            self.engine.left_out.add(param)  # a parameter without curvature is not measured
 
     def capture_pass(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
         """The family's capture if the update measures, else one of the gradient, bare if no count is needed."""
         if loss_scale != 1:
             self.estimator.require_scalable_loss(type(self).__name__)
         update = self._open_update
-        if update.measured_shapes is None:
-            update.measured_shapes = self.family.measured_shapes(always=update.always_measures)
-        if update.measured_shapes and self.estimator.quantity != "gradient":
+        if update.to_measure is None:
+            update.to_measure = self.family.to_measure(always=update.always_measures)
+        if update.to_measure and self.estimator.quantity != "gradient":
             return self.family.capture(sample, loss_scale)
         self.engine.workspace.release()  # its memory is free for the model until the next measurement
         is_mean = bool(self.param_groups[0][KEY].get("loss_is_mean"))
@@ -213,7 +217,7 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
         for table, row in finished.padding_rows().items() if finished.captured.paddings else ():
             if table in self.state:
                 self.state[table].setdefault("rows_without_noise", [row])
-        if self._open_update.measured_shapes:
+        if self._open_update.to_measure:
             curvature = self.estimator.read(finished, self._measured_params(), self.family.scores)
         if self.prior_at_sample:
             for group, param in self.trained():
@@ -221,16 +225,16 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
         return curvature
 
     def _measured_params(self) -> list[nn.Parameter]:
-        return [key for key in self._open_update.measured_shapes or () if isinstance(key, nn.Parameter)]
+        return [key for key in self._open_update.to_measure or () if isinstance(key, nn.Parameter)]
 
     def _join_ranks(self, curvature: Curvature, num_examples: float, add_ranks: Callable[[list[Tensor]], None]) -> None:
         self.estimator.join_ranks(curvature, num_examples, self._measured_params(), add_ranks)
 
     def _finalise_curvature(self, curvature: Curvature) -> Curvature:
-        shapes = self._open_update.measured_shapes
-        if shapes and not self.estimator.is_linear:
+        measured = self._open_update.to_measure or {}
+        if measured and not self.estimator.is_linear:
             curvature = self.estimator.finalise(curvature, self.param_groups)
-        return {key: curvature[key] if key in curvature else torch.zeros_like(v) for key, v in (shapes or {}).items()}
+        return {key: curvature[key] if key in curvature else torch.zeros_like(v) for key, v in measured.items()}
 
     def _update_all(self, measurement: Measurement) -> None:
         list(map(effective, self.param_groups))  # raises if N is unknown, before anything changes
@@ -241,7 +245,7 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
         for step in self.steps.values():
             step.finish(self.param_groups, self.state)
         for index, group in enumerate(self.param_groups):
-            if self._settings.count_update(index, group) and self.signed_curvature:
+            if self._settings.count_update(index, group, self.posterior_defaults) and self.signed_curvature:
                 keep_all_positive_(self.state, group)
         self.family.refresh(measured=bool(measurement.curvature))
         if self._default_noise is not None:
