@@ -36,7 +36,7 @@ SMALL = 2**16  # elements; smaller tensors are concatenated before they are summ
 
 
 @dataclass(frozen=True)
-class Measurement:
+class UpdateMeasurement:
     """Loss, gradient and curvature of one update, averaged over the examples of its passes.
 
     The record is immutable. A host that trains in several processes averages its tensors in place before the step.

@@ -24,7 +24,6 @@ from lightning_bayes.optim.diagonal.estimators import CurvatureEstimator, Square
 from lightning_bayes.optim.diagonal.signed_curvature import keep_all_positive_
 from lightning_bayes.optim.diagonal.state import MeanFieldState
 from lightning_bayes.optim.effective import effective
-from lightning_bayes.optim.family import PosteriorFamily
 from lightning_bayes.optim.finished_pass import Curvature, FinishedPass
 from lightning_bayes.optim.group_settings import GroupSettings
 from lightning_bayes.optim.groups import KEY, apart, beside
@@ -37,7 +36,8 @@ from lightning_bayes.optim.measuring import FIRST_UPDATES
 from lightning_bayes.optim.noise import CounterNoise
 from lightning_bayes.optim.optimizer import NoisyOptimizer
 from lightning_bayes.optim.parameters import StartingStates, trainable
-from lightning_bayes.optim.passes import Measurement
+from lightning_bayes.optim.passes import UpdateMeasurement
+from lightning_bayes.optim.posterior_family import PosteriorFamily
 from lightning_bayes.optim.readout import WeightPosterior, posterior_of_model, total_effective_parameters
 from lightning_bayes.optim.resuming import RECORD, record_of, require_same
 from lightning_bayes.optim.steps import Step
@@ -236,7 +236,7 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
             curvature = self.estimator.finalise(curvature, self.param_groups)
         return {key: curvature[key] if key in curvature else torch.zeros_like(v) for key, v in measured.items()}
 
-    def _update_all(self, measurement: Measurement) -> None:
+    def _update_all(self, measurement: UpdateMeasurement) -> None:
         list(map(effective, self.param_groups))  # raises if N is unknown, before anything changes
         for group in (group for group in self.param_groups if not group[KEY]["step"]):
             self.store_initial_values(group)

@@ -24,7 +24,7 @@ from lightning_bayes.optim.hyperparameters import HostSettings, OptimizerFields,
 from lightning_bayes.optim.noise import CounterNoise
 from lightning_bayes.optim.optimizer import NoisyOptimizer
 from lightning_bayes.optim.parameters import require_initialised
-from lightning_bayes.optim.passes import Measurement
+from lightning_bayes.optim.passes import UpdateMeasurement
 from lightning_bayes.optim.settings import declaration_of, plain
 
 DECLARATION = declaration_of(OptimizerFields, HostSettings)
@@ -167,7 +167,7 @@ class DenseOptimizer(NoisyOptimizer, ABC):
     def _finalise_curvature(self, curvature: Curvature) -> Curvature:
         return dict(curvature)
 
-    def _update_all(self, measurement: Measurement) -> None:
+    def _update_all(self, measurement: UpdateMeasurement) -> None:
         (group,), params = self.param_groups, self.equations.params
         hyper, states = effective(group), [self.state[param] for param in params]
         measured = list(measurement.curvature.values())

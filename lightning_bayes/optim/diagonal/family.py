@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from lightning_bayes.curvature import Capture
 from lightning_bayes.optim.covariance import diagonal as covariance
 from lightning_bayes.optim.effective import effective
-from lightning_bayes.optim.family import PosteriorFamily
 from lightning_bayes.optim.measuring import elapsed_updates, weight_of_old
 from lightning_bayes.optim.noise import CounterNoise
-from lightning_bayes.optim.passes import Measurement
+from lightning_bayes.optim.passes import UpdateMeasurement
+from lightning_bayes.optim.posterior_family import PosteriorFamily
 from lightning_bayes.optim.steps import CohortUpdate
 from lightning_bayes.optim.variational import VariationalOptimizer
 from lightning_bayes.posteriors import initial_curvature
@@ -134,7 +134,7 @@ class DiagonalFamily(PosteriorFamily):
             state["curvature"].fill_(start)
         covariance.refresh(group, new, states)
 
-    def updates(self, measurement: Measurement) -> Iterator[DiagonalUpdate]:
+    def updates(self, measurement: UpdateMeasurement) -> Iterator[DiagonalUpdate]:
         """Prepare an update for the parameters of a group that have the same kind of state; see `PosteriorFamily`."""
         states, update = self._optimizer.state, self._optimizer.num_updates + 1
         for group in self._optimizer.param_groups:

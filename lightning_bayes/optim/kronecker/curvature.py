@@ -21,7 +21,7 @@ from lightning_bayes.optim.diagonal.estimators import CurvatureEstimator, Scores
 from lightning_bayes.optim.finished_pass import Curvature, FinishedPass
 from lightning_bayes.optim.kronecker.layer import KroneckerLayer
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
-from lightning_bayes.optim.passes import Measurement
+from lightning_bayes.optim.passes import UpdateMeasurement
 
 _NAMES = ("output_factor", "input_factor")  # of S and A
 
@@ -56,7 +56,7 @@ def factors_of(layer: MatrixLayer, curvature: Mapping[Hashable, Tensor]) -> Kron
     return KroneckerProduct(*(curvature[layer.weight, name] for name in _NAMES))
 
 
-def refresh(layers: Sequence[KroneckerLayer], measurement: Measurement, *, update: int, interval: int) -> None:
+def refresh(layers: Sequence[KroneckerLayer], measurement: UpdateMeasurement, *, update: int, interval: int) -> None:
     """Update the factors from a measurement, and invert the layers that are due. If that fails, nothing changes."""
     measures, averages = bool(measurement.curvature), dict[KroneckerLayer, KroneckerProduct]()
     if measures:

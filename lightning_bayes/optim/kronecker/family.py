@@ -20,14 +20,14 @@ from torch import Tensor, nn
 from lightning_bayes.curvature import Capture
 from lightning_bayes.optim.diagonal.family import DiagonalFamily, DiagonalUpdate
 from lightning_bayes.optim.effective import effective
-from lightning_bayes.optim.family import PosteriorFamily
 from lightning_bayes.optim.kronecker.curvature import factor_shapes, is_due, refresh
 from lightning_bayes.optim.kronecker.layer import KroneckerLayer
 from lightning_bayes.optim.kronecker.layers import KroneckerLayers
 from lightning_bayes.optim.kronecker.moves import Move, clipped_lr
 from lightning_bayes.optim.measuring import SHAPE_INTERVAL
 from lightning_bayes.optim.noise import CounterNoise
-from lightning_bayes.optim.passes import Measurement
+from lightning_bayes.optim.passes import UpdateMeasurement
+from lightning_bayes.optim.posterior_family import PosteriorFamily
 from lightning_bayes.optim.steps import CohortUpdate
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class KroneckerFamily(PosteriorFamily):
 
     # -- the update ---------------------------------------------------------------------------------------------------
 
-    def updates(self, measurement: Measurement) -> Sequence[CohortUpdate]:
+    def updates(self, measurement: UpdateMeasurement) -> Sequence[CohortUpdate]:
         """Update factors and inverses, and prepare the update of all parameters; see `PosteriorFamily`."""
         layers = self.layers.with_factors()
         update = self._optimizer.num_updates + 1

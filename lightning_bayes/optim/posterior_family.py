@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lightning_bayes.curvature import Capture
 from lightning_bayes.optim.noise import CounterNoise
-from lightning_bayes.optim.passes import Measurement
+from lightning_bayes.optim.passes import UpdateMeasurement
 from lightning_bayes.optim.steps import CohortUpdate
 
 
@@ -56,7 +56,7 @@ class PosteriorFamily(ABC):
         """(θ - μ) / Σ = -∇ log q(θ) of the open pass; without the parameters that have no noise or correlated noise."""
 
     @abstractmethod
-    def updates(self, measurement: Measurement) -> Iterable[CohortUpdate]:
+    def updates(self, measurement: UpdateMeasurement) -> Iterable[CohortUpdate]:
         """Count the update in the states, and prepare the update of every cohort from a measurement."""
 
     @abstractmethod
