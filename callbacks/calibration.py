@@ -6,7 +6,6 @@ import copy
 import math
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any, TypeAlias, final
 
 import torch
@@ -41,6 +40,7 @@ from lightning_bayes.predictive import (
     predictive_nll,
 )
 from lightning_bayes.predictive.calibration import EVALUATIONS
+from lightning_bayes.predictive.repeated import Repeatable
 
 SHARE = 0.05  # of the passes of the fit
 FEWEST_ROWS = 200  # also in a short fit
@@ -209,7 +209,7 @@ class Calibration(Callback):
             prepared = spread(trainer, recalibrated(trainer, module, scaled))
 
             def forward(inputs: Any) -> Tensor:
-                return prepared.outputs(module, partial(module, inputs))
+                return prepared.outputs(module, Repeatable(module, inputs))
 
             fresh = map(copy.deepcopy, batches)  # hooks may act in place
             return self._validation.outputs(trainer, module, forward, fresh)

@@ -20,6 +20,7 @@ from lightning_bayes.callbacks.private_lightning import ClosureParts
 from lightning_bayes.curvature import Capture, with_per_example_loss
 from lightning_bayes.curvature.per_example_loss import KEY as PER_EXAMPLE_LOSSES
 from lightning_bayes.optim import NoisyOptimizer
+from lightning_bayes.predictive.repeated import copied
 from lightning_bayes.strategies import BayesDDPStrategy, all_reduce_mean_
 
 
@@ -62,7 +63,12 @@ class MonteCarloClosure(Closure):
             return super().closure(*args, **kwargs)
         if zero_grad is not None:
             zero_grad()
-        results = [self._run_pass(index, backward) for index in self._sample_indices]
+        kept = copied(self._parts.arguments) if len(self._sample_indices) > 1 else {}
+        results = []
+        for index in self._sample_indices:
+            if results:
+                self._parts.arguments.update(copied(kept))  # a step may change its batch in place
+            results.append(self._run_pass(index, backward))
         if self._parts.step_follows and dist.is_available() and dist.is_initialized():
             self._average_over_processes()
         losses = [result.loss for result in results if result.loss is not None]

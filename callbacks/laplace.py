@@ -108,7 +108,6 @@ class LaplaceCallback(PosthocCallback):
         self.result: Laplace | None = None
         self._validation = ValidationSet(type(self).__name__, "prior precision", "lightning_bayes.laplace")
         self._fitted_on: Any = None
-        self._has_tried = False  # the first batch of the current fit
         self._chose_noise = False  # with the prior
 
     # -- the fit ------------------------------------------------------------------------------------------------------
@@ -142,13 +141,13 @@ class LaplaceCallback(PosthocCallback):
         targets = self.loss_targets
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
         if not self._has_tried:
-            self._has_tried = True
+            self._has_tried, first = True, self._first_batch
             with torch.inference_mode(False), evaluation_mode(pl_module), random_state_kept(pl_module):
                 try:
-                    require_targets_of_batch(batch, targets)
+                    require_targets_of_batch(first, targets)
                     likelihood = self._likelihood_of(pl_module)
                     options: dict[str, Any] = {"prior_precision": 1.0, "require_trained": False}
-                    laplace(pl_module, [batch], likelihood, "diagonal", self.subset, **options)
+                    laplace(pl_module, [first], likelihood, "diagonal", self.subset, **options)
                 except (BayesError, RuntimeError, TypeError, ValueError) as error:
                     raise UnsupportedTrainingError(
                         f"LaplaceCallback cannot measure the first batch, so it would fail at the end of the fit: {error} "

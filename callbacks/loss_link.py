@@ -56,7 +56,8 @@ class LinkRecorder:
 
     def calls(self, loss: Tensor) -> list[LossCall]:
         """The calls of loss functions that a loss depends on."""
-        found = (self._recorder.terms.get(node, ()) for node in nodes_behind([loss.grad_fn]))
+        roots = [loss.grad_fn] if loss.grad_fn is not None else []  # torch's own error follows in backward
+        found = (self._recorder.terms.get(node, ()) for node in nodes_behind(roots))
         return [term.call for terms in found for term in terms if term.call is not None]
 
     def link_of(self, loss: Tensor) -> Link | None:

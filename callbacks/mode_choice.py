@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any, final
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor
 from lightning_bayes.callbacks.loaders import ValidationSet, random_state_kept, sum_over_processes
 from lightning_bayes.errors import BayesError
 from lightning_bayes.predictive import Link, MemberSamples, evaluation_mode, predictive_nll
+from lightning_bayes.predictive.repeated import Repeatable
 
 
 def nll_of_last(
@@ -47,7 +47,7 @@ class ModeChoice:
             return None
 
         def forward(inputs: Any) -> Tensor:
-            return samples.outputs(module, partial(module, inputs))
+            return samples.outputs(module, Repeatable(module, inputs))
 
         try:
             with evaluation_mode(module), random_state_kept(module), torch.no_grad():

@@ -16,6 +16,7 @@ from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim.readout import POSTERIOR_KEY, stored_posterior
 from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.predictive import Linearized, LinkArgument, PosteriorSamples, Samples, predictive_samples
+from lightning_bayes.predictive.repeated import copied
 
 
 class PosthocCallback(EvaluationCallback, ABC):
@@ -32,6 +33,8 @@ class PosthocCallback(EvaluationCallback, ABC):
         super().__init__(link)
         self.eval_samples, self.linearized, self.seed = eval_samples, linearized, seed
         self._posterior: AbstractPosterior | None = None
+        self._first_batch: Any = None  # of the current fit, as the loader yields it; None once it has been tried
+        self._has_tried = False
 
     @abstractmethod
     def missing_posterior(self, trainer: Trainer, pl_module: LightningModule) -> AbstractPosterior | None:
@@ -55,6 +58,11 @@ class PosthocCallback(EvaluationCallback, ABC):
             # The closed form needs gradients of the outputs, which torch.inference_mode disables for good.
             for loop in (trainer.validate_loop, trainer.test_loop, trainer.predict_loop):
                 self._patches.set(loop, "inference_mode", False)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Keep the first batch of a fit before the training step may change it in place."""
+        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
+        self._first_batch = None if self._has_tried else copied(batch)
 
     def find_samples(self, trainer: Trainer, pl_module: LightningModule) -> Samples | None:
         """Samples of the posterior of the module's weights; None without one."""

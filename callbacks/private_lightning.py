@@ -51,11 +51,12 @@ CLOSURE_PARTS: Final = ("_step_fn", "_backward_fn", "_zero_grad_fn")  # of `Clos
 
 
 class ClosureParts(NamedTuple):
-    """The functions that Lightning's training closure runs for one batch."""
+    """What Lightning's training closure runs for one batch."""
 
     step: Callable[[], ClosureResult]
     backward: Callable[[torch.Tensor], Any] | None  # None if Lightning skips backward
     zero_grad: Callable[[], None] | None  # None for later micro-batches of an update
+    arguments: dict[str, Any]  # of the training step, which `step` reads: each pass gets the batch as the first one did
     step_follows: bool  # whether the optimizer steps after this micro-batch, because accumulation is complete
 
 
@@ -95,7 +96,7 @@ def wrap_closures(trainer: Trainer, wrap: Callable[[ClosureParts], Closure], pat
 
     def make_wrapped_closure(kwargs: Any, optimizer: Any, batch_idx: int) -> Closure:
         closure, follows = make_closure(kwargs, optimizer, batch_idx), not trainer.fit_loop._should_accumulate()
-        return wrap(ClosureParts(closure._step_fn, closure._backward_fn, closure._zero_grad_fn, follows))
+        return wrap(ClosureParts(closure._step_fn, closure._backward_fn, closure._zero_grad_fn, kwargs, follows))
 
     patches.set(loop, MAKE_CLOSURE.name, make_wrapped_closure)
 

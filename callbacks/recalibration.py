@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from itertools import islice
 from typing import Any, Final, Literal, final
 
@@ -21,6 +20,7 @@ from lightning_bayes.callbacks.private_lightning import training_batches
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.predictive import Samples, recalibrate
 from lightning_bayes.predictive.recalibration import running_statistics
+from lightning_bayes.predictive.repeated import Repeatable
 
 EXAMPLES: Final = 512
 
@@ -86,12 +86,12 @@ class BatchNormRecalibration(Callback):
                 pl_module, samples, self._runs(trainer, pl_module), self.of, mean_over_processes(trainer)
             )
 
-    def _runs(self, trainer: Trainer, pl_module: LightningModule) -> Iterator[partial[Any]]:
+    def _runs(self, trainer: Trainer, pl_module: LightningModule) -> Iterator[Repeatable]:
         loader = training_loader(trainer, pl_module, self._fitted_on, type(self).__name__)
         arguments = ForwardArguments(pl_module, pl_module.forward)
         examples = 0
         for batch in islice(OnDevice(trainer, loader, RunningStage.TRAINING), self.batches):
-            yield partial(_run, trainer, pl_module, arguments, batch)
+            yield Repeatable(_run, trainer, pl_module, arguments, batch)
             examples += max((len(tensor) for tensor in tensors_of(batch)[:1] if tensor.dim()), default=1)
             if self.batches is None and examples >= EXAMPLES:
                 return

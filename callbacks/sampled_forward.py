@@ -11,6 +11,7 @@ import functools
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -35,6 +36,7 @@ from lightning_bayes.predictive import (
 from lightning_bayes.predictive.mixture_output import Form, form_of, mixture_output
 from lightning_bayes.predictive.observations import Observation, observed
 from lightning_bayes.predictive.quantiles import grouped
+from lightning_bayes.predictive.repeated import Repeatable, copied
 
 
 class _NoAverageError(UnsupportedTrainingError):
@@ -64,10 +66,10 @@ class SampledForward:
         self.calls = 0
         self._dtype = torch.float32  # of the module's outputs
         self.last: Tensor | None = None  # outputs of the last call, [S, …]
-        self._last_call: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
         self._has_warned = self._has_form = False
         self._form: Form | None = None  # of outputs with mean and variance
         self._forward: Callable[..., Tensor] = module.forward
+        self._last_call = Repeatable(self._forward)
         self._arguments = ForwardArguments(module, self._forward)
         self._patches = Patches()
 
@@ -97,23 +99,26 @@ class SampledForward:
     def outputs(self, *args: Any, **kwargs: Any) -> Tensor:
         """The module's outputs under every sample, ``[S, …]``."""
         self.calls += 1
-        self._last_call = (args, kwargs)
+        self._last_call = Repeatable(self._forward, *args, **kwargs)
         with self._original_forward():
-            outputs = self.samples.outputs(self.module, lambda: self._single_output(*args, **kwargs))
+            outputs = self.samples.outputs(self.module, partial(self._single_output, self._last_call))
         self._dtype = outputs.dtype  # averages and entropies of half precision would be rounded
         self.last = outputs.to(torch.promote_types(outputs.dtype, torch.float32)) / self.temperature
         return self.last
 
     def at_mean(self, *args: Any, **kwargs: Any) -> Tensor:
         """The module's output without sampling, ``[…]``: for a posterior, at its mean."""
-        with self._original_forward(), self.samples.at_mean(self.module):
-            return self._single_output(*args, **kwargs)
+        is_last = self._last_call.takes(args, kwargs)
+        return self._at_mean(self._last_call if is_last else Repeatable(self._forward, *args, **kwargs))
 
     def last_at_mean(self) -> Tensor:
         """The output of the last call without sampling, ``[…]``."""
-        args, kwargs = self._last_call
-        output = self.at_mean(*args, **kwargs)
+        output = self._at_mean(self._last_call)
         return output.to(torch.promote_types(output.dtype, torch.float32))
+
+    def _at_mean(self, call: Repeatable) -> Tensor:
+        with self._original_forward(), self.samples.at_mean(self.module):
+            return self._single_output(call)
 
     @contextmanager
     def _original_forward(self) -> Iterator[None]:
@@ -124,8 +129,8 @@ class SampledForward:
         finally:
             self.module.forward = self._combined  # type: ignore[method-assign]
 
-    def _single_output(self, *args: Any, **kwargs: Any) -> Tensor:
-        output = self._forward(*args, **kwargs)
+    def _single_output(self, call: Repeatable) -> Tensor:
+        output = call()
         packed = output if isinstance(output, Tensor) or self.observation is None else self._packing.pack(output)
         if not isinstance(packed, Tensor):
             raise _NoAverageError(
@@ -143,7 +148,7 @@ class SampledForward:
             if not self.lenient and not isinstance(error, _NoAverageError):
                 raise
             self._give_up(error)
-            return self._forward(*args, **kwargs)
+            return self._last_call()
 
     def _average(self, outputs: Tensor) -> Tensor:
         """One output for all samples: of the mixture, if its form is known."""
@@ -183,12 +188,13 @@ class SampledForward:
     def _predict_step(self, module: LightningModule, batch: Any, *args: Any) -> Any:
         with torch.no_grad():
             if not self._arguments.is_known:
-                self._arguments.call(self._forward, batch)  # a call that fails must not use up samples
+                self._arguments.call(self._forward, copied(batch))  # a call that fails must not use up samples
             if not self._gave_up:
                 try:
                     return self._summary(self._arguments.call(self.outputs, batch))
                 except _NoAverageError as error:
                     self._give_up(error)
+                    return self._last_call()
             return self._arguments.call(self._forward, batch)
 
     def _with_uncertainty(self, predict_step: Callable[..., Any]) -> Callable[..., Any]:

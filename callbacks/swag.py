@@ -85,7 +85,6 @@ class SWAGCallback(PosthocCallback):
             )
         self.start, self.every, self.max_rank, self.lr, self.num_data = start, every, max_rank, lr, num_data
         self.moments = SWAG(max_rank)
-        self._has_tried = False  # the first batch of the current fit
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Require enough epochs, and an N.
@@ -129,7 +128,7 @@ class SWAGCallback(PosthocCallback):
         self._has_tried = True
         with torch.no_grad(), evaluation_mode(pl_module), random_state_kept(pl_module):
             try:
-                _OfBatches(pl_module)(batch)
+                _OfBatches(pl_module)(self._first_batch)
             except UnsupportedTrainingError as error:
                 name, reason = type(pl_module).__name__, error.__cause__ or error
                 raise UnsupportedTrainingError(

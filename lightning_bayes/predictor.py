@@ -31,6 +31,7 @@ from lightning_bayes.predictive import (
     predictive_samples,
     summarise,
 )
+from lightning_bayes.predictive.repeated import Repeatable
 
 if TYPE_CHECKING:  # the zoo imports torchvision, which tabular models do not need
     from lightning_bayes.zoo import SavedPosterior
@@ -174,7 +175,7 @@ class Predictor:
         """
         batch = self.prepare(inputs)
         with evaluation_mode(self._model):
-            outputs = self._draws.outputs(self._model, lambda: self._model(batch))
+            outputs = self._draws.outputs(self._model, Repeatable(self._model, batch))
         prediction = summarise(outputs / self.saved.temperature, self.saved.link)
         if isinstance(prediction, Moments):
             return ValuePrediction(prediction.mean, prediction.variance.sqrt())

@@ -188,6 +188,7 @@ def light(names):
     return [pytest.param(name, marks=pytest.mark.slow) if name in slow else name for name in names]
 
 
+@pytest.mark.filterwarnings("ignore:The search for the prior precision ended")  # one batch tells little of a prior
 @pytest.mark.parametrize("name", light(covering()))
 def test_runs_for_one_batch(name, data_options, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -16,6 +16,7 @@ from lightning_bayes.posthoc.evidence import Evidence
 from lightning_bayes.predictive.closed_form import output_moments, probit, spread_points
 from lightning_bayes.predictive.densities import nll_sum_of, poisson_log_density
 from lightning_bayes.predictive.line_search import minimise_over_logarithm
+from lightning_bayes.predictive.repeated import Repeatable
 
 RANGE = (1e-4, 1e4)  # bounds of δ
 _GRID = 17  # grid points, a factor of 3 apart
@@ -29,11 +30,11 @@ def choose_by_validation(
 ) -> tuple[float, float]:
     """Choose the prior precision with the lowest NLL. If requested, choose the noise too, then the precision again."""
     model, params = evidence.structure.model, evidence.structure.params
-    batches = list(labelled(validation, next(model.parameters()).device))
+    batches = [(Repeatable(model, x), y) for x, y in labelled(validation, next(model.parameters()).device)]
 
     def nll(delta: float, std: float) -> float:
         posterior = evidence.posterior(dict.fromkeys(params, delta), std)
-        return sum(_nll(model, posterior, x, y, likelihood, std) for x, y in batches)
+        return sum(_nll(model, posterior, call, y, likelihood, std) for call, y in batches)
 
     def best_delta(std: float) -> float:
         return minimise_over_logarithm(partial(nll, std=std), *RANGE, _GRID, _TOLERANCE)
@@ -46,10 +47,15 @@ def choose_by_validation(
 
 
 def _nll(
-    model: nn.Module, posterior: AbstractPosterior, inputs: Any, targets: Tensor, likelihood: Likelihood, std: float
+    model: nn.Module,
+    posterior: AbstractPosterior,
+    call: Repeatable,
+    targets: Tensor,
+    likelihood: Likelihood,
+    std: float,
 ) -> float:
     """-log p(y | x), summed over examples."""
-    outputs, variance = output_moments(model, posterior, lambda: model(inputs))
+    outputs, variance = output_moments(model, posterior, call)
     if isinstance(likelihood, Gaussian):
         predictive = Normal(outputs.double(), (variance.double() + std**2).sqrt(), validate_args=False)
         return -float(predictive.log_prob(targets.reshape(outputs.shape)).sum())  # type: ignore[no-untyped-call]

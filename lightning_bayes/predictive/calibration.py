@@ -35,6 +35,7 @@ from lightning_bayes.predictive.densities import (
 from lightning_bayes.predictive.line_search import minimise_over_logarithm
 from lightning_bayes.predictive.links import LikelihoodName, Link, combine, find_link
 from lightning_bayes.predictive.recalibration import recalibrate
+from lightning_bayes.predictive.repeated import Repeatable
 from lightning_bayes.predictive.samples import PosteriorSamples, at_posterior_mean
 from lightning_bayes.predictive.temperature import LARGEST, SMALLEST
 
@@ -129,13 +130,14 @@ def calibrate(
         raise DataError(
             "calibrate needs validation data, but the loader yields no batch. Hold out some training examples."
         )
-    runs = [partial(model, inputs) for inputs in recalibrate_on]
+    runs = [Repeatable(model, inputs) for inputs in recalibrate_on]
+    calls = [Repeatable(model, inputs) for inputs, _ in batches]
 
     def outputs_at(scale: float) -> Tensor:
         scaled = draws.scaled(scale)
         if runs:
             scaled = recalibrate(model, scaled, runs, of="mean" if linearized else "sample")
-        return torch.cat([scaled.outputs(model, partial(model, inputs)).cpu() for inputs, _ in batches], 1)
+        return torch.cat([scaled.outputs(model, call).cpu() for call in calls], 1)
 
     with at_posterior_mean(model, posterior):
         chosen = choose_calibration(outputs_at, torch.cat([targets for _, targets in batches]), link, noise_std)

@@ -12,6 +12,7 @@ from lightning_bayes.errors import DataError
 from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.predictive.closed_form import Linearized, predictive_samples
 from lightning_bayes.predictive.links import Link, find_link, predicted
+from lightning_bayes.predictive.repeated import Repeatable
 from lightning_bayes.predictive.samples import PosteriorSamples, at_posterior_mean
 
 
@@ -58,7 +59,7 @@ def predict_loader(
     with at_posterior_mean(model, posterior):
         for batch in loader:
             inputs = (batch[0] if isinstance(batch, (tuple, list)) else batch).to(device)
-            outputs = draws.outputs(model, lambda inputs=inputs: model(inputs))  # type: ignore[misc]
+            outputs = draws.outputs(model, Repeatable(model, inputs))
             parts.append(predicted(outputs / posterior.temperature, link).cpu())
     if not parts:
         raise DataError("The loader yields no batch, so there is nothing to predict. Pass one with examples.")

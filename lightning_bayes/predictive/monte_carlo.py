@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,6 +14,7 @@ from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.predictive.closed_form import Linearized, predictive_samples
 from lightning_bayes.predictive.links import Link, Moments, Prediction, find_link, summarise
 from lightning_bayes.predictive.recalibration import recalibrate
+from lightning_bayes.predictive.repeated import Repeatable
 from lightning_bayes.predictive.samples import PosteriorSamples, as_input, at_posterior_mean
 
 
@@ -100,7 +100,7 @@ def mc_predict(
     with at_posterior_mean(model, posterior):
         draws = predictive_samples(PosteriorSamples(posterior.to(weight.device), samples, seed), linearized, link)
         if len(recalibrate_on):
-            batches = [partial(model, inputs) for inputs in recalibrate_on]
+            batches = [Repeatable(model, inputs) for inputs in recalibrate_on]
             draws = recalibrate(model, draws, batches, of="mean" if linearized else "sample")
-        prediction: Prediction | Moments = summarise(draws.outputs(model, lambda: model(x)) / temperature, link)
+        prediction: Prediction | Moments = summarise(draws.outputs(model, Repeatable(model, x)) / temperature, link)
         return prediction
