@@ -26,7 +26,7 @@ from typing_extensions import Never, Unpack
 from lightning_bayes.callbacks import checks, ranks, summary
 from lightning_bayes.callbacks.calibration import Calibration, beside
 from lightning_bayes.callbacks.checkpoint_io import store_mean, use_atomic_files, use_plain_numbers
-from lightning_bayes.callbacks.closure import MonteCarloClosure
+from lightning_bayes.callbacks.closure import MonteCarloClosure, noise_samples
 from lightning_bayes.callbacks.default_policy import choose_defaults
 from lightning_bayes.callbacks.evaluated_posterior import EvaluatedPosterior
 from lightning_bayes.callbacks.evaluation import EvaluationCallback
@@ -178,7 +178,7 @@ class VariationalCallback(EvaluationCallback, ABC):
             self._ranks_agree = True
         # The tuner trains without callbacks. A batch size that it accepts must leave memory for updates that measure.
         is_tuned, self._is_told_of_batch = not self._is_told_of_batch, False
-        samples = ranks.noise_samples(trainer, self.mc_samples)
+        samples = noise_samples(trainer, self.mc_samples)
         wrapped = MonteCarloClosure(parts, trainer, optimizer, samples, always_measures=is_tuned)
         if self.arguments.num_data is None and not optimizer.num_updates:
             wrapped.on_first_capture = example_count_check(trainer, optimizer)

@@ -64,7 +64,7 @@ class MonteCarloClosure(Closure):
         if zero_grad is not None:
             zero_grad()
         kept = copied(self._parts.arguments) if len(self._sample_indices) > 1 else {}
-        results = []
+        results = list[ClosureResult]()
         for index in self._sample_indices:
             if results:
                 self._parts.arguments.update(copied(kept))  # a step may change its batch in place
@@ -115,3 +115,12 @@ class MonteCarloClosure(Closure):
         tensors, examples = optimizer.measured(add_noise_group)
         if examples:
             reduce([*tensors, *(b for b in optimizer.model.buffers() if b.is_floating_point())], examples)
+
+
+def noise_samples(trainer: Trainer, mc_samples: int) -> list[int]:
+    """Assign sample indices, which seed the noise, to the passes over the current batch."""
+    if isinstance(trainer.strategy, BayesDDPStrategy):
+        micro_batches = trainer.accumulate_grad_batches
+        micro_batch = trainer.fit_loop.epoch_loop.batch_idx % micro_batches
+        return trainer.strategy.noise_samples(mc_samples, micro_batch, micro_batches)
+    return [trainer.global_rank * mc_samples + k for k in range(mc_samples)]

@@ -1,4 +1,4 @@
-"""Cross-rank noise assignment and consistency checks."""
+"""What the ranks of a fit must agree on."""
 
 from __future__ import annotations
 
@@ -8,15 +8,6 @@ from lightning.pytorch import Trainer
 
 from lightning_bayes.optim import VariationalOptimizer
 from lightning_bayes.strategies import BayesDDPStrategy, check_agreement
-
-
-def noise_samples(trainer: Trainer, mc_samples: int) -> list[int]:
-    """Assign sample indices, which seed the noise, to the passes over the current batch."""
-    if isinstance(trainer.strategy, BayesDDPStrategy):
-        micro_batches = trainer.accumulate_grad_batches
-        micro_batch = trainer.fit_loop.epoch_loop.batch_idx % micro_batches
-        return trainer.strategy.noise_samples(mc_samples, micro_batch, micro_batches)
-    return [trainer.global_rank * mc_samples + k for k in range(mc_samples)]
 
 
 def require_agreement(trainer: Trainer, optimizer: VariationalOptimizer, mc_samples: int) -> None:

@@ -200,14 +200,14 @@ class DiagonalUpdate(CohortUpdate):
         """The weight of the old curvature."""
         starts_as_mean = not self.optimizer.step_of(self.group).is_published
         # Without a count, updates between two measurements count too; see `optim.measuring`.
-        measurements = self.states[0].get("measurements", self.index)
+        measurements = self.states[0].get("measurements", self.states[0]["step"])
         beta = self.group["posterior"]["betas"][1]
         return weight_of_old(beta, measurements, self.elapsed, starts_as_mean=starts_as_mean)
 
     @cached_property
     def _arguments(self) -> Mapping[str, Any]:
         """The keyword arguments of the update with the group's δ."""
-        return self.optimizer.update_arguments(self.group, self.index)
+        return self.optimizer.update_arguments(self.group, self.states[0]["step"])
 
     def prior_weights(self) -> float | Sequence[Tensor]:
         """δ̃, for each weight if every weight has its own prior; see `CohortUpdate`."""
@@ -249,7 +249,7 @@ class DiagonalUpdate(CohortUpdate):
         precision = state.get("prior_precision")
         if precision is None:
             return self._arguments
-        return self.optimizer.update_arguments(self.group, self.index, precision)
+        return self.optimizer.update_arguments(self.group, self.states[0]["step"], precision)
 
     def _new_states(self, replaced: Mapping[str, Any]) -> list[Tensor]:
         """Run the update of each parameter with some arguments `replaced`; store the states and return the means."""

@@ -35,7 +35,6 @@ class KroneckerMethod(DeclaresArguments, ABC):
     averages_curvature = True
     estimator: ClassVar[CurvatureEstimator] = KroneckerFactorsEstimator()
     prior_at_sample: ClassVar[bool] = False
-    natural_update = staticmethod(vogn_update)
     own_defaults: ClassVar[Mapping[str, Any]] = {"betas": (0.9, 0.95)}  # β₂ is per measurement, not per update
 
     @classmethod
@@ -62,6 +61,7 @@ class KFAC(KroneckerMethod, VariationalOptimizer):
 
     noisy = False
     default_step = "trust_region"  # with the user's step nothing of K-FAC would remain
+    natural_update = staticmethod(vogn_update)
     own_arguments = KroneckerOwn
 
     def __init__(
@@ -90,6 +90,7 @@ class NoisyKFAC(KroneckerMethod, VariationalOptimizer):
     """
 
     noisy = True
+    natural_update = staticmethod(vogn_update)
     own_arguments = NoisyKroneckerOwn
 
     def __init__(
