@@ -13,7 +13,7 @@ pass through unsupported operations by vector-Jacobian products.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from dataclasses import replace
@@ -57,13 +57,14 @@ _PASSABLE = (
 class BackpackEngine(HookedEngine):
     """Measures per-example squared gradients by BackPACK's rules. Arguments as in `AbstractEngine`."""
 
-    def capture(self) -> AbstractContextManager[Capture]:
+    def capture(self, *, left_out: Collection[nn.Parameter] = ()) -> AbstractContextManager[Capture]:
         """Measure the passes inside the context; see `AbstractEngine.capture`."""
-        return self.run(FusedCapture(self))
+        return self.run(FusedCapture(self, left_out))
 
-    def units(self) -> list[MeasuredModule]:
+    def units(self, left_out: Collection[nn.Parameter] = ()) -> list[MeasuredModule]:
         """The measured modules, with BackPACK's rule where it has one."""
-        return [unit if unit.rule is None else replace(unit, rule=_rule(unit, unit.rule)) for unit in super().units()]
+        units = super().units(left_out)
+        return [unit if unit.rule is None else replace(unit, rule=_rule(unit, unit.rule)) for unit in units]
 
 
 def _rule(unit: MeasuredModule, own: LayerRule) -> LayerRule:
@@ -98,14 +99,14 @@ class SecondOrderEngine(HookedEngine):
         self.quantity, self.mc_samples, self.seed = quantity, mc_samples, seed
 
     @contextmanager
-    def capture(self) -> Iterator[Capture]:
+    def capture(self, *, left_out: Collection[nn.Parameter] = ()) -> Iterator[Capture]:
         """Measure one pass inside the context; call the capture's `observe` before backward."""
         extension = _extension(self.quantity, self.mc_samples, self.seed)
         kinds = supported_layers(extension)
         # Frozen layers, too. If one that curvature has to pass through is missing, the check of the next layer fails.
         modules = [MeasuredModule(name, module, rule_for(module)) for name, module in self.model.named_modules()]
         layers = self._measured(unit for unit in modules if type(unit.module) in kinds and is_stock(unit.module))
-        captured = BackpackCapture(self, AsModules(self.quantity, _OTHERWISE))
+        captured = BackpackCapture(self, AsModules(self.quantity, _OTHERWISE), left_out)
         hooks = watched(self.model, layers, extension, captured.as_modules)
         with self.run(captured), hooks as captured.squares:
             yield captured
@@ -131,8 +132,8 @@ class BackpackCapture(HookedCapture):
 
     measure_losses = refuse_losses
 
-    def __init__(self, engine: HookedEngine, as_modules: AsModules) -> None:
-        super().__init__(engine)
+    def __init__(self, engine: HookedEngine, as_modules: AsModules, left_out: Collection[nn.Parameter]) -> None:
+        super().__init__(engine, left_out)
         self.as_modules = as_modules
 
     def observe(self, loss: Tensor, divided_by_host: bool = False) -> None:

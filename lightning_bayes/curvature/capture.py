@@ -36,6 +36,8 @@ class Capture(ABC):
     Attributes:
         squares: Σ_i c_i² by parameter, on the scale of the loss that was differentiated.
         sizes: The different numbers of examples that each unit saw, by the unit's label.
+        in_factors: The parameters that Kronecker factors measure.
+        left_out: Trainable parameters that are not measured.
         unmeasured: The parameters whose gradient is not the sum of the measured contributions.
         scale: The record of the last observed loss, with its reduction settled.
         loss: The observed loss, detached; None before `observe`.
@@ -58,6 +60,8 @@ class Capture(ABC):
         self.layouts = PassLayouts(0, ())  # n is 0 if no layout was found
         self.squares: dict[nn.Parameter, Tensor] = {}
         self.sizes: dict[str, set[int]] = {}
+        self.in_factors: set[nn.Parameter] = set()
+        self.left_out: Collection[nn.Parameter] = ()
         self.unmeasured: set[nn.Parameter] = set()
         self.scale = LossRecord()
         self.loss: Tensor | None = None
@@ -110,7 +114,7 @@ class Capture(ABC):
     def _find_examples(self, loss: Tensor, num_losses: int = 0) -> list[LayerOutput]:
         """Set the layout of every call that the loss reaches, and return these calls."""
         outputs = [out for out in self.outputs if not out.is_reached and all(is_alive(node) for node, _ in out.edges)]
-        if self.finder is None or loss.grad_fn is None or not outputs or self.is_empty:
+        if self.finder is None or loss.grad_fn is None or not outputs or not any(map(any, self.sizes.values())):
             return []
         probed = ProbedPass(loss, outputs, self.model_call, self.recorder, num_losses)
         result = self.finder.find(probed, self.following)
@@ -184,11 +188,6 @@ class Capture(ABC):
                 "The gradients did not come from loss.backward(), so it is unknown whether the loss is a mean or a sum over "
                 "the examples. Call loss.backward() instead of torch.autograd.backward(loss)."
             )
-
-    @property
-    def reached(self) -> set[nn.Parameter]:
-        """The parameters that were measured."""
-        return set(self.squares)
 
     @property
     def is_empty(self) -> bool:

@@ -7,7 +7,7 @@ training.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Literal, TypeAlias, final
 
@@ -44,7 +44,6 @@ class AbstractEngine(ABC):
         self.model = model
         self.loss_reduction = loss_reduction
         self.workspace = Workspace(workspace_mib)
-        self.left_out: set[nn.Parameter] = set()  # trainable parameters that are not measured
         self.probe = LayoutProbe()
         self.has_warned_of_loop = False
         self.checked: Checked = set()  # calls of modules without a rule that passed their check
@@ -52,12 +51,16 @@ class AbstractEngine(ABC):
         require_real_and_separate(model)
 
     @abstractmethod
-    def capture(self) -> AbstractContextManager[Capture]:
-        """Measure the forward and backward passes inside the context; restore the model on exit."""
+    def capture(self, *, left_out: Collection[nn.Parameter] = ()) -> AbstractContextManager[Capture]:
+        """Measure the forward and backward passes inside the context; restore the model on exit.
+
+        Args:
+            left_out: Trainable parameters whose curvature is not measured.
+        """
 
     def check_reached(self, captured: Capture) -> None:
         """Require of a finished capture that a layer was called and that every parameter with a gradient was measured."""
-        trainable, reached = self.trained(), captured.reached
+        trainable, reached = self.trained(captured.left_out), {*captured.squares, *captured.in_factors}
         if captured.loss is None and (reached or any(p.grad is not None for p in trainable.values())):
             captured.require_loss()
         measured = reached - captured.unmeasured
@@ -74,25 +77,24 @@ class AbstractEngine(ABC):
                 "backward inside the pass, on the model the engine was built for."
             )
 
-    def trained(self) -> dict[str, nn.Parameter]:
+    def trained(self, left_out: Collection[nn.Parameter] = ()) -> dict[str, nn.Parameter]:
         """The parameters of the model that are measured, by name."""
         named = self.model.named_parameters()
-        return {name: p for name, p in named if p.requires_grad and p not in self.left_out}
+        return {name: p for name, p in named if p.requires_grad and p not in left_out}
 
-    def units(self) -> list[MeasuredModule]:
+    def units(self, left_out: Collection[nn.Parameter] = ()) -> list[MeasuredModule]:
         """The modules whose calls are measured: modules with at least one measured parameter."""
         units = find_measured_modules(self.model)
-        if not self.left_out:
+        if not left_out:
             return units
-        trained = ((unit, {p for p in unit.params.values() if p.requires_grad}) for unit in units)
-        return [unit for unit, params in trained if params - self.left_out]
+        return [unit for unit in units if any(p.requires_grad and p not in left_out for p in unit.params.values())]
 
 
 class GradientEngine(AbstractEngine):
     """Runs passes unchanged and counts their examples. Arguments as in `AbstractEngine`."""
 
     @contextmanager
-    def capture(self) -> Iterator[Capture]:
+    def capture(self, *, left_out: Collection[nn.Parameter] = ()) -> Iterator[Capture]:
         """Count the examples of the passes inside the context; the capture has no curvature."""
         captured = GradientCapture(self.loss_reduction)
         with examples_counted(self.model, captured):

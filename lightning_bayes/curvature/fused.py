@@ -46,7 +46,7 @@ class HookedEngine(AbstractEngine, ABC):
     @contextmanager
     def run(self, captured: HookedCapture) -> Iterator[Any]:
         """Measure the passes inside the context with an empty capture; its squares are complete on exit."""
-        units = self.units()
+        units = self.units(captured.left_out)
         measured = {unit.module for unit in units}
         outermost = [self.model, *(self.model.children() if hasattr(self.model, "training_step") else ())]
         with ExitStack() as undo:
@@ -71,9 +71,9 @@ class HookedEngine(AbstractEngine, ABC):
 class FusedEngine(HookedEngine):
     """Measures per-example squared gradients; the default engine. Arguments as in `AbstractEngine`."""
 
-    def capture(self) -> AbstractContextManager[Capture]:
+    def capture(self, *, left_out: Collection[nn.Parameter] = ()) -> AbstractContextManager[Capture]:
         """Measure the passes inside the context; see `AbstractEngine.capture`."""
-        return self.run(FusedCapture(self))
+        return self.run(FusedCapture(self, left_out))
 
 
 @final
@@ -89,7 +89,7 @@ class FusedCapture(HookedCapture):
         loss = self.recorder.reduced(losses, self.scale.reduction)
         self.handle_layouts(loss, self._find_examples(loss, num_losses=len(losses)))
         with self.left_alone():
-            self.measuring_backward(loss, self.engine.trained().values())
+            self.measuring_backward(loss, self.engine.trained(self.left_out).values())
         self.stores_backward, self.has_taken_examples = False, True
         if self.running_check is not None:
             self.running_check.hooks.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import final
 
@@ -24,7 +24,7 @@ class HessianEngine(AbstractEngine):
         self.params = list(params)
 
     @contextmanager
-    def capture(self) -> Iterator[Capture]:
+    def capture(self, *, left_out: Collection[nn.Parameter] = ()) -> Iterator[Capture]:
         """Count the examples of the passes inside the context, and compute the Hessians of their losses."""
         captured = HessianCapture(self.params, self.loss_reduction)
         with examples_counted(self.model, captured):

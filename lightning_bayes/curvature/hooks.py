@@ -15,8 +15,8 @@ from __future__ import annotations
 import sys
 from abc import ABC
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any, ClassVar
 
@@ -62,9 +62,9 @@ class HookedCapture(Capture, ABC):
     handle_call: Callable[..., bool] | None = None
     needs_examples: ClassVar[bool] = False
 
-    def __init__(self, engine: AbstractEngine) -> None:
+    def __init__(self, engine: AbstractEngine, left_out: Collection[nn.Parameter] = ()) -> None:
         super().__init__(engine.loss_reduction, engine.probe)
-        self.engine, self.workspace = engine, engine.workspace
+        self.engine, self.workspace, self.left_out = engine, engine.workspace, left_out
         self.calls: Counter[nn.Parameter] = Counter()
         self.shared: dict[nn.Parameter, Tensor] = {}  # Σ over calls of c_i, [B, *shape]
         self.looped: set[nn.Parameter] = set()  # measured by a loop over the examples
@@ -92,31 +92,32 @@ class HookedCapture(Capture, ABC):
         """Forward hook: record a call. Returns the output, some of it as copies; None leaves it as it is."""
         if self._is_replaying or (unit.rule is None and has_only_scalars(output)):
             return None
-        has_gradients = torch.is_grad_enabled()
-        if not has_gradients and not in_reentrant_checkpoint():
+        if not torch.is_grad_enabled():
+            if not is_in_backward() and in_reentrant_checkpoint():
+                self.calls.update(p for p in unit.params.values() if p.requires_grad)
             return None
-        if has_gradients and is_in_functorch():
+        if is_in_functorch():
             raise UnsupportedTrainingError(
                 f"{unit.label} is called under a transform of torch.func, which prevents a measurement. Use "
                 "torch.autograd.grad on the layer's input instead, or call the model under torch.no_grad()."
             )
-        is_repeated = is_in_backward()  # by a checkpoint, in backward
-        if not is_repeated:
-            self.calls.update(p for p in unit.params.values() if p.requires_grad)
-        if not has_gradients:
-            return None
+        call: LayerCall
         starts = self._starts.get(module)
         start = starts.pop() if starts else None
-        call: LayerCall
         if unit.rule is None:
             assert start is not None
-            call = GenericCall(unit, args, kwargs, start, self.workspace, self.engine.checked)
+            call = GenericCall(
+                unit, args, kwargs, output, start, self.workspace, self.engine.checked, self._on_gradients
+            )
         else:
-            call = RuleCall(unit, args, kwargs, start, self.workspace)
-        result = call.watch(output, self._on_gradients)
+            call = RuleCall(unit, args, kwargs, output, start, self.workspace, self._on_gradients)
         self.sizes.setdefault(unit.label, set()).add(call.rows)
-        if call.output.edges and not is_repeated:
-            self.outputs.append(call.output)
+        if not is_in_backward():  # otherwise a checkpoint repeats the call
+            self.calls.update(call.params.values())
+            if call.output.edges:
+                self.outputs.append(call.output)
+        result = call.result
+        del call.result  # which refers to the call by its hook, and would stay in memory
         return result
 
     def _on_gradients(self, call: LayerCall, grads: Sequence[Tensor | None]) -> None:
@@ -126,9 +127,11 @@ class HookedCapture(Capture, ABC):
             return
         self.is_half |= any(grad.dtype in _HALF for grad in present)
         inputs = call.inputs  # which may run a checkpoint's forward again
+        changed, device = [m for m, training in call.modes if m.training != training], present[0].device.type
+        is_alike = not changed and not torch.is_autocast_enabled(device)
         self._is_replaying = True
         try:
-            with torch.no_grad(), as_in_forward(call.modes, present[0].device.type):
+            with torch.no_grad(), nullcontext() if is_alike else as_in_forward(changed, device):
                 self._measure(call, inputs, [in_full_precision(grad) for grad in grads])
         except UnsupportedLayerError:
             if self.sums is None:
@@ -138,32 +141,32 @@ class HookedCapture(Capture, ABC):
 
     def _measure(self, call: LayerCall, inputs: list[Any], grads: list[Tensor | None]) -> None:
         if self.running_check is not None and self._accumulates:
-            sums = call.sums(inputs, grads)
+            sums = call.measured("sums", inputs, grads)
             for name, param in call.params.items():
                 self.running_check.add(param, sums[name][0])
         if self.sums is None and self.handle_call is not None and self.handle_call(call, inputs, grads):
             return
-        layout, n = call.output.layout, self.known_batch_size or 1
+        layout = call.output.layout
         params = {name: param for name, param in call.params.items() if param not in self.looped}
         if not (self._is_measuring or self.stores_backward) or layout == LOOPED or not params:
             return
         if layout == SHARED:
             call.output.refuse_shared()
         if layout != ROWS and call.output.takes_positions:
-            inputs, grads = call.with_examples_first(inputs, grads, n)
+            inputs, grads = call.with_examples_first(inputs, grads, self.known_batch_size or 1)
             layout = ROWS
         has_one_call = all(self.calls[param] == 1 for param in params.values())
         if layout != ROWS or not has_one_call or (self.needs_examples and self.sums is None):
-            for name, contributions in call.by_example(inputs, grads, n, layout).items():
+            for name, contributions in call.by_example(inputs, grads, self.known_batch_size or 1, layout).items():
                 if name in params:
                     self._add_sum(params[name], contributions.sum(0))
                     self.add_contributions(params[name], contributions)
         elif self.sums is None:
-            squares = call.squares(inputs, grads)  # autograd computes the sums
+            squares = call.measured("squares", inputs, grads)  # autograd computes the sums
             for name, param in params.items():
                 self.add(param, squares[name])
         else:
-            sums = call.sums(inputs, grads)
+            sums = call.measured("sums", inputs, grads)
             for name, param in params.items():
                 self._add_sum(param, sums[name][0])
                 self.add(param, sums[name][1])
@@ -247,10 +250,12 @@ class HookedCapture(Capture, ABC):
 
     def _failing(self, loss: Tensor, known: set[nn.Parameter]) -> set[nn.Parameter]:
         """The parameters, apart from `known` ones, that fail the check; it runs once for each kind of pass."""
-        params = [param for param in self.engine.trained().values() if param not in known]
+        params = [param for param in self.engine.trained(self.left_out).values() if param not in known]
         if not can_repeat_backward(loss):
             if self.running_check is None and tuple(self.sizes) not in self.engine.checked_once and not self.is_empty:
-                self.running_check = RunningCheck(self.engine.trained().values(), lambda: self._accumulates)
+                self.running_check = RunningCheck(
+                    self.engine.trained(self.left_out).values(), lambda: self._accumulates
+                )
             return set()
         if not params or self.is_empty:
             return set()
@@ -270,7 +275,7 @@ class HookedCapture(Capture, ABC):
 
     def finish_check(self, check: RunningCheck) -> None:
         """Raise `UnsupportedLayerError` for parameters that fail a `RunningCheck`."""
-        if check.passes(self.engine.trained(), self.squares, self.is_half):
+        if check.passes(self.engine.trained(self.left_out), self.squares, self.is_half):
             self.engine.checked_once.add(tuple(self.sizes))
 
     def _constant(self, loss: Tensor, params: list[nn.Parameter]) -> dict[nn.Parameter, Tensor]:

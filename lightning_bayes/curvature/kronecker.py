@@ -11,7 +11,7 @@ measures the empirical Fisher. Several calls of a layer in one pass count as pos
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, final
 
@@ -51,9 +51,11 @@ class KroneckerEngine(HookedEngine):
         self.new_records, self.has_factors = records, has_factors
 
     @contextmanager
-    def capture(self, request: Request = _NO_FACTORS) -> Iterator[KroneckerCapture]:
+    def capture(
+        self, request: Request = _NO_FACTORS, *, left_out: Collection[nn.Parameter] = ()
+    ) -> Iterator[KroneckerCapture]:
         """Measure the passes inside the context: factors of the layers in `request`, squares of all others."""
-        captured = KroneckerCapture(self, request)
+        captured = KroneckerCapture(self, request, left_out)
         hook = self.model.register_forward_hook(Uncopied(captured.keep_outputs))
         with hook, captured.records.watching(self.model), self.run(captured):
             yield captured
@@ -71,10 +73,11 @@ class KroneckerEngine(HookedEngine):
                 f"The loss does not depend on an output of {type(self.model).__name__}'s forward, so no labels can be "
                 "sampled. Call the model itself, self(x) in a training_step, or pass fisher='empirical'."
             )
+        reached = {*captured.squares, *captured.in_factors}
         missed = [
             name
             for name, param in self.model.named_parameters()
-            if param.grad is not None and param not in captured.reached and captured.calls[param]
+            if param.grad is not None and param not in reached and captured.calls[param]
         ]
         if missed:
             raise UnsupportedLayerError(
@@ -90,19 +93,13 @@ class KroneckerCapture(HookedCapture):
 
     measure_losses = refuse_losses
 
-    def __init__(self, engine: KroneckerEngine, request: Request) -> None:
-        super().__init__(engine)
+    def __init__(self, engine: KroneckerEngine, request: Request, left_out: Collection[nn.Parameter]) -> None:
+        super().__init__(engine, left_out)
         self.request, self.stores_backward = request, request.likelihood is None
         self.model_outputs: list[Tensor] = []
         self.records = engine.new_records(request, engine.workspace)
-        self.called: set[nn.Module] = set()
         self.draw = 0
         self._draws: dict[LayerCall, int] = {}  # measured by each call
-
-    @property
-    def reached(self) -> set[nn.Parameter]:
-        """The measured parameters."""
-        return super().reached | {p for layer in self.called for p in layer.parameters()}
 
     def handle_call(self, call: LayerCall, inputs: list[Any], grads: list[Tensor | None]) -> bool:
         """Add the moments of a call of a requested layer."""
@@ -119,7 +116,7 @@ class KroneckerCapture(HookedCapture):
             )
         self._draws[call] = draws + 1
         self.records.add(layer, inputs[0], delta, is_first=self.draw == 0)
-        self.called.add(layer)
+        self.in_factors.update(layer.parameters())
         return True
 
     def keep_outputs(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -141,7 +138,7 @@ class KroneckerCapture(HookedCapture):
         if labels == "of_loss":
             call = likelihood_call(self.scale.call, "The Fisher")
             self._measure_with_sampled_labels(LIKELIHOODS[call.function], [call.outputs], num_terms(call))
-        elif labels is not None and self.model_outputs and not self.reached:
+        elif labels is not None and self.model_outputs and not (self.squares or self.in_factors):
             self._measure_with_sampled_labels(labels, self.model_outputs)
 
     def _measure_with_sampled_labels(self, likelihood: Likelihood, outputs: list[Tensor], terms: int = 1) -> None:

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from operator import itemgetter
-from typing import Any, NamedTuple, final
+from typing import Any, Literal, NamedTuple, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from lightning_bayes.curvature.rules.generic import ReplayedExamples
 from lightning_bayes.curvature.rules.packed import padded_output
 from lightning_bayes.curvature.rules.pytree import differentiable
 from lightning_bayes.curvature.rules.random_numbers import rng_state, same_rng, with_rng
-from lightning_bayes.curvature.rules.registry import PerExample, Squares, Sums
+from lightning_bayes.curvature.rules.registry import PerExample
 from lightning_bayes.curvature.rules.replayed_call import Checked, ReplayedCall
 from lightning_bayes.curvature.rules.whole_batch import ReplayedBatch
 from lightning_bayes.curvature.workspace import Workspace
@@ -30,6 +30,7 @@ from lightning_bayes.errors import BayesError, UnsupportedLayerError
 from lightning_bayes.private_torch import has_children, is_view, tree_leaves, without_torch_functions
 
 OnGradients = Callable[["LayerCall", Sequence[Tensor | None]], None]
+Measured: TypeAlias = Literal["squares", "sums", "contributions"]
 
 
 class Start(NamedTuple):
@@ -46,14 +47,20 @@ class Start(NamedTuple):
 
 
 class LayerCall(ABC):
-    """One differentiable call of a unit; `dim` is the dimension of the rows in the first output, None if unknown."""
+    """One differentiable call of a unit, whose outputs are watched.
+
+    Attributes:
+        result: The output of the call, some of it as copies, for the hook that takes it away.
+        rows: The number of rows of the first output.
+        params: The parameters to measure, by name.
+        modes: The modules of the unit, and whether each was in training mode.
+    """
 
     output: LayerOutput
+    result: Any
 
-    def __init__(
-        self, unit: MeasuredModule, inputs: Sequence[Any], rows: int, dim: int | None, workspace: Workspace
-    ) -> None:
-        self.unit, self.rows, self.dim, self.workspace = unit, rows, dim, workspace
+    def __init__(self, unit: MeasuredModule, inputs: Sequence[Any], rows: int, workspace: Workspace) -> None:
+        self.unit, self.rows, self.workspace = unit, rows, workspace
         self.params = {name: p for name, p in unit.params.items() if p.requires_grad}
         modules = unit.module.modules() if has_children(unit.module) else [unit.module]
         self.modes = [(module, module.training) for module in modules]
@@ -65,8 +72,8 @@ class LayerCall(ABC):
         detached = (x.detach() if isinstance(x, Tensor) else None for x in inputs)
         self._saved = _Saved.apply(torch.empty(0, requires_grad=True), *detached)
 
-    def watch(self, output: Any, on_gradients: OnGradients) -> Any:
-        """Call `on_gradients` in the backward of these outputs; return them, some as copies."""
+    def watch(self, output: Any, dim: int | None, on_gradients: OnGradients) -> None:
+        """Call `on_gradients` in the backward of these outputs; `dim` has the rows of the first one, None if unknown."""
         is_simple = isinstance(output, Tensor) and self.unit.rule is not None
         tensors, rebuild = ([output], itemgetter(0)) if is_simple else differentiable(output)
         live = [index for index, tensor in enumerate(tensors) if tensor.requires_grad]
@@ -75,7 +82,7 @@ class LayerCall(ABC):
         if is_copied and live:
             for index, copy in zip(live, _Copies.apply(*(tensors[index] for index in live)), strict=True):
                 tensors[index] = copy
-        self.output = LayerOutput(self.unit, self.rows, self.dim, [tensors[index] for index in live], self._sources)
+        self.output = LayerOutput(self.unit, self.rows, dim, [tensors[index] for index in live], self._sources)
         count = len(tensors)
 
         def on_copies(grads: Iterable[Tensor | None]) -> None:
@@ -86,7 +93,7 @@ class LayerCall(ABC):
             self.output.hook = self.output.edges[0][0].register_prehook(on_copies)
         elif live:
             self.output.hook = tensors[0].register_hook(lambda grad: on_gradients(self, (grad,)))
-        return rebuild(tensors) if is_copied else output
+        self.result = rebuild(tensors) if is_copied else output
 
     @property
     def inputs(self) -> list[Any]:
@@ -106,20 +113,12 @@ class LayerCall(ABC):
 
     def by_example(self, inputs: list[Any], grads: list[Tensor | None], n: int, layout: Layout) -> PerExample:
         """c_i of every example, by parameter name."""
-        contributions = self.contributions(inputs, grads)
+        contributions: PerExample = self.measured("contributions", inputs, grads)
         return {name: added_up(contributions[name], layout, n) for name in self.params}
 
     @abstractmethod
-    def squares(self, inputs: list[Any], grads: list[Tensor | None]) -> Squares:
-        """Σ_i c_i² over all rows, by parameter name; both arguments are in full precision."""
-
-    @abstractmethod
-    def sums(self, inputs: list[Any], grads: list[Tensor | None]) -> Sums:
-        """Σ_i c_i and Σ_i c_i² over all rows, by parameter name; both arguments are in full precision."""
-
-    @abstractmethod
-    def contributions(self, inputs: list[Any], grads: list[Tensor | None]) -> PerExample:
-        """c_i of every row, by parameter name."""
+    def measured(self, what: Measured, inputs: list[Any], grads: list[Tensor | None]) -> dict[str, Any]:
+        """By parameter name, in full precision: Σ_i c_i² over all rows, with Σ_i c_i before it, or c_i of every row."""
 
 
 @final
@@ -127,44 +126,38 @@ class RuleCall(LayerCall):
     """One call of a unit that has a rule."""
 
     def __init__(
-        self, unit: MeasuredModule, args: Any, kwargs: dict[str, Any], start: Start | None, workspace: Workspace
+        self,
+        unit: MeasuredModule,
+        args: Any,
+        kwargs: Any,
+        output: Any,
+        start: Start | None,
+        workspace: Workspace,
+        on_gradients: OnGradients,
     ) -> None:
         assert unit.rule is not None
-        self._rule, self._rng = unit.rule, None if start is None else start.rng
+        self.rule, self._rng = unit.rule, None if start is None else start.rng
         with without_torch_functions():
-            inputs = unit.bind(args, kwargs)
-            dim = self._rule.dims(unit.module, inputs)[0]
-            super().__init__(unit, inputs, inputs[0].shape[dim or 0], dim, workspace)
+            inputs = self.rule.prepare(unit.module, self.rule.bind(unit.module, args, kwargs))
+            if not isinstance(inputs[0], Tensor) or inputs[0].dim() < self.rule.least_dims(unit.module):
+                unit.refuse_input(inputs[0])
+            dim = self.rule.dims(unit.module, inputs)[0]
+            super().__init__(unit, inputs, inputs[0].shape[dim or 0], workspace)
+            is_tensor = isinstance(output, Tensor)
+            padded, packed_again = (output, None) if is_tensor else padded_output(unit.module, output)
+            self._reused = self.rule.saved(unit.module, padded)
+            self.watch(padded, dim, on_gradients)
+        if packed_again is not None:
+            self.result = packed_again(self.result)
 
-    def watch(self, output: Any, on_gradients: OnGradients) -> Any:
-        """See `LayerCall.watch`. Packed sequences are padded for the rule, and packed again."""
-        if isinstance(output, Tensor):
-            with without_torch_functions():
-                self._reused = self._rule.saved(self.unit.module, output)
-                return super().watch(output, on_gradients)
-        padded, packed_again = padded_output(self.unit.module, output)
-        self._reused = self._rule.saved(self.unit.module, padded)
-        return packed_again(super().watch(padded, on_gradients))
-
-    def squares(self, inputs: list[Any], grads: list[Tensor | None]) -> Squares:
-        """See `LayerCall.squares`."""
-        found: Squares = self._by(self._rule.squares, inputs, grads, self.workspace, self._reused)
+    def measured(self, what: Measured, inputs: list[Any], grads: list[Tensor | None]) -> dict[str, Any]:
+        """See `LayerCall.measured`. The gradient of a single output is no tuple."""
+        is_whole = what == "contributions"
+        function: Any = self.rule if is_whole else getattr(self.rule, what)
+        extra = () if is_whole else (self.workspace, self._reused)
+        arguments = self.unit.module, tuple(inputs), grads[0] if len(grads) == 1 else tuple(grads), *extra
+        found: dict[str, Any] = function(*arguments) if self._rng is None else with_rng(self._rng, function, *arguments)
         return found
-
-    def sums(self, inputs: list[Any], grads: list[Tensor | None]) -> Sums:
-        """See `LayerCall.sums`."""
-        totals: Sums = self._by(self._rule.sums, inputs, grads, self.workspace, self._reused)
-        return totals
-
-    def contributions(self, inputs: list[Any], grads: list[Tensor | None]) -> PerExample:
-        """See `LayerCall.contributions`."""
-        found: PerExample = self._by(self._rule, inputs, grads)
-        return found
-
-    def _by(self, function: Callable[..., Any], inputs: list[Any], grads: list[Tensor | None], *others: Any) -> Any:
-        """Call a function of the rule. The gradient of a single output is no tuple."""
-        arguments = self.unit.module, tuple(inputs), grads[0] if len(grads) == 1 else tuple(grads), *others
-        return function(*arguments) if self._rng is None else with_rng(self._rng, function, *arguments)
 
 
 @final
@@ -175,52 +168,42 @@ class GenericCall(LayerCall):
         self,
         unit: MeasuredModule,
         args: Any,
-        kwargs: dict[str, Any],
+        kwargs: Any,
+        output: Any,
         start: Start,
         workspace: Workspace,
         checked: Checked,
+        on_gradients: OnGradients,
     ) -> None:
-        inputs = ExampleInputs(unit.module, args, kwargs)
-        self._start, self._end, self._checked, self._arguments = start, rng_state(), checked, inputs
-        super().__init__(unit, inputs.leaves, inputs.batch_size, None, workspace)
-
-    def watch(self, output: Any, on_gradients: OnGradients) -> Any:
-        """See `LayerCall.watch`."""
-        tensors, _ = differentiable(output)
-        if self._arguments.batch_size == 1:
-            self._arguments.infer_batch_size(tensors)
-            self.rows = self._arguments.batch_size
-        is_noisy = bool(self._arguments.batch_size) and not same_rng(self._start.rng, self._end)
-        kind = ReplayedBatch if self.unit.direct_only or is_noisy else ReplayedExamples
+        inputs, (tensors, _) = ExampleInputs(unit.module, args, kwargs), differentiable(output)
+        if inputs.batch_size == 1:
+            inputs.infer_batch_size(tensors)
+        super().__init__(unit, inputs.leaves, inputs.batch_size, workspace)
+        is_noisy = bool(inputs.batch_size) and not same_rng(start.rng, rng_state())
+        kind = ReplayedBatch if unit.direct_only or is_noisy else ReplayedExamples
         self._replayed = kind(
-            self.unit.module,
-            self._arguments,
-            {name: p.detach() for name, p in self.unit.params.items()},
+            unit.module,
+            inputs,
+            {name: p.detach() for name, p in unit.params.items()},
             list(self.params),
-            self.workspace,
-            self._checked,
-            self._start.buffers,
-            self._start.rng if is_noisy else None,
+            workspace,
+            checked,
+            start.buffers,
+            start.rng if is_noisy else None,
         )
         self._replayed.keep_for_check(tensors)
-        self._arguments.leaves = []  # `_saved` has them
-        return super().watch(output, on_gradients)
+        inputs.leaves = []  # `_saved` has them
+        self.watch(output, None, on_gradients)
 
-    def squares(self, inputs: list[Any], grads: list[Tensor | None]) -> Squares:
-        """See `LayerCall.squares`."""
-        return {name: square for name, (_, square) in self.sums(inputs, grads).items()}
-
-    def sums(self, inputs: list[Any], grads: list[Tensor | None]) -> Sums:
-        """See `LayerCall.sums`."""
+    def measured(self, what: Measured, inputs: list[Any], grads: list[Tensor | None]) -> dict[str, Any]:
+        """See `LayerCall.measured`."""
         with self._replaying(inputs) as replayed:
-            sums: Sums = replayed.from_either_state(replayed.sums, grads)
-        return {name: (total.detach(), square.detach()) for name, (total, square) in sums.items()}
-
-    def contributions(self, inputs: list[Any], grads: list[Tensor | None]) -> PerExample:
-        """See `LayerCall.contributions`."""
-        with self._replaying(inputs) as replayed:
-            contributions: PerExample = replayed.from_either_state(replayed.per_example, grads)
-        return {name: value.detach() for name, value in contributions.items()}
+            function = replayed.per_example if what == "contributions" else replayed.sums
+            found: dict[str, Any] = replayed.from_either_state(function, grads)
+        if what == "contributions":
+            return {name: value.detach() for name, value in found.items()}
+        sums = {name: (total.detach(), square.detach()) for name, (total, square) in found.items()}
+        return {name: square for name, (_, square) in sums.items()} if what == "squares" else sums
 
     @contextmanager
     def _replaying(self, inputs: list[Any]) -> Iterator[ReplayedCall]:
@@ -279,9 +262,8 @@ def in_full_precision(value: Any) -> Any:
 
 
 @contextmanager
-def as_in_forward(modes: Iterable[tuple[nn.Module, bool]], device: str) -> Iterator[None]:
-    """Run without autocast, and with modules in training (True) or evaluation mode as given."""
-    changed = [module for module, training in modes if module.training != training]
+def as_in_forward(changed: Sequence[nn.Module], device: str) -> Iterator[None]:
+    """Run without autocast, and with modules back in training or in evaluation mode, whose mode has changed since."""
     for module in changed:
         module.training = not module.training
     try:

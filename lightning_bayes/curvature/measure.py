@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Literal, get_args, overload
@@ -42,7 +42,6 @@ def make_engine(
     quantity: Quantity | Literal["gradient"] = "squared_gradients",
     mc_samples: int = 1,
     seed: int | None = None,
-    left_out: Collection[nn.Parameter] = (),
 ) -> AbstractEngine:
     """Build the engine that measures `quantity` for `model`.
 
@@ -56,7 +55,6 @@ def make_engine(
             ``"kfac"``, ``"kflr"`` and ``"kfra"`` measure the layers of a request, see `KroneckerEngine.capture`.
         mc_samples: Labels per example for ``"diag_ggn_mc"``.
         seed: Seed of these labels, as in `measure`.
-        left_out: Trainable parameters whose squared gradients are not measured.
 
     Returns:
         The engine. Raises `HyperparameterError` if a name is unknown or `name` does not support these Kronecker factors.
@@ -70,15 +68,11 @@ def make_engine(
         from lightning_bayes.curvature.backpack import SecondOrderEngine  # defers the import of BackPACK
 
         return SecondOrderEngine(model, quantity, loss_reduction, mc_samples, seed)
-    engine: AbstractEngine
     if name == "fused":
-        engine = FusedEngine(model, loss_reduction, workspace_mib)
-    else:
-        from lightning_bayes.curvature.backpack import BackpackEngine
+        return FusedEngine(model, loss_reduction, workspace_mib)
+    from lightning_bayes.curvature.backpack import BackpackEngine
 
-        engine = BackpackEngine(model, loss_reduction, workspace_mib=workspace_mib)
-    engine.left_out |= set(left_out)
-    return engine
+    return BackpackEngine(model, loss_reduction, workspace_mib=workspace_mib)
 
 
 def _kronecker_engine(

@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.rules import LayerRule, rule_for
 from lightning_bayes.curvature.rules.example_inputs import refuse_packed
-from lightning_bayes.curvature.rules.registry import Inputs
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError, name_some
 from lightning_bayes.private_torch import BatchNormBase, has_children, own_parameters, tree_leaves
 
@@ -43,19 +42,13 @@ class MeasuredModule:
             return dict(self.module.named_parameters())
         return {name: p for name, p in own_parameters(self.module).items() if p is not None}
 
-    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
-        """The inputs of the rule; raise `ExampleDimensionError` for an input without a dimension for examples."""
-        assert self.rule is not None
-        inputs = self.rule.prepare(self.module, self.rule.bind(self.module, args, kwargs))
-        x = inputs[0]
-        if not isinstance(x, Tensor):
-            refuse_packed(self.module, [x])
-        if x.dim() < self.rule.least_dims(self.module):
-            raise ExampleDimensionError(
-                f"{self.label} got an input of shape {list(x.shape)} without a dimension for examples. Keep the batch in "
-                "dimension 0, or freeze the layer."
-            )
-        return inputs
+    def refuse_input(self, x: Any) -> NoReturn:
+        """Raise an error for a first input without a dimension for examples, or one that no rule takes."""
+        refuse_packed(self.module, [x])
+        raise ExampleDimensionError(
+            f"{self.label} got an input of shape {list(x.shape)} without a dimension for examples. Keep the batch in "
+            "dimension 0, or freeze the layer."
+        )
 
 
 class Uncopied(partial[Any]):

@@ -7,8 +7,7 @@ workspace provides the buffers and determines the number of examples.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -16,7 +15,6 @@ from torch import Tensor
 from lightning_bayes.errors import HyperparameterError
 
 DEFAULT_MIB = 64.0
-MIN_REUSED_ELEMENTS = 2**14  # smaller tensors come from memory that the allocator has mapped already
 
 
 class Workspace:
@@ -35,8 +33,6 @@ class Workspace:
             raise HyperparameterError(f"workspace_mib={limit_mib!r} must be above 0.")
         self.elements = int(limit_mib * 2**20 / 4)
         self._buffers: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
-        self._results: dict[tuple[int, torch.dtype, torch.device], list[Tensor]] = {}
-        self._lent: Counter[tuple[int, torch.dtype, torch.device]] = Counter()
 
     def examples_at_once(self, elements_per_example: int) -> int:
         """Number of examples of this many elements that fit; at least one."""
@@ -55,22 +51,6 @@ class Workspace:
             self._buffers[key] = torch.empty(size, dtype=like.dtype, device=like.device)
         return self._buffers[key][:size].view(shape)
 
-    def result(self, shape: tuple[int, ...] | torch.Size, like: Tensor) -> Tensor:
-        """An uninitialised contiguous tensor for a result; reuses the memory of a returned result if possible."""
-        key = (torch.Size(shape).numel(), like.dtype, like.device)
-        returned = self._results.get(key)
-        self._lent[key] += 1
-        return returned.pop().view(shape) if returned else like.new_empty(shape)
-
-    def give_back(self, results: Iterable[Tensor]) -> None:
-        """Take back results for reuse, at most as many as `result` lent: more would accumulate over the steps."""
-        for tensor in results:
-            key = (tensor.numel(), tensor.dtype, tensor.device)
-            if self._lent[key] and tensor.is_contiguous() and tensor.numel() >= MIN_REUSED_ELEMENTS:
-                self._results.setdefault(key, []).append(tensor)
-                self._lent[key] -= 1
-
     def release(self) -> None:
-        """Free all buffers and returned results."""
+        """Free all buffers."""
         self._buffers.clear()
-        self._results.clear()

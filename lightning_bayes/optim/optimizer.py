@@ -236,7 +236,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         """Clear the gradients as in `torch.optim.Optimizer`; outside a pass, discard the passes of the open update too."""
         super().zero_grad(set_to_none)
         if self._open_update.means is None:
-            self._open_update.clear(self.engine.workspace)
+            self._open_update.clear()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None, *, closure_opens_passes: bool = False) -> Any:
@@ -270,7 +270,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
                 self._update_all(measurement)
             else:
                 self._skip_update()
-        update.clear(self.engine.workspace)
+        update.clear()
         return loss
 
     mark_as_scheduled(step)

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lightning_bayes.curvature import AbstractEngine, BareCapture, Capture, GradientCapture, Workspace
+from lightning_bayes.curvature import AbstractEngine, BareCapture, Capture, GradientCapture
 from lightning_bayes.curvature.engine import require_call
 from lightning_bayes.curvature.loss import BackwardWatch
 from lightning_bayes.errors import NoMeasurementError, UnsupportedTrainingError
@@ -147,10 +147,8 @@ class OpenUpdate:
                 "and run the passes under `with ddp_model.no_sync(), opt.sampled_params(rank):`."
             )
 
-    def clear(self, workspace: Workspace) -> None:
-        """Discard all passes and return the memory of ĥ."""
-        if self.curvature:
-            workspace.give_back(values for key, values in self.curvature.items() if isinstance(key, nn.Parameter))
+    def clear(self) -> None:
+        """Discard all passes."""
         # In place: in manual optimization Lightning's wrapper copies the optimizer's attributes and must see the change.
         vars(self).update(vars(OpenUpdate()))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
@@ -121,9 +121,7 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
         self._gradient_engine = GradientEngine(model, reduction)
         super().__init__(  # calls add_param_group, which needs the attributes above
             model,
-            make_engine(
-                engine, model, reduction, values["workspace_mib"], quantity=quantity, left_out=self._without_curvature()
-            ),
+            make_engine(engine, model, reduction, values["workspace_mib"], quantity=quantity),
             params,
             {**settings, **self.group_state, "noisy": self.noisy, "noise_seed": values["seed"]},
             mc_samples=values["mc_samples"],
@@ -179,11 +177,6 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
         """What a state must agree with to be loaded; see `optim.resuming`."""
         step_rule, base = self.posterior_defaults["step_rule"], self.base_step.base if self.base_step else None
         return record_of(self, step_rule, base, self.deterministic if self.noisy else None)
-
-    def _without_curvature(self) -> Collection[nn.Parameter]:
-        """The parameters that the engine does not measure: beside a base optimizer, those without a posterior."""
-        is_measured = self.base_step is None or self.estimator.quantity != "squared_gradients"
-        return () if is_measured else self.deterministic
 
     def _start_state(self, param: nn.Parameter, group: Mapping[str, Any]) -> None:
         """Create the state of a parameter."""

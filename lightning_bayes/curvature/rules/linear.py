@@ -98,7 +98,7 @@ def _matrix_squares(x: Tensor, delta: Tensor, workspace: Workspace) -> Tensor:
     elements = shape[0] * shape[1]
     # On an accelerator, launching many small kernels would dominate.
     if elements > MAX_BATCHED_ELEMENTS and x.is_cpu:
-        square = workspace.result(shape, x)
+        square = x.new_empty(shape)
         squares_by_blocks(delta.mT, x, square, workspace)
         return square
     squares = [(d.mT @ v).square_().sum(0) for v, d in workspace.split(elements, x, delta)]

@@ -120,7 +120,7 @@ class LayerRule:
         self, layer: nn.Module, inputs: Inputs, grad_output: Any, workspace: Workspace, saved: Any = None
     ) -> Squares:
         """Σ_i c_i² for each parameter of `layer`."""
-        if self._fast_squares is None or not self.num_examples(layer, inputs):
+        if self._fast_squares is None or not inputs[0].numel():
             sums = self.sums(layer, inputs, grad_output, workspace, saved)
             return {name: square for name, (_, square) in sums.items()}
         extra = () if saved is None else (saved,)

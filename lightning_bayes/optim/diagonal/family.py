@@ -61,7 +61,9 @@ class DiagonalFamily(PosteriorFamily):
 
     def capture(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
         """The engine's capture; see `PosteriorFamily`."""
-        return self._optimizer.engine.capture()
+        states = self._optimizer.state
+        left_out = {p for _, p in self._optimizer.trained() if "curvature" not in states[p]}
+        return self._optimizer.engine.capture(left_out=left_out)
 
     def to_measure(self, *, always: bool = False) -> dict[Hashable, Tensor]:
         """All parameters with a curvature, if the measurement of any is due; see `PosteriorFamily`."""

@@ -25,7 +25,7 @@ def squares(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Workspace) -
     # A single block reads the patches once, so few of them at a time stay in the cache.
     is_single = is_single_block(layer.out_channels, columns)
     chunk = max(1, BLOCK_ELEMENTS // elements) if is_single else len(x)
-    result = workspace.result(layer.weight.shape, x)
+    result = x.new_empty(layer.weight.shape)
     for i, (x_part, grad_part) in enumerate(workspace.split(x[:1].numel() + elements, x, grad_output)):
         chunks = (_patches(layer, pixels, positions, workspace) for pixels in torch.split(x_part, chunk))
         patches = (example for patches_of_chunk in chunks for example in patches_of_chunk)

@@ -54,7 +54,7 @@ def squares(layer: Conv, x: Tensor, grad_output: Tensor, workspace: Workspace) -
         delta, values = _pixels_first(grad_part), _pixels_first(x_part)
         for group in groups:
             _add_offsets(group, delta, values, total, accumulate=i > 0)
-    result = workspace.result(layer.weight.shape, x)
+    result = x.new_empty(layer.weight.shape)
     result.flatten(2).copy_(total.permute(1, 2, 0))
     return result.clamp_min_(0)  # rounding can make squares negative
 
