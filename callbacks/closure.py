@@ -18,7 +18,7 @@ from lightning.pytorch.loops.optimization.automatic import Closure, ClosureResul
 
 from lightning_bayes.callbacks.private_lightning import ClosureParts
 from lightning_bayes.curvature import Capture, with_per_example_loss
-from lightning_bayes.curvature.per_example_loss import KEY as PER_EXAMPLE_LOSSES
+from lightning_bayes.curvature.loss import KEY as PER_EXAMPLE_LOSSES
 from lightning_bayes.optim import NoisyOptimizer
 from lightning_bayes.predictive.repeated import copied
 from lightning_bayes.strategies import BayesDDPStrategy, all_reduce_mean_

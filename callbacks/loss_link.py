@@ -51,14 +51,15 @@ class LinkRecorder:
     def noise(self) -> RecordedNoise | None:
         """The noise that the loss gives the targets; None if its calls do not tell, as for a mixture written by hand."""
         found = self._noise.noise()
-        is_part = bool(self._recorder.log_softmax) and found is not None and found.family != "MixtureSameFamily"
+        has_classes = any("log_softmax" in known.notes for known in self._recorder.record.of.values())
+        is_part = has_classes and found is not None and found.family != "MixtureSameFamily"
         return None if is_part else found
 
     def calls(self, loss: Tensor) -> list[LossCall]:
         """The calls of loss functions that a loss depends on."""
         roots = [loss.grad_fn] if loss.grad_fn is not None else []  # torch's own error follows in backward
-        found = (self._recorder.terms.get(node, ()) for node in nodes_behind(roots))
-        return [term.call for terms in found for term in terms if term.call is not None]
+        found = (self._recorder.record.at(node) for node in nodes_behind(roots))
+        return [term.call for known in found for term in known.terms if term.call is not None]
 
     def link_of(self, loss: Tensor) -> Link | None:
         """The link of a loss on the module's outputs; None if the loss does not tell, or acts on other values."""
@@ -83,15 +84,11 @@ class LinkRecorder:
 
     def _reaches(self, root: Any, shapes: dict[Any, Shape]) -> bool:
         """Whether outputs enter a loss beside its loss functions and log-probabilities, which then say nothing of them."""
-        calls = {
-            node
-            for node, terms in self._recorder.terms.items()
-            if len(terms) == 1 and terms[0].call and not terms[0].steps
-        }
-        stack, seen = [root], {None, *calls, *self._recorder.log_softmax}
+        stack, seen = [root], {None}
         while stack:
             node = stack.pop()
-            if node in seen:
+            known = self._recorder.record.at(node)
+            if node in seen or known.call is not None or "log_softmax" in known.notes:
                 continue
             if node in shapes:
                 return True
@@ -103,7 +100,7 @@ class LinkRecorder:
         """The link of the output that leads to a node by functions of it alone: no product of outputs, no further layer."""
         node, is_same = linked, True  # whether the loss gets values of the output itself
         while node is not None and node not in shapes:
-            is_same &= node in self._recorder.noted["moved"]
+            is_same &= "moved" in self._recorder.record.at(node).notes
             children = [child for child, _ in node.next_functions if child is not None]
             node = children[0] if len(set(children)) == 1 else None
         if node is None:
@@ -116,7 +113,7 @@ class LinkRecorder:
 
     def _is_undone(self, link: Link, linked: Any, node: Any) -> bool:
         """Whether an output holds the means already, as probabilities whose log the loss takes."""
-        terms = (term for terms in self._recorder.terms.values() for term in terms)
+        terms = (term for known in self._recorder.record.of.values() for term in known.terms)
         values = [term.call.outputs for term in terms if term.call and term.call.outputs.grad_fn is linked]
         output = self._own.get(node)
         if not values or output is None or output.numel() != values[0].numel() or values[0].dim() < 2:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules import batchnorm, conv
 from torch.optim import SGD
 from torch.optim.lr_scheduler import ChainedScheduler, ConstantLR
+from torch.utils.checkpoint import CheckpointFunction
 
 from lightning_bayes.errors import UnsupportedTrainingError
 
@@ -28,11 +29,13 @@ NEWEST_TESTED: Final = "2.15.0"
 _ADVICE = f"Install torch {OLDEST_TESTED} to {NEWEST_TESTED} (tested)."
 
 try:
+    from torch.nn.modules import _functions
     from torch.utils import _pytree
 
     BatchNormBase: TypeAlias = batchnorm._BatchNorm
     NormBase: TypeAlias = batchnorm._NormBase
     ConvBase: TypeAlias = conv._ConvNd
+    SYNC_BATCH_NORM: Final = _functions.SyncBatchNorm
     tree_flatten, tree_leaves, tree_unflatten = _pytree.tree_flatten, _pytree.tree_leaves, _pytree.tree_unflatten
 except (ImportError, AttributeError) as error:
     raise UnsupportedTrainingError(f"PyTorch {torch.__version__} is not supported: {error}. {_ADVICE}") from error
@@ -45,7 +48,9 @@ FLAT_WEIGHTS: Final = ("_flat_weights", "_flat_weight_refs")  # a recurrent laye
 LAST_RATES: Final = "_last_lr"  # of a learning-rate scheduler
 INNER_SCHEDULERS: Final = "_schedulers"  # of a scheduler that chains others
 PACK: Final = torch._VF._pack_padded_sequence  # what `torch.nn.utils.rnn.pack_padded_sequence` calls
-DDP_SINK: Final = "_DDPSink"  # the operation that DistributedDataParallel applies to all outputs of a step
+# The nodes whose backward runs only once, or in all processes together. Torch applies these functions where no
+# `TorchFunctionMode` sees them, and a node tells its function by its name alone.
+UNREPEATABLE: Final = (CheckpointFunction.__name__, SYNC_BATCH_NORM.__name__)
 
 
 def _scheduler() -> ConstantLR:

@@ -95,8 +95,13 @@ def _unless_damaged(model: nn.Module, before: dict[str, tuple[int, Tensor]], ver
 
 
 def _of_batch(case: Case) -> dict[str, Tensor]:
+    return _gradients(case, case.batch)
+
+
+def _gradients(case: Case, batch: Sequence[Tensor]) -> dict[str, Tensor]:
+    case.model.train(case.model.training)  # some networks cache a graph in evaluation mode until this call
     named = {name: p for name, p in case.model.named_parameters() if p.requires_grad}
-    grads = torch.autograd.grad(case.loss(case.batch), list(named.values()), allow_unused=True)
+    grads = torch.autograd.grad(case.loss(batch), list(named.values()), allow_unused=True)
     return {name: g for name, g in zip(named, grads, strict=True) if g is not None}
 
 
@@ -104,15 +109,11 @@ def _of_loop(case: Case) -> dict[str, Tensor]:
     """The mean squared gradient over examples."""
     # Each batch repeats its example: PyTorch computes a wrong gradient for BatchNorm in evaluation mode with a batch of
     # one whose output gradient is transposed in memory, such as after `flatten(2).transpose(1, 2)`.
-    named = {name: p for name, p in case.model.named_parameters() if p.requires_grad}
     squares: dict[str, Tensor] = {}
     size = len(case.batch[0])
     for i in range(size):
-        one = [tensor[[i, i]] for tensor in case.batch]
-        grads = torch.autograd.grad(case.loss(one), list(named.values()), allow_unused=True)
-        for name, g in zip(named, grads, strict=True):
-            if g is not None:
-                squares[name] = squares.get(name, torch.zeros_like(g)) + g.square() / size
+        for name, g in _gradients(case, [tensor[[i, i]] for tensor in case.batch]).items():
+            squares[name] = squares.get(name, torch.zeros_like(g)) + g.square() / size
     return squares
 
 

@@ -16,11 +16,10 @@ Only this package imports BackPACK.
 from lightning_bayes.curvature.capture import Capture
 from lightning_bayes.curvature.engine import AbstractEngine, BareCapture, EngineName, GradientCapture, GradientEngine
 from lightning_bayes.curvature.likelihood import Bernoulli, Gaussian, Likelihood, Poisson, Softmax
-from lightning_bayes.curvature.loss import LossReduction
+from lightning_bayes.curvature.loss import LossReduction, with_per_example_loss
 from lightning_bayes.curvature.measure import check_names, make_engine, measure
 from lightning_bayes.curvature.measurement import KroneckerFactors, Measurement, Quantity
 from lightning_bayes.curvature.parameters import rows_without_gradient
-from lightning_bayes.curvature.per_example_loss import with_per_example_loss
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
 
 __all__ = [

@@ -28,8 +28,7 @@ from backpack.extensions.module_extension import ModuleExtension
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from lightning_bayes.curvature.loss_calls import ADVICE, likelihood_call
-from lightning_bayes.curvature.loss_functions import read_call
+from lightning_bayes.curvature.loss_functions import ADVICE, likelihood_call, read_call
 from lightning_bayes.curvature.measured_modules import MeasuredModule
 from lightning_bayes.curvature.private_backpack import hook_handles, is_backpacks, layer_extension
 from lightning_bayes.curvature.rules.random_numbers import seeded
@@ -169,7 +168,7 @@ class AsModules(TorchFunctionMode):
         return output
 
     def _loss(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        call = likelihood_call(read_call(func, args, kwargs), "BackPACK")
+        call, _ = likelihood_call(read_call(func, args, kwargs), "BackPACK")
         smoothing = {name: value for name, value in call.options.items() if name == "label_smoothing"}
         module = extend(_LOSSES[func](reduction=call.reduction, **smoothing))
         self._require_known(call.outputs, type(module).__name__)

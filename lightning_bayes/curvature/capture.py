@@ -17,11 +17,17 @@ from torch.autograd.graph import get_gradient_edge
 from lightning_bayes.curvature.layer_graph import can_repeat_backward
 from lightning_bayes.curvature.layout_probe import LayoutProbe, ModelCall, PassLayouts, ProbedPass
 from lightning_bayes.curvature.layouts import LayerOutput, retained_grads_kept
-from lightning_bayes.curvature.learned_factors import learned_factors
-from lightning_bayes.curvature.loss import LossRecord, LossReduction, require_scalar, settled
-from lightning_bayes.curvature.loss_recorder import LossRecorder
-from lightning_bayes.curvature.per_example_loss import KEY, attached_losses, compared, mark_division
-from lightning_bayes.curvature.single_examples import ExampleRows, SingleExamples, example_rows
+from lightning_bayes.curvature.loss import (
+    KEY,
+    LossRecord,
+    LossReduction,
+    attached_losses,
+    compared,
+    require_scalar,
+    settled,
+)
+from lightning_bayes.curvature.loss_recorder import ExampleRows, LossRecorder
+from lightning_bayes.curvature.single_examples import SingleExamples, example_rows
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedTrainingError, name_some
 from lightning_bayes.private_torch import is_alive, tree_leaves
 
@@ -55,7 +61,7 @@ class Capture(ABC):
     def __init__(self, loss_reduction: LossReduction = "auto", finder: LayoutProbe | None = None) -> None:
         self.loss_reduction, self.finder = loss_reduction, finder
         self.outputs: list[LayerOutput] = []
-        self.model_call: ModelCall | None = None
+        self.model_call = ModelCall()
         self.is_following, self.stores_backward, self.has_taken_examples = False, True, False
         self.layouts = PassLayouts(0, ())  # n is 0 if no layout was found
         self.squares: dict[nn.Parameter, Tensor] = {}
@@ -79,9 +85,7 @@ class Capture(ABC):
             ExampleDimensionError: If layers mix the examples.
         """
         require_scalar(loss)
-        if divided_by_host:
-            mark_division(loss)
-        losses = attached_losses(loss)
+        losses = attached_losses(loss, divided_by_host)
         if losses is not None:
             self._observe_with_losses(loss, losses, divided_by_host)
             return
@@ -133,12 +137,11 @@ class Capture(ABC):
         can_follow = rows and (n == 1 or can_repeat_backward(loss))
         if not rows or not can_follow:
             return None
-        factors = learned_factors(self.recorder, loss, n, rows.order) if n and n > 1 else ()
-        return SingleExamples(self.recorder, loss, rows, leaves, tuple(factors))
+        return SingleExamples(self.recorder, loss, rows, leaves)
 
     def note_model_call(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """Forward hook: record the first call whose first input and first output have equally many rows."""
-        if self.model_call is not None or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if self.model_call.rows or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return
         inputs = (v for v in tree_leaves((args, kwargs)) if isinstance(v, Tensor) and v.dim())
         first = next((v for v in tree_leaves(output) if isinstance(v, Tensor) and v.requires_grad), None)
@@ -149,8 +152,8 @@ class Capture(ABC):
         """Drop the autograd nodes. They refer to this capture, a cycle that Python cannot collect."""
         for output in self.outputs:
             output.drop()
-        self.outputs, self.model_call = [], None
-        self.paddings = self.recorder.paddings
+        self.outputs, self.model_call = [], ModelCall()
+        self.paddings = self.recorder.record.paddings
         self.recorder.clear()
 
     @contextmanager
@@ -202,7 +205,7 @@ class Capture(ABC):
             ExampleDimensionError: If layers saw different numbers of examples, or no example.
         """
         if n := self.known_batch_size:
-            return self.scale.num_examples(n, self.layouts.order)
+            return self.scale.num_counted or n
         if self.is_empty:
             raise ExampleDimensionError(
                 f"The batch holds no example (seen by {next(iter(self.sizes))}), so its mean is undefined. Skip it: drop "

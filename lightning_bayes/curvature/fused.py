@@ -129,7 +129,8 @@ class ExampleLoop:
             # factor's parameters, such as the logarithm of a scale, normalise the loss of each example.
             apart = gradients(torch.zeros(examples.num_examples, dtype=torch.bool))
             constant = list(apart)
-            for index in [leaves.index(param) for param in examples.learned().intersection(leaves)]:
+            scaled = examples.of_factors(torch.ones(examples.num_examples, dtype=torch.bool))
+            for index in [index for index, grad in enumerate(scaled) if grad is not None]:
                 own, constant[index] = apart[index], None
                 apart[index] = None if own is None else own * (1 - 1 / examples.num_examples)
             for chosen in torch.eye(examples.num_examples, dtype=torch.bool):

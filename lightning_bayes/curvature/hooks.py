@@ -12,21 +12,20 @@ not fit, is measured by a loop over the examples (`curvature.fused`), or is refu
 
 from __future__ import annotations
 
-import sys
 from abc import ABC
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
-from torch.utils.checkpoint import CheckpointFunction
 
 from lightning_bayes.curvature.calls_of_parts import mark_parts
 from lightning_bayes.curvature.capture import Capture
+from lightning_bayes.curvature.checkpointing import in_reentrant_checkpoint
 from lightning_bayes.curvature.engine import AbstractEngine
 from lightning_bayes.curvature.gradient_check import RunningCheck, failing_parameters
 from lightning_bayes.curvature.layer_calls import (
@@ -40,7 +39,7 @@ from lightning_bayes.curvature.layer_calls import (
 from lightning_bayes.curvature.layer_graph import can_repeat_backward
 from lightning_bayes.curvature.layouts import LOOPED, ROWS, SHARED, LayerOutput
 from lightning_bayes.curvature.measured_modules import MeasuredModule, Uncopied, has_only_scalars
-from lightning_bayes.curvature.parameters import user_hooks_off
+from lightning_bayes.curvature.parameters import buffers_kept, user_hooks_off
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError, UnsupportedTrainingError
 from lightning_bayes.private_torch import (
     is_in_backward,
@@ -73,6 +72,12 @@ class HookedCapture(Capture, ABC):
         self.is_half = False  # whether some gradient is rounded to half precision
         self._is_measuring = self._is_replaying = False  # whether `measuring_backward` or a rule runs
         self._starts: dict[nn.Module, list[Start]] = {}
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """See `Capture.following`; a segment under checkpointing runs again in each of these backward passes."""
+        with super().following(), buffers_kept(self.engine.model):
+            yield
 
     def watch(self, unit: MeasuredModule, undo: ExitStack) -> None:
         """Register the hooks on a unit until `undo` closes."""
@@ -183,7 +188,8 @@ class HookedCapture(Capture, ABC):
         """Run a backward pass that measures, but accumulates no gradients; `column` holds the output gradients."""
         self._is_measuring = True
         try:
-            grads = torch.autograd.grad(outputs, list(leaves), column, retain_graph=True, allow_unused=True)
+            with buffers_kept(self.engine.model):
+                grads = torch.autograd.grad(outputs, list(leaves), column, retain_graph=True, allow_unused=True)
             self.finish()
         finally:
             self._is_measuring = False
@@ -286,11 +292,3 @@ class HookedCapture(Capture, ABC):
         with self.following(), user_hooks_off(params), examples.separated() as gradients:
             grads = gradients(torch.zeros(examples.num_examples, dtype=torch.bool))
         return {param: grad for param, grad in zip(params, grads, strict=True) if grad is not None}
-
-
-def in_reentrant_checkpoint() -> bool:
-    """Whether a reentrant checkpoint runs this segment without gradients, to repeat it in backward."""
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code is not CheckpointFunction.forward.__code__:
-        frame = frame.f_back  # type: ignore[assignment]
-    return frame is not None

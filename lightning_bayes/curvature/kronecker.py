@@ -25,7 +25,7 @@ from lightning_bayes.curvature.hooks import HookedCapture
 from lightning_bayes.curvature.layer_calls import LayerCall, in_full_precision
 from lightning_bayes.curvature.likelihood import Likelihood
 from lightning_bayes.curvature.loss import LossReduction
-from lightning_bayes.curvature.loss_calls import LIKELIHOODS, likelihood_call, num_terms
+from lightning_bayes.curvature.loss_functions import likelihood_call
 from lightning_bayes.curvature.measured_modules import Uncopied, find_measured_modules, refuse, tied_parameters
 from lightning_bayes.curvature.measurement import KroneckerFactors
 from lightning_bayes.curvature.rules.random_numbers import new_seed
@@ -136,8 +136,8 @@ class KroneckerCapture(HookedCapture):
         self.records.observe(loss, divided_by_host)
         labels = self.request.likelihood
         if labels == "of_loss":
-            call = likelihood_call(self.scale.call, "The Fisher")
-            self._measure_with_sampled_labels(LIKELIHOODS[call.function], [call.outputs], num_terms(call))
+            call, likelihood = likelihood_call(self.scale.call, "The Fisher")
+            self._measure_with_sampled_labels(likelihood, [call.outputs], call.num_terms)
         elif labels is not None and self.model_outputs and not (self.squares or self.in_factors):
             self._measure_with_sampled_labels(labels, self.model_outputs)
 

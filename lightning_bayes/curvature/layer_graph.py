@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
+from lightning_bayes.private_torch import UNREPEATABLE
+
 LAYER = "measured_module"  # key of a node's metadata: the measured module whose output it is
-_UNREPEATABLE = ("CheckpointFunction", "SyncBatchNorm")  # backward runs only once, or in all processes together
 
 
 def is_layer(node: Any) -> bool:
@@ -39,4 +40,4 @@ def can_repeat_backward(loss: Tensor) -> bool:
     """Whether this process alone can run backward through the graph of a loss several times."""
     if loss.grad_fn is None:  # torch's own error follows in backward
         return False
-    return not any(node.name().startswith(_UNREPEATABLE) for node in nodes_behind([loss.grad_fn]))
+    return not any(node.name().startswith(UNREPEATABLE) for node in nodes_behind([loss.grad_fn]))

@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -27,8 +26,8 @@ from lightning_bayes.curvature.divided_batches import one_at_a_time, routed_call
 from lightning_bayes.curvature.example_dims import ORDERS, Order
 from lightning_bayes.curvature.layer_graph import can_repeat_backward, comes_after_layer
 from lightning_bayes.curvature.layouts import REGROUPED, ROWS, SHARED, LayerOutput, Layout, keeps_chosen
-from lightning_bayes.curvature.loss_recorder import LossRecorder
-from lightning_bayes.curvature.single_examples import ExampleRows, SingleExamples, example_rows
+from lightning_bayes.curvature.loss_recorder import ExampleRows, LossRecorder
+from lightning_bayes.curvature.single_examples import SingleExamples, example_rows
 from lightning_bayes.private_torch import is_alive
 
 Kind: TypeAlias = tuple[tuple[str, ...], tuple[int, ...]]  # labels of the called layers, and the pattern of equal sizes
@@ -56,10 +55,10 @@ class PassLayouts:
 
 
 class ModelCall(NamedTuple):
-    """A call of the whole model whose first input and first output have equally many rows."""
+    """A call of the whole model whose first input and first output have equally many rows; 0 rows if there is none."""
 
-    rows: int
-    edge: GradientEdge  # of the output
+    rows: int = 0
+    edge: Any = None  # of the output
 
 
 class NotFiniteError(Exception):
@@ -76,11 +75,13 @@ class LayoutProbe:
 
     def find(self, probed: ProbedPass, following: Callable[[], AbstractContextManager[None]]) -> PassLayouts | None:
         """The layouts of a pass, probed inside the context; None if no backward can follow chosen examples."""
-        kind, sizes = probed.kind, probed.sizes
+        kind, sizes = probed.kind_and_sizes()
         if kind in self._known:
             position, known = self._known[kind]
-            if probed.allows(known.layouts, sizes[position]):
-                return replace(known, num_examples=max(1, sizes[position]))
+            n = max(1, sizes[position])
+            pairs = zip(probed.outputs, known.layouts, strict=True)
+            if not any(out.rows % n for out, layout in pairs if layout is not None and layout.kind in REGROUPED):
+                return replace(known, num_examples=n)
         try:
             with following():
                 result = probed.layouts()
@@ -101,37 +102,22 @@ class ProbedPass:
 
     loss: Tensor
     outputs: Sequence[LayerOutput]  # of the calls, in order
-    model_call: ModelCall | None  # the call of the whole model, if there is one
+    model_call: ModelCall  # the call of the whole model
     recorder: LossRecorder
     num_losses: int = 0  # number of explicit per-example losses, each of which may depend on all rows
 
-    @cached_property
-    def sizes(self) -> list[int]:
-        """All sizes of the pass, in a fixed order."""
+    def kind_and_sizes(self) -> tuple[Kind, list[int]]:
+        """The kind of the pass, and all its sizes in a fixed order."""
         of_outputs = [size for out in self.outputs for shape in ((out.rows,), *out.shapes) for size in shape]
-        return [self.num_losses, self._model_rows, *of_outputs, *self.recorder.sizes(self.loss), 1]
-
-    @property
-    def kind(self) -> Kind:
-        """The kind of the pass."""
+        sizes = [self.num_losses, self.model_call.rows, *of_outputs, *self.recorder.sizes(self.loss), 1]
         numbers: dict[int, int] = {}
-        pattern = tuple(numbers.setdefault(size, len(numbers)) for size in self.sizes)
-        return tuple(out.unit.label for out in self.outputs), pattern
-
-    def allows(self, layouts: Sequence[Layout | None], num_examples: int) -> bool:
-        """Whether the sizes allow layouts of another pass of this kind."""
-        pairs = zip(self.outputs, layouts, strict=True)
-        regrouped = [out for out, layout in pairs if layout is not None and layout.kind in REGROUPED]
-        return not any(out.rows % max(1, num_examples) for out in regrouped)
-
-    @property
-    def _model_rows(self) -> int:
-        return 0 if self.model_call is None else self.model_call.rows
+        pattern = tuple(numbers.setdefault(size, len(numbers)) for size in sizes)
+        return (tuple(out.unit.label for out in self.outputs), pattern), sizes
 
     def layouts(self) -> PassLayouts | None:
         """The layouts for the best number of examples that the sizes allow; None if no backward can follow examples."""
         rows = {out.rows for out in self.outputs if out.rows}
-        candidates = {self.num_losses} if self.num_losses else {*rows, self._model_rows} - {0}
+        candidates = {self.num_losses} if self.num_losses else {*rows, self.model_call.rows} - {0}
         if candidates == {1}:
             return self._one_example(one_at_a_time(self.recorder, self.loss, self.outputs))
         if not can_repeat_backward(self.loss):
@@ -141,7 +127,7 @@ class ProbedPass:
         if not self.num_losses and not any(result.is_recorded for result in feasible):
             feasible = self._with_fewer(rows) or feasible
         if feasible:
-            return min(feasible, key=lambda result: (result.num_examples != self._model_rows, result.score))
+            return min(feasible, key=lambda result: (result.num_examples != self.model_call.rows, result.score))
         if self.num_losses:  # which may depend on all rows
             grads = torch.autograd.grad(self.loss, self._edges, retain_graph=True, allow_unused=True)
             reached = [any(grad is not None for grad in of_call) for of_call in self._by_call(grads)]
@@ -177,7 +163,7 @@ class ProbedPass:
     def _probed(self, rows: ExampleRows) -> PassLayouts:
         """The layouts that fit the gradients of chosen examples, or the error that the examples mix."""
         n, model = rows.num_examples, self.model_call
-        ends = [model.edge] if model is not None and model.rows == n and is_alive(model.edge.node) else []
+        ends = [model.edge] if model.rows == n and is_alive(model.edge.node) else []
         examples, numbers = SingleExamples(self.recorder, self.loss, rows, [*self._edges, *ends]), torch.arange(n)
         with examples.separated() as gradients:
             batch = gradients(numbers >= 0)

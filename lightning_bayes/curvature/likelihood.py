@@ -142,11 +142,7 @@ class Bernoulli(Likelihood):
         return _one_output((probs * (1 - probs)).sqrt(), index)
 
     def _nll_of_each(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        if outputs.shape != targets.shape:
-            raise ShapeError(
-                f"Bernoulli got logits {list(outputs.shape)} and targets {list(targets.shape)}. Reshape one of them to the "
-                "shape of the other."
-            )
+        _require_same_shape("Bernoulli", outputs, "logits", targets, "targets")
         return F.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype), reduction="none")
 
 
@@ -163,11 +159,7 @@ class Poisson(Likelihood):
         return _one_output((outputs / 2).exp(), index)
 
     def _nll_of_each(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        if outputs.shape != targets.shape:
-            raise ShapeError(
-                f"Poisson got log-rates {list(outputs.shape)} and counts {list(targets.shape)}. Reshape one of them to "
-                "the shape of the other."
-            )
+        _require_same_shape("Poisson", outputs, "log-rates", targets, "counts")
         counts = targets.to(outputs.dtype)
         return outputs.exp() - counts * outputs + torch.lgamma(counts + 1)
 
@@ -198,11 +190,7 @@ class Gaussian(Likelihood):
         return _one_output(torch.full_like(outputs, 1 / self.std), index)
 
     def _nll_of_each(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        if outputs.shape != targets.shape:
-            raise ShapeError(
-                f"Gaussian got means {list(outputs.shape)} and targets {list(targets.shape)}. Reshape one of them to "
-                "the shape of the other."
-            )
+        _require_same_shape("Gaussian", outputs, "means", targets, "targets")
         return ((targets - outputs) / self.std).square() / 2 + math.log(self.std) + math.log(2 * math.pi) / 2
 
 
@@ -211,6 +199,14 @@ def _one_output(values: Tensor, index: int) -> Tensor:
     column = values.new_zeros(values.shape)  # contiguous, also where the values are transposed
     column.view(len(values), -1)[:, index] = values.reshape(len(values), -1)[:, index]
     return column
+
+
+def _require_same_shape(name: str, outputs: Tensor, of_outputs: str, targets: Tensor, of_targets: str) -> None:
+    if outputs.shape != targets.shape:
+        raise ShapeError(
+            f"{name} got {of_outputs} {list(outputs.shape)} and {of_targets} {list(targets.shape)}. Reshape one of them to "
+            "the shape of the other."
+        )
 
 
 def _finite(logits: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The record of a loss: what it reduced, and how, as its functions were called.
+"""The record of a loss: what it reduced, and how, as its functions were called; or its explicit per-example losses.
 
 Backward through a batch loss L yields every example's *contribution* c_i to the gradient. The per-example gradient g_i
 depends on how L reduces the per-example losses ℓ_i:
@@ -8,47 +8,36 @@ depends on how L reduces the per-example losses ℓ_i:
 
 n is the number of examples that count; an example whose targets are all `ignore_index` does not. `LossRecorder` records
 PyTorch's loss functions, means and sums, the sums of these, and their products with numbers. The reduction of any other loss
-is unknown.
+is unknown. Where it is, the squares may come from explicit per-example losses, and the gradient alone from L:
+
+    ĝ from the scalar loss L        ĥ = (1/n) Σ_i (∂ℓ_i/∂θ)² from the per-example losses ℓ_i
+
+An example is the Dice loss of a batch: it is not a sum over the images, but each image has a Dice loss.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal, TypeAlias, TypeGuard
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
-from lightning_bayes.curvature.example_dims import Order, example_dim
 from lightning_bayes.curvature.loss_functions import LossCall, LossLink
-from lightning_bayes.curvature.loss_terms import Reading, Term
+from lightning_bayes.curvature.loss_terms import Step
 from lightning_bayes.errors import ShapeError, UnsupportedTrainingError
 
-_MIXED: Final = "adds a term reduced by 'sum' to one reduced by 'mean' or rescaled"
+KEY: Final = "per_example_loss"  # key in the dictionary that training_step returns
+_LOSSES: Final = "with_per_example_loss"  # in a node's metadata
 _ASSUMED: Final = (
     "The loss does not show how it reduces the examples of a batch, so it counts as a mean over them. Pass "
     "loss_reduction='mean' or 'sum' to state it."
 )
-Linked: TypeAlias = tuple[LossLink, Any]  # and the autograd node of the outputs that the link belongs to
-ReadTerm: TypeAlias = tuple[Term, Reading, set[Linked]]
 # "auto_or_mean" is "auto" where the scale of the curvature does not matter: an unknown reduction counts as a mean.
 LossReduction: TypeAlias = Literal["auto", "auto_or_mean", "mean", "sum"]
-
-
-@dataclass(frozen=True, eq=False)
-class LossTerm:
-    """One term of a loss."""
-
-    name: str
-    outputs: Tensor
-    targets: Tensor | None
-    counted: Tensor | None
-    factor: float
-    reduction: str
-    call: LossCall | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,49 +45,12 @@ class LossRecord:
     """How one loss reduced its examples."""
 
     reduction: str = "mean"
-    why: str = ""
-    terms: tuple[LossTerm, ...] = ()
+    why: str = ""  # predicate of a sentence about the loss, if the reduction is unknown
+    num_counted: int | None = None  # n ≥ 1; None if all examples count
     link: LossLink | None = None
-    call: LossCall | None = None
-    linked: Sequence[Any] = ()
-    _num_examples: dict[int, int] = field(default_factory=dict, repr=False)  # n by batch size
-
-    def num_examples(self, batch_size: int, order: Order = "rows") -> int:
-        """Number of examples that count, n ≥ 1, in a batch of `batch_size` examples."""
-        if batch_size not in self._num_examples:
-            masks = [term.counted for term in self.terms]
-            rows = [_rows(mask, batch_size, order) for mask in masks if _holds(mask, batch_size)]
-            counts_all = not rows or len(rows) < len(masks)
-            self._num_examples[batch_size] = batch_size if counts_all else max(1, int(torch.stack(rows).any(0).sum()))
-        return self._num_examples[batch_size]
-
-
-def _holds(mask: Tensor | None, batch_size: int) -> TypeGuard[Tensor]:
-    return mask is not None and mask.numel() > 0 and mask.numel() % batch_size == 0
-
-
-def _rows(mask: Tensor, batch_size: int, order: Order) -> Tensor:
-    """The examples with a target that counts, ``[B]``."""
-    dim = example_dim(tuple(mask.shape), batch_size, order)
-    if dim is not None and mask.shape[dim] == batch_size:
-        mask = mask.movedim(dim, 0)
-    elif order != "rows":
-        mask = mask.reshape(-1, batch_size).T
-    return mask.reshape(batch_size, -1).any(1).cpu()
-
-
-def record_of(read: Sequence[ReadTerm], batch_size: int | None) -> LossRecord:
-    """The record of the terms that depend on examples."""
-    terms = tuple(_loss_term(term, reading) for term, reading, _ in read)
-    link = only({only({link for link, _ in links}) for _, _, links in read})
-    linked = [node for _, _, links in read for _, node in links]
-    reductions = {reading.reduction for _, reading, _ in read}
-    if not read or batch_size == 1:  # one example: mean and sum coincide
-        return LossRecord("mean", "", terms, link, linked=linked)
-    if len(reductions) > 1 or not reductions <= {"mean", "sum"}:
-        whys = [reading.why for _, reading, _ in read if reading.why]
-        return LossRecord("unknown", whys[0] if whys else _MIXED, terms, link, linked=linked)
-    return LossRecord(reductions.pop(), "", terms, link, linked=linked)
+    linked: Sequence[Any] = ()  # the nodes of the outputs that the link belongs to
+    call: LossCall | None = None  # if the loss is the result of one call
+    host: Step | None = None  # the product by which the training loop scaled the loss
 
 
 def settled(record: LossRecord, reduction: LossReduction, batch_size: int | None) -> LossRecord:
@@ -123,29 +75,65 @@ def require_scalar(loss: Tensor) -> None:
         raise ShapeError(f"The loss has shape {tuple(loss.shape)}; backward needs a scalar. Reduce it with .mean().")
 
 
-def _loss_term(term: Term, reading: Reading) -> LossTerm:
-    call, reduction = term.call, reading.reduction
-    if call is None:
-        first = next((step.kind for step in term.steps), "value")
-        return LossTerm(first, term.values, None, None, reading.factor, reduction, None)
-    counted = call.counted if call.reduction != "none" or reduction == "sum" else None
-    name = call.function.__name__
-    return LossTerm(name, call.outputs, call.targets, counted, reading.factor, reduction, call)
-
-
 def only(values: set[Any]) -> Any:
     """The only value of a set; None if there are several or none."""
     return next(iter(values)) if len(values) == 1 else None
 
 
-class BackwardWatch(TorchFunctionMode):
-    """Calls `observe(loss)` before each ``loss.backward()``, for callers that do not pass the loss explicitly."""
+def with_per_example_loss(loss: Tensor, per_example_loss: Tensor) -> Tensor:
+    """Attach per-example losses to a training loss.
 
-    def __init__(self, observe: Callable[[Tensor], None]) -> None:
-        super().__init__()
-        self._observe = observe
+    The gradient comes from `loss`. The squared gradients come from `per_example_loss`, in a separate backward pass.
+    In a `training_step`, return ``{"loss": loss, "per_example_loss": losses}`` instead.
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is Tensor.backward:
-            self._observe(args[0])
-        return func(*args, **(kwargs or {}))
+    Args:
+        loss: The scalar training loss, a mean or a sum over the examples according to ``loss_reduction``.
+        per_example_loss: One loss per example, ``[batch]``, with its graph.
+
+    Returns:
+        `loss`, for ``backward()``.
+
+    Raises:
+        ShapeError: If `loss` is not a scalar or `per_example_loss` does not have one dimension.
+        UnsupportedTrainingError: If the per-example losses have no graph.
+
+    Example:
+        >>> from lightning_bayes.curvature import measure
+        >>> layer, x = torch.nn.Linear(1, 1, bias=False), torch.tensor([[1.0], [2.0]])
+        >>> def loss():
+        ...     outputs = layer(x)
+        ...     return with_per_example_loss(outputs.logsumexp(0).sum(), outputs[:, 0])
+        >>> measure(layer, loss, loss_reduction="mean").curvature["weight"]  # (1² + 2²) / 2
+        tensor([[2.5000]])
+    """
+    if loss.numel() != 1 or per_example_loss.dim() != 1:
+        raise ShapeError(
+            f"{KEY} has shape {list(per_example_loss.shape)} and the loss has shape {list(loss.shape)}. Pass one loss per "
+            "example, [batch], and a scalar loss."
+        )
+    if torch.is_grad_enabled() and not per_example_loss.requires_grad:
+        raise UnsupportedTrainingError(f"{KEY} has no graph, so it has no gradients. Remove .detach() and no_grad().")
+    result = loss.view_as(loss)
+    node: Any = result.grad_fn
+    if node is not None:
+        node.metadata[_LOSSES] = per_example_loss
+    return result
+
+
+def attached_losses(loss: Tensor, divided_by_host: bool) -> Tensor | None:
+    """The per-example losses ``[n]`` attached to a loss, which the training loop may have divided; None if absent."""
+    node: Any = loss.grad_fn
+    if node is not None and divided_by_host and _LOSSES not in node.metadata:
+        node = node.next_functions[0][0]
+    return None if node is None else node.metadata.get(_LOSSES)
+
+
+def compared(record: LossRecord, loss: Tensor, losses: Tensor) -> LossRecord:
+    """A record whose unknown reduction is read from the value of the loss, compared with its per-example losses."""
+    reduction, value = record.reduction, float(loss.detach())
+    value /= 1.0 if record.host is None else record.host.factor or 1.0
+    if reduction == "unknown" and math.isclose(value, float(losses.detach().mean()), rel_tol=1e-4):
+        reduction = "mean"
+    elif reduction == "unknown" and math.isclose(value, float(losses.detach().sum()), rel_tol=1e-4):
+        reduction = "sum"
+    return replace(record, reduction=reduction, num_counted=None)

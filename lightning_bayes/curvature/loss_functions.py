@@ -1,28 +1,41 @@
-"""PyTorch's loss functions: where each takes its outputs and targets, and the link that its outputs need.
+"""PyTorch's loss functions: where each takes its outputs and targets, and what it says about the outputs.
 
-    softmax    cross entropy with hard or soft targets, NLL of log-probabilities
-    sigmoid    BCE with logits, multi-label soft margin
-    exp        Poisson NLL of log-rates
-    identity   MSE, L1, smooth L1, Huber, Gaussian NLL, BCE of probabilities, Poisson NLL of rates
+    link       softmax    cross entropy with hard or soft targets, NLL of log-probabilities
+               sigmoid    BCE with logits, multi-label soft margin
+               exp        Poisson NLL of log-rates
+               identity   MSE, L1, smooth L1, Huber, Gaussian NLL, BCE of probabilities, Poisson NLL of rates
+    likelihood cross_entropy                       Softmax
+               mse_loss                            Gaussian with variance ½: its -log p is |f - y|² + constant
+               binary_cross_entropy_with_logits    Bernoulli
 
-Other losses say nothing about predictions: CTC, KL and margin losses may act on embeddings or on sequences.
+The loss of an example is ℓ_i = -log p(y_i | f_i) / w + constant. With ``reduction="sum"``, w is 1. With ``"mean"``, w is the
+number of terms per example: pixels or positions for the cross entropy, outputs for the other two. Other losses say nothing
+about predictions: CTC, KL and margin losses may act on embeddings or on sequences.
 """
 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lightning_bayes.curvature.example_dims import Order, example_dim
+from lightning_bayes.curvature.example_dims import Order, Shape, example_dim
+from lightning_bayes.curvature.likelihood import Bernoulli, Gaussian, Likelihood, Softmax
+from lightning_bayes.errors import UnsupportedTrainingError
 
 LossLink: TypeAlias = Literal["softmax", "sigmoid", "identity", "exp"]
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
+ADVICE: Final = (
+    "Return the result of F.cross_entropy, F.mse_loss or F.binary_cross_entropy_with_logits (or of their modules) "
+    "unchanged, without other terms or factors."
+)
 
 
 class LossFunction(NamedTuple):
@@ -32,16 +45,18 @@ class LossFunction(NamedTuple):
     outputs: str = "input"  # names of its arguments
     targets: str = "target"
     example_dim: int = 0  # of the outputs
+    likelihood: Likelihood | None = None
+    has_classes: bool = False  # in dimension 1 of the outputs
     is_composite: bool = False  # whether its reduction is a node of its own, after the values
 
 
 LOSS_FUNCTIONS: Final[dict[Callable[..., Tensor], LossFunction]] = {
-    F.cross_entropy: LossFunction("softmax"),
-    F.nll_loss: LossFunction("softmax"),
-    F.binary_cross_entropy_with_logits: LossFunction("sigmoid"),
+    F.cross_entropy: LossFunction("softmax", likelihood=Softmax(), has_classes=True),
+    F.nll_loss: LossFunction("softmax", has_classes=True),
+    F.binary_cross_entropy_with_logits: LossFunction("sigmoid", likelihood=Bernoulli()),
     F.multilabel_soft_margin_loss: LossFunction("sigmoid"),
     F.binary_cross_entropy: LossFunction("identity"),  # outputs are probabilities, and so is their average
-    F.mse_loss: LossFunction("identity"),
+    F.mse_loss: LossFunction("identity", likelihood=Gaussian(math.sqrt(0.5))),
     F.l1_loss: LossFunction("identity"),
     F.smooth_l1_loss: LossFunction("identity"),
     F.huber_loss: LossFunction("identity"),
@@ -50,8 +65,8 @@ LOSS_FUNCTIONS: Final[dict[Callable[..., Tensor], LossFunction]] = {
     F.kl_div: LossFunction(),
     F.ctc_loss: LossFunction(None, "log_probs", "targets", 1),
     F.soft_margin_loss: LossFunction(),
-    F.multi_margin_loss: LossFunction(),
-    F.multilabel_margin_loss: LossFunction(),
+    F.multi_margin_loss: LossFunction(has_classes=True),
+    F.multilabel_margin_loss: LossFunction(has_classes=True),
     F.hinge_embedding_loss: LossFunction(),
     F.margin_ranking_loss: LossFunction(None, "input1"),
     F.cosine_embedding_loss: LossFunction(None, "input1"),
@@ -65,33 +80,15 @@ class LossCall:
     """One call of a loss function."""
 
     function: Callable[..., Tensor]
+    known: LossFunction
     outputs: Tensor
     targets: Tensor | None
     reduction: Reduction
     options: dict[str, Any]
-    unreduced: Callable[[], Tensor]  # the values before the reduction, computed again
-
-    @property
-    def known(self) -> LossFunction:
-        """What is known about the function."""
-        return LOSS_FUNCTIONS[self.function]
-
-    @property
-    def link(self) -> LossLink | None:
-        """The link from outputs to predictions; None if the loss does not tell."""
-        if self.function is F.poisson_nll_loss and not self.options.get("log_input", True):
-            return "identity"
-        return self.known.link
-
-    @property
-    def counted(self) -> Tensor | None:
-        """Mask of the targets that are not `ignore_index`, in the shape of the targets; None if all count."""
-        if self.function not in (F.cross_entropy, F.nll_loss) or self.targets is None:
-            return None
-        if self.targets.is_floating_point():
-            return None
-        counted: Tensor = self.targets != self.options.get("ignore_index", -100)
-        return counted
+    link: LossLink | None  # from outputs to predictions; None if the loss does not tell
+    counted: Tensor | None  # mask of the targets that are not `ignore_index`, in their shape; None if all count
+    shape: Shape  # of the values that the function reduces
+    unreduced: Callable[[], Tensor]  # these values, computed again
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -99,44 +96,76 @@ class LossCall:
         values = (self.outputs, self.targets, *self.options.values())
         return [value for value in values if isinstance(value, Tensor) and value.requires_grad]
 
-    @property
-    def has_classes(self) -> bool:
-        """Whether dimension 1 of the outputs holds the classes."""
-        functions = (F.cross_entropy, F.nll_loss, F.multi_margin_loss, F.multilabel_margin_loss)
-        return self.function in functions and self.outputs.dim() > 1
-
     def example_dim(self, value: Tensor, batch_size: int | None, order: Order) -> int | None:
         """The dimension of an argument that holds the examples."""
-        classes = 1 if self.has_classes else None
+        classes = 1 if self.known.has_classes and self.outputs.dim() > 1 else None
         return example_dim(tuple(value.shape), batch_size, order, preferred=self.known.example_dim, classes=classes)
 
     @property
-    def num_values(self) -> int:
-        """Number of values that the function reduces."""
-        size = self.outputs.numel()
-        return size // self.outputs.shape[1] if self.has_classes else size
+    def num_terms(self) -> int:
+        """w, the number of terms whose mean is an example's loss."""
+        return 1 if self.reduction == "sum" else math.prod(self.shape) // len(self.outputs)
 
 
 @cache
-def _signature(function: Callable[..., Tensor]) -> inspect.Signature:
+def signature_of(function: Callable[..., Any]) -> inspect.Signature:
+    """`inspect.signature`, which is slow."""
     return inspect.signature(function)
 
 
 def read_call(function: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> LossCall | None:
     """The call of a function in `LOSS_FUNCTIONS`; None if its deprecated arguments set the reduction."""
-    known, bound = LOSS_FUNCTIONS[function], _signature(function).bind(*args, **kwargs)
-    arguments = dict(bound.arguments)
-    if arguments.get("size_average") is not None or arguments.get("reduce") is not None:
+    known, given = LOSS_FUNCTIONS[function], signature_of(function).bind(*args, **kwargs).arguments
+    options = dict(given)
+    if options.get("size_average") is not None or options.get("reduce") is not None:
         return None
-    reduction: Any = arguments.pop("reduction", "mean")
-    outputs, targets = arguments.pop(known.outputs), arguments.pop(known.targets, None)
+    reduction: Any = options.pop("reduction", "mean")
+    outputs, targets = options.pop(known.outputs), options.pop(known.targets, None)
     if not outputs.requires_grad:  # such as mse_loss(y, f), or a learned variance alone
         if isinstance(targets, Tensor) and targets.requires_grad:
             outputs, targets = targets, outputs
         else:
-            outputs = next(x for x in arguments.values() if isinstance(x, Tensor) and x.requires_grad)
-    reduction = "mean" if reduction == "batchmean" else reduction
-    unreduced = partial(function, **{**bound.arguments, "reduction": "none"})
+            outputs = next(x for x in options.values() if isinstance(x, Tensor) and x.requires_grad)
+    targets = targets if isinstance(targets, Tensor) else None
+    is_index = function in (F.cross_entropy, F.nll_loss) and targets is not None and not targets.is_floating_point()
+    is_of_rates = function is F.poisson_nll_loss and not options.get("log_input", True)
+    shape = tuple(outputs.shape)
     return LossCall(
-        function, outputs, targets if isinstance(targets, Tensor) else None, reduction, arguments, unreduced
+        function,
+        known,
+        outputs,
+        targets,
+        "mean" if reduction == "batchmean" else reduction,
+        options,
+        "identity" if is_of_rates else known.link,
+        targets != options.get("ignore_index", -100) if is_index else None,
+        (shape[0], *shape[2:]) if known.has_classes and len(shape) > 1 else shape,
+        partial(function, **{**given, "reduction": "none"}),
     )
+
+
+def likelihood_call(call: LossCall | None, reader: str) -> tuple[LossCall, Likelihood]:
+    """A call with its likelihood; refuse functions without one, weights, ignored targets and ``reduction="none"``."""
+    likelihood = None if call is None else call.known.likelihood
+    if call is None or likelihood is None:
+        raise UnsupportedTrainingError(f"{reader} needs a loss that one supported loss function returns. {ADVICE}")
+    name, target = call.function.__name__, call.targets
+    unsupported = [option for option in ("weight", "pos_weight") if call.options.get(option) is not None]
+    if unsupported:
+        raise UnsupportedTrainingError(
+            f"{reader} does not support {name} with {' and '.join(unsupported)}. Remove the argument."
+        )
+    if call.reduction == "none":
+        raise UnsupportedTrainingError(
+            f"{reader} needs a scalar from {name}, but reduction='none'. Use reduction='mean' or 'sum'."
+        )
+    is_soft = name == "cross_entropy" and target is not None and target.is_floating_point()
+    if target is not None and is_soft and not torch.allclose(target.sum(1), torch.ones_like(target[:, 0])):
+        raise UnsupportedTrainingError(
+            f"{reader} needs probabilities that sum to 1 as floating-point targets of cross_entropy. Normalise them."
+        )
+    if call.counted is not None and not bool(call.counted.all()):
+        raise UnsupportedTrainingError(
+            f"{reader} does not support targets equal to ignore_index. Remove these examples from the batch."
+        )
+    return call, likelihood

@@ -1,20 +1,49 @@
-"""`LossRecorder`: records the loss functions and the reductions of a forward pass as they are called."""
+"""`LossRecorder`: records a forward pass as its functions are called, and reads how a loss reduced the examples."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, final
+from typing import Any, Final, NamedTuple, TypeAlias, final
 
+import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
-from lightning_bayes.curvature.example_dims import Order, outer_size
-from lightning_bayes.curvature.loss import Linked, LossRecord, only, record_of
-from lightning_bayes.curvature.loss_choices import chosen
-from lightning_bayes.curvature.loss_tape import LossTape
+from lightning_bayes.curvature.example_dims import Order, example_dim, outer_size
+from lightning_bayes.curvature.loss import LossRecord, only
+from lightning_bayes.curvature.loss_functions import LossLink
 from lightning_bayes.curvature.loss_terms import Edge, Reading, Term
+from lightning_bayes.curvature.operations import IN_PLACE, OF_DATA, OPERATIONS
+from lightning_bayes.curvature.tensor_record import Former, TensorRecord
+from lightning_bayes.private_torch import without_torch_functions
 
+_NOT_RECORDED: Final = "is computed by a function that is not recorded"
+_MIXED: Final = "adds a term reduced by 'sum' to one reduced by 'mean' or rescaled"
 _AMBIGUOUS: Final = "is computed from values that may hold the examples in dimension 0 or 1"
+Linked: TypeAlias = tuple[LossLink, Any]  # and the autograd node of the outputs that the link belongs to
+
+
+class ExampleRows(NamedTuple):
+    """Tensors between layers and loss that hold n examples as ``[outer, n, inner]``, after flattening and splitting."""
+
+    num_examples: int  # n
+    order: Order = "rows"
+    outer: dict[Edge, int] = {}  # noqa: RUF012
+    is_recorded: bool = (
+        False  # whether the record tells where the examples are, and no term uses a lone piece of the rows
+    )
+
+
+class _TermRecord(NamedTuple):
+    """How one term reduces its examples."""
+
+    reduction: str
+    why: str
+    links: set[Linked]
+    counted: Tensor | None
 
 
 @dataclass
@@ -22,134 +51,172 @@ class _Path:
     """What lies between the layers and a value."""
 
     nodes: list[Any] = field(default_factory=list)
-    edges: set[Edge] = field(default_factory=set)
     depends: bool = False  # whether the value depends on examples
 
 
-@dataclass(frozen=True)
-class RecordedRows:
-    """Where the values that a loss reduces hold the examples."""
-
-    outer: dict[Edge, int]  # the values are [outer, B, inner]
-    has_lone_pieces: bool = (
-        False  # whether some term depends on one piece of the rows, such as ``v[:n]``, and on no other
-    )
-
-
 @final
-class LossRecorder(LossTape):
-    """Records the loss functions and reductions inside the context, which contains the forward pass."""
+class LossRecorder(TorchFunctionMode):
+    """Records the operations inside the context, which contains the forward pass.
+
+    Args:
+        is_layer: Whether a node is the output of a layer that sees the examples. None: all inputs without a graph hold them.
+
+    Attributes:
+        record: What is known about the tensors of the pass.
+        observe: Gets the loss before each ``loss.backward()``, for callers that do not pass it explicitly.
+    """
+
+    observe: Callable[[Tensor], None] | None = None
 
     def __init__(self, is_layer: Callable[[Any], bool] | None = None) -> None:
         super().__init__()
-        self._is_layer = is_layer
-        self._declared: dict[Any, RecordedRows] = {}  # of losses whose per-example losses are given
+        self.record, self._is_layer = TensorRecord(), is_layer
+        self._eager: AbstractContextManager[Any] = nullcontext()
+        self._declared: dict[Any, ExampleRows] = {}  # of losses whose per-example losses are given
+
+    def __enter__(self) -> Any:
+        """Record the functions that are called from now on. Compiled code runs eagerly, because it hides them."""
+        if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
+            self._eager = torch.compiler.set_stance("force_eager")
+        self._eager.__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._eager.__exit__(*error)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is Tensor.backward and self.observe is not None:
+            self.observe(args[0])
+        if func not in OPERATIONS:
+            return func(*args, **kwargs)
+        if func in IN_PLACE:
+            former = Former(self.record.terms_of(args[0]), args[0].requires_grad, args[0].shape)
+        result = func(*args, **kwargs)
+        if func is Tensor.__iter__:
+            result = list(result)
+        value = result[0] if isinstance(result, (tuple, list)) and result else result
+        value = args[0] if func is Tensor.__setitem__ else value
+        if isinstance(value, Tensor) and (value.grad_fn is not None or func in OF_DATA):
+            handler, first = OPERATIONS[func]
+            handler(self.record, *first, value, *((former, *args[1:]) if func in IN_PLACE else args), **kwargs)
+        return iter(result) if func is Tensor.__iter__ else result
+
+    def clear(self) -> None:
+        """Forget the forward pass, whose tensors the record keeps alive."""
+        self.record.of.clear()
+        self._declared.clear()
 
     def reduced(self, losses: Tensor, reduction: str) -> Tensor:
         """The mean or the sum of per-example losses ``[n]``."""
         values = losses.view_as(losses)
         loss = values.mean() if reduction == "mean" else values.sum()
-        self._declared[loss.grad_fn] = RecordedRows({(values.grad_fn, values.output_nr): 1})
+        self._declared[loss.grad_fn] = ExampleRows(len(losses), "rows", {(values.grad_fn, values.output_nr): 1}, True)
         return loss
 
     def read(
         self, loss: Tensor, batch_size: int | None = None, order: Order | None = None, divided_by_host: bool = False
     ) -> LossRecord:
         """Read a loss. A loss that was not recorded gives an unknown reduction, never an error."""
-        node = self.node_of(loss)
-        if node is None:
+        if loss.grad_fn is None:
             return LossRecord()
-        terms = (self.before.get(node) if divided_by_host else None) or self.terms.get(node)
-        if terms is None:
-            why = "is computed by a function that is not recorded"
-            links = self._links_of(self._path(node))
-            return LossRecord(
-                "unknown", why, link=only({link for link, _ in links}), linked=[node for _, node in links]
-            )
-        read = [(term, *self._read_term(term, batch_size, order)) for term in terms]
-        record = record_of([(term, reading, links) for term, reading, links, depends in read if depends], batch_size)
-        is_call = len(terms) == 1 and not terms[0].steps and terms[0].call is not None
-        return replace(record, call=terms[0].call) if is_call else record
+        node = self.record.node_of(loss)
+        known = self.record.at(node)
+        last = known.factor if divided_by_host else None
+        terms = known.terms if last is None else tuple(replace(t, steps=t.steps[:-1]) for t in known.terms)
+        with without_torch_functions():
+            found = [read for term in terms if (read := self._read_term(term, batch_size, order)) is not None]
+            by_term = [read.links for read in found] if terms else [self._links_of(self._path(node))]
+            rows = [_rows(read.counted, batch_size, order or "rows") for read in found]
+            counting = [each for each in rows if each is not None]
+        reduction, why = _joint(found, batch_size) if terms or batch_size == 1 else ("unknown", _NOT_RECORDED)
+        return LossRecord(
+            reduction,
+            why,
+            max(1, int(torch.stack(counting).any(0).sum())) if counting and len(counting) == len(rows) else None,
+            only({only({link for link, _ in links}) for links in by_term}),
+            [node for links in by_term for _, node in links],
+            terms[0].call if len(terms) == 1 and not terms[0].steps else None,
+            last,
+        )
 
-    def rows(self, loss: Tensor, batch_size: int, order: Order) -> RecordedRows | None:
+    def rows(self, loss: Tensor, batch_size: int, order: Order) -> ExampleRows | None:
         """Where the values that a loss reduces hold B examples in this order; None if that is not recorded."""
-        node, outer, is_lone = self.node_of(loss), {}, False
-        if node in self._declared:
-            return self._declared[node]
-        for term in self.terms.get(node, ()):
+        outer: dict[Edge, int] = {}
+        is_lone = False
+        if loss.grad_fn in self._declared:
+            return self._declared[loss.grad_fn]._replace(num_examples=batch_size, order=order)
+        for term in self.record.terms_of(loss):
             if not self._path(term.outputs.grad_fn).depends:
                 continue
             pieces: set[Edge] = set()
             for edge, size in self._rows_of(term, batch_size, order):
-                path = self._path(edge[0])
-                kinds = [chosen(*self.choices[node], batch_size, order) for node in path.nodes if node in self.choices]
-                if size is None or {"some", "permuted"}.intersection(kinds):
+                nodes = self._path(edge[0]).nodes
+                kept = {
+                    node: chosen.kept(batch_size, order) for node in nodes if (chosen := self.record.at(node).selection)
+                }
+                if size is None or {"some", "permuted"}.intersection(kept.values()):
                     return None
-                pieces |= {edge for edge in path.edges if edge[0] in self.choices and "piece" in kinds}
+                if "piece" in kept.values():
+                    pieces.update(each for node in nodes for each in node.next_functions if each[0] in kept)
                 outer[edge] = size
             is_lone |= len(pieces) == 1
-        return RecordedRows(outer, is_lone) if outer else None
+        return ExampleRows(batch_size, order, outer, not is_lone) if outer else None
 
-    def products(self, loss: Tensor) -> Iterator[tuple[Any, int, tuple[Term, ...]]]:
-        """The products of a loss with learned factors: the node, the factor's position, and the terms that it multiplies."""
-        steps = [step for term in self.terms.get(self.node_of(loss), ()) for step in term.steps if step.kind == "scale"]
-        for (node, position), factor in {step.edge: step.value for step in steps if step.edge}.items():
-            if not self._path(factor.grad_fn).depends:
-                yield node, position, tuple(replace(term, steps=term.steps[:-1]) for term in self.terms[node])
+    def scaled(self, loss: Tensor) -> list[Term]:
+        """The terms of a loss that are linear in their values and scaled by learned factors, which no example enters."""
+        terms = [term for term in self.record.terms_of(loss) if term.learned and term.is_linear and term.is_unchanged]
+        return [term for term in terms if not any(self._path(factor.grad_fn).depends for factor in term.learned)]
 
     def sizes(self, loss: Tensor) -> list[int]:
         """Numbers of rows of the values that a loss reduces."""
-        terms = self.terms.get(self.node_of(loss), ())
-        return [len(value) for term in terms for value in (term.outputs, term.values) if value.dim()]
-
-    def clear(self) -> None:
-        """See `LossTape.clear`."""
-        super().clear()
-        self._declared.clear()
+        return [
+            len(value) for term in self.record.terms_of(loss) for value in (term.outputs, term.values) if value.dim()
+        ]
 
     def _rows_of(self, term: Term, batch_size: int, order: Order) -> Iterator[tuple[Edge, int | None]]:
         """The values of a term that hold the examples, and their `outer_size`; None if they do not fit."""
         call = term.call
         if call is None or call.reduction == "none":
-            edge, size = term.read(batch_size, order).rows or ((term.values.grad_fn, term.values.output_nr), None)
-            yield edge, size
+            yield Reading(term, batch_size, order).rows or (term.edge, None)
             return
-        if call.known.is_composite:
-            dim = call.example_dim(call.outputs, batch_size, order)
-            size = None if dim is None else outer_size(tuple(call.outputs.shape), dim, batch_size, order)
-            yield term.values.grad_fn.next_functions[0], size  # type: ignore[union-attr]
-            return
-        for value in call.tensors:
-            if self._path(value.grad_fn).depends:
+        values = [call.outputs] if call.known.is_composite else call.tensors
+        for value in values:
+            if call.known.is_composite or self._path(value.grad_fn).depends:
                 dim = call.example_dim(value, batch_size, order)
                 size = None if dim is None else outer_size(tuple(value.shape), dim, batch_size, order)
-                yield (value.grad_fn, value.output_nr), size
+                edge = term.edge[0].next_functions[0] if call.known.is_composite else (value.grad_fn, value.output_nr)
+                yield edge, size
 
-    def _read_term(self, term: Term, batch_size: int | None, order: Order | None) -> tuple[Reading, set[Linked], bool]:
-        """How a term reduces its examples, its links, and whether it depends on examples."""
-        path = self._path(term.outputs.grad_fn)
-        inner = [float(self.numbers[node]) for node in path.nodes if node in self.numbers]
+    def _read_term(self, term: Term, batch_size: int | None, order: Order | None) -> _TermRecord | None:
+        """How a term reduces its examples; None if it depends on none."""
+        path, call = self._path(term.outputs.grad_fn), term.call
+        links: set[Linked] = {(call.link, call.outputs.grad_fn)} if call and call.link else self._links_of(path)
+        # Embeddings and indexing take the examples as integers, of which the graph has no trace.
+        if not path.depends and (self._is_layer is not None or not (call or links)):
+            return None
+        inner = [known.factor.factor for node in path.nodes if (known := self.record.at(node)).factor is not None]
+        is_weighted = any("weighted" in self.record.at(node).notes for node in path.nodes)
         orders: tuple[Order, ...] = ("rows", "second") if order is None else (order,)
-        is_weighted = not self.weighted.isdisjoint(path.nodes)
-        readings = [term.read(batch_size, each, inner, is_weighted) for each in orders]
-        reading = readings[0]
+        reading, *others = [Reading(term, batch_size, each, inner, is_weighted) for each in orders]
         why = reading.why or self._why_unclear(path, batch_size, orders[0])
-        if len({each.reduction for each in readings}) > 1:
+        if any(each.reduction != reading.reduction for each in others):
             why = why or _AMBIGUOUS
         if any(self._path(factor.grad_fn).depends for factor in term.learned):
             why = why or "is multiplied by a factor that depends on the examples"
-        call = term.call
-        links = {(call.link, call.outputs.grad_fn)} if call and call.link else self._links_of(path)
-        # Embeddings and indexing take the examples as integers, of which the graph has no trace.
-        depends = path.depends or (self._is_layer is None and bool(call or links))
-        return Reading("unknown" if why else reading.reduction, why, reading.factor), links, depends
+        counts = call is not None and (call.reduction != "none" or reading.reduction == "sum")
+        return _TermRecord(
+            "unknown" if why else reading.reduction, why, links, call.counted if call and counts else None
+        )
 
     def _why_unclear(self, path: _Path, batch_size: int | None, order: Order) -> str:
         """Why the examples of the values behind a path are not those of the batch; empty if they are."""
-        for node in path.nodes:
-            if any(term.read(batch_size).reduction in {"mean", "sum"} for term in self.terms.get(node, ())):
+        for known in map(self.record.at, path.nodes):
+            if any(Reading(term, batch_size).reduction in {"mean", "sum"} for term in known.terms):
                 return "is a function of values that are already reduced over the examples"
-            if node in self.choices and chosen(*self.choices[node], batch_size, order) in {"some", "piece"}:
+            if known.selection is not None and known.selection.kept(batch_size, order) in {"some", "piece"}:
                 return "is computed from chosen rows"
         return ""
 
@@ -165,15 +232,36 @@ class LossRecorder(LossTape):
                 path.depends = True
                 continue
             path.nodes.append(node)
-            path.edges.update(node.next_functions)
             children = [child for child, _ in node.next_functions]
-            path.depends |= self._is_layer is None and (None in children or node in self.noted["lookup"])
+            path.depends |= self._is_layer is None and (None in children or "lookup" in self.record.at(node).notes)
             stack += [child for child in children if child not in seen]
             seen.update(children)
         return path
 
     def _links_of(self, path: _Path) -> set[Linked]:
         """The links of the loss functions on a path, or of its log-probabilities, and the nodes that they act on."""
-        calls = [term.call for node in path.nodes for term in self.terms.get(node, ()) if term.call is not None]
+        calls = [term.call for node in path.nodes for term in self.record.at(node).terms if term.call is not None]
         links: set[Linked] = {(call.link, call.outputs.grad_fn) for call in calls if call.link is not None}
-        return links or {("softmax", node) for node in self.log_softmax.intersection(path.nodes)}
+        return links or {("softmax", node) for node in self.record.noted("log_softmax", path.nodes)}
+
+
+def _joint(found: Sequence[_TermRecord], batch_size: int | None) -> tuple[str, str]:
+    """The reduction that the terms share, and why it is unknown."""
+    reductions = {read.reduction for read in found}
+    if not found or batch_size == 1:  # one example: mean and sum coincide
+        return "mean", ""
+    if len(reductions) > 1 or not reductions <= {"mean", "sum"}:
+        return "unknown", next((read.why for read in found if read.why), _MIXED)
+    return reductions.pop(), ""
+
+
+def _rows(mask: Tensor | None, batch_size: int | None, order: Order) -> Tensor | None:
+    """The examples with a target that counts, ``[B]``; None if all count."""
+    if mask is None or not batch_size or not mask.numel() or mask.numel() % batch_size:
+        return None
+    dim = example_dim(tuple(mask.shape), batch_size, order)
+    if dim is not None and mask.shape[dim] == batch_size:
+        mask = mask.movedim(dim, 0)
+    elif order != "rows":
+        mask = mask.reshape(-1, batch_size).T
+    return mask.reshape(batch_size, -1).any(1).cpu()

@@ -126,3 +126,18 @@ def _span(tensor: Tensor) -> tuple[str, int, int]:
     """Device, first byte and end of the memory that `tensor` covers."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return str(tensor.device), tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+@contextmanager
+def buffers_kept(model: nn.Module) -> Iterator[None]:
+    """Context that restores buffers, such as BatchNorm's statistics, that a forward inside changes or replaces."""
+    owned = [(m, name, b) for m in model.modules() for name, b in m.named_buffers(recurse=False) if not is_lazy(b)]
+    kept = [(module, name, buffer, buffer.clone()) for module, name, buffer in owned]
+    try:
+        yield
+    finally:
+        for module, name, buffer, value in kept:
+            if getattr(module, name) is not buffer:
+                setattr(module, name, buffer)
+            if not torch.equal(buffer, value):
+                buffer.data.copy_(value)  # graphs that have saved the buffer keep their version of it

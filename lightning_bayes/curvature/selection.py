@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from lightning_bayes.curvature.capture import Capture
 from lightning_bayes.curvature.engine import AbstractEngine
 from lightning_bayes.curvature.measured_modules import find_measured_modules
+from lightning_bayes.curvature.rules import rule_for
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError, UnsupportedTrainingError, name_some
+from lightning_bayes.private_torch import has_children, own_parameters, tree_leaves
 
 
 @contextmanager
@@ -57,12 +61,38 @@ def require_measured(
 
 
 def last_called(model: nn.Module, inputs: object) -> str:
-    """Name of the last layer with trainable parameters that the forward calls; empty for the model itself."""
-    called: list[str] = []
-    with ExitStack() as hooks, torch.no_grad():
+    """Name of the module whose trainable parameters the forward uses last; empty for the model itself."""
+    uses = _Uses(_parameters_beside_layers(model))
+    of_layers = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in uses.owners]
+    with ExitStack() as hooks, torch.no_grad(), only_trained(model, of_layers):
         for unit in find_measured_modules(model):
-            hooks.enter_context(unit.module.register_forward_hook(lambda *_, name=unit.name: called.append(name)))
-        model(inputs)
-    if not called:
+            hooks.enter_context(unit.module.register_forward_hook(lambda *_, name=unit.name: uses.last.append(name)))
+        with uses:
+            model(inputs)
+    if not uses.last:
         raise UnsupportedLayerError(f"{type(model).__name__} calls no layer with parameters that require gradients.")
-    return called[-1]
+    return uses.last[-1]
+
+
+class _Uses(TorchFunctionMode):
+    """Notes which module owns the parameters that functions take; layers are noted by hooks."""
+
+    def __init__(self, owners: dict[int, str]) -> None:
+        super().__init__()
+        self.owners, self.last = owners, list[str]()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") != "__get__":  # of an attribute such as a shape
+            self.last += [self.owners[id(leaf)] for leaf in tree_leaves((args, kwargs)) if id(leaf) in self.owners]
+        return func(*args, **(kwargs or {}))
+
+
+def _parameters_beside_layers(model: nn.Module) -> dict[int, str]:
+    """Trainable parameters that a module without a rule holds beside its children, by id: the name of that module."""
+    return {
+        id(param): name
+        for name, module in model.named_modules()
+        if has_children(module) and rule_for(module) is None and not hasattr(module, "training_step")
+        for param in own_parameters(module).values()
+        if param is not None and param.requires_grad
+    }

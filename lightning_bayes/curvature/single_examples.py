@@ -6,44 +6,36 @@ the gradient of these values keeps only that of the chosen examples:
     Σ_{i chosen} ∂L/∂v_i · ∂v_i/∂θ        v_i: the values of example i just before the reduction
 
 For a loss without such a record, the outputs of the last layers hold the examples. BatchNorm in training mode mixes the
-rows, so it is skipped: its input gets the gradient of its output. A learned factor of the loss gets the share of the chosen
-examples (`learned_factors`).
+rows, so it is skipped: its input gets the gradient of its output.
+
+A learned factor φ of a loss, such as Kendall's weights of tasks, multiplies values that are reduced already. Where the loss
+is linear in these, the part of example i in its gradient is the derivative of this example's values:
+
+    L = Σ_j a_j(φ) v_j        ∂/∂φ Σ_{j in i} v_j ∂L/∂v_j
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from lightning_bayes.curvature.example_dims import Order, example_dim, outer_size
 from lightning_bayes.curvature.layer_graph import is_layer, nodes_behind
-from lightning_bayes.curvature.learned_factors import LearnedFactor
-from lightning_bayes.curvature.loss_recorder import LossRecorder
+from lightning_bayes.curvature.loss_recorder import ExampleRows, LossRecorder
 from lightning_bayes.curvature.loss_terms import Edge
-from lightning_bayes.private_torch import output_shapes
-
-
-class ExampleRows(NamedTuple):
-    """Tensors between layers and loss that hold n examples as ``[outer, n, inner]``, after flattening and splitting."""
-
-    num_examples: int  # n
-    order: Order = "rows"
-    outer: dict[Edge, int] = {}  # noqa: RUF012
-    is_recorded: bool = (
-        False  # whether the record tells where the examples are, and no term uses a lone piece of the rows
-    )
+from lightning_bayes.private_torch import output_shapes, without_torch_functions
 
 
 def example_rows(recorder: LossRecorder, loss: Tensor, num_examples: int, order: Order) -> ExampleRows | None:
     """Where the tensors between layers and loss hold the examples; None if these shapes do not fit."""
     found = recorder.rows(loss, num_examples, order)
     if found is not None and not _last_layers(loss.grad_fn, found.outer):
-        return ExampleRows(num_examples, order, found.outer, not found.has_lone_pieces)
+        return found
     outer = {edge: _outer(edge, num_examples, order) for edge in _last_layers(loss.grad_fn, ())}
     sizes = {edge: size for edge, size in outer.items() if size is not None}
     return ExampleRows(num_examples, order, sizes) if sizes and len(sizes) == len(outer) else None
@@ -77,19 +69,15 @@ class SingleExamples:
     """Runs backward passes for chosen examples, to edges or leaves."""
 
     def __init__(
-        self,
-        recorder: LossRecorder,
-        loss: Tensor,
-        rows: ExampleRows,
-        ends: Sequence[GradientEdge | Tensor],
-        factors: Sequence[LearnedFactor] = (),
+        self, recorder: LossRecorder, loss: Tensor, rows: ExampleRows, ends: Sequence[GradientEdge | Tensor]
     ) -> None:
-        self.loss, self.num_examples, self._factors = loss, rows.num_examples, factors
+        self.loss, self.num_examples = loss, rows.num_examples
         self._ends: list[Any] = list(ends)  # torch accepts a mix of edges and leaves, but its annotation does not
-        self._norms = [node for node in nodes_behind([loss.grad_fn]) if node in recorder.noted["batch_norm"]]
+        self._norms = list(recorder.record.noted("batch_norm", nodes_behind([loss.grad_fn])))
         self._cuts: dict[Any, dict[int, int]] = {}  # `ExampleRows.outer` by node and index
         for (node, index), outer in rows.outer.items():
             self._cuts.setdefault(node, {})[index] = outer
+        self._scaled = _scaled_parts(recorder, loss, rows) if self.num_examples > 1 else None
 
     @contextmanager
     def separated(self) -> Iterator[Callable[[Tensor], list[Tensor | None]]]:
@@ -102,24 +90,28 @@ class SingleExamples:
                 return self.of_batch() if bool(mask.all()) else [None] * len(self._ends)
             # Autograd captures the gradient of an edge before the prehooks of its node run.
             pairs = zip(self._ends, self.of_batch(), strict=True)
-            return [g if isinstance(e, Tensor) else self._masked(g, e.node, e.output_nr, chosen) for e, g in pairs]
+            found = [g if isinstance(e, Tensor) else self._masked(g, e.node, e.output_nr, chosen) for e, g in pairs]
+            others = zip(found, self.of_factors(~chosen), strict=True)
+            return [grad if grad is None or other is None else grad - other for grad, other in others]
 
         with ExitStack() as hooks:
             for node in self._cuts:
                 hooks.enter_context(node.register_prehook(self._mask_of(node, chosen)))
-            for factor in self._factors:
-                hooks.enter_context(factor.node.register_hook(factor.keep(chosen)))
             for node in self._norms if self._cuts else ():
                 hooks.enter_context(node.register_hook(_skipped))
             yield gradients
 
-    def learned(self) -> set[nn.Parameter]:
-        """The parameters of learned factors."""
-        return {param for factor in self._factors for param in factor.params()}
-
     def of_batch(self) -> list[Tensor | None]:
         """The gradients of the whole loss."""
         return list(torch.autograd.grad(self.loss, self._ends, retain_graph=True, allow_unused=True))
+
+    def of_factors(self, mask: Tensor) -> list[Tensor | None]:
+        """The part of the examples in a mask ``[n]`` in the gradients of learned factors; None for other ends."""
+        if self._scaled is None:
+            return [None] * len(self._ends)
+        with torch.enable_grad(), without_torch_functions():
+            chosen = torch.where(mask.to(self._scaled.device), self._scaled, 0).sum()
+        return list(torch.autograd.grad(chosen, self._ends, retain_graph=True, allow_unused=True))
 
     def _mask_of(self, node: Any, chosen: Tensor) -> Callable[[tuple[Tensor | None, ...]], tuple[Tensor | None, ...]]:
         return lambda grads: tuple(self._masked(grad, node, index, chosen) for index, grad in enumerate(grads))
@@ -131,6 +123,21 @@ class SingleExamples:
             return grad
         split = grad.reshape(outer, self.num_examples, -1)
         return torch.where(chosen.to(grad.device)[:, None], split, 0).reshape(grad.shape)
+
+
+def _scaled_parts(recorder: LossRecorder, loss: Tensor, rows: ExampleRows) -> Tensor | None:
+    """Σ_j v_j ∂L/∂v_j of each example, ``[n]``, over the values that learned factors multiply; None without any."""
+    terms = recorder.scaled(loss)
+    if not terms:
+        return None
+    with torch.enable_grad(), without_torch_functions():
+        edges = [GradientEdge(*term.edge) for term in terms]
+        weights = torch.autograd.grad(loss, edges, create_graph=True, allow_unused=True)
+        found = [
+            t.parts(w, rows.num_examples, rows.order) for t, w in zip(terms, weights, strict=True) if w is not None
+        ]
+        parts = [each for each in found if each is not None and each.requires_grad]
+        return torch.stack(parts).sum(0) if parts else None
 
 
 def _skipped(grad_inputs: tuple[Tensor | None, ...], grad_outputs: tuple[Tensor | None, ...]) -> Any:

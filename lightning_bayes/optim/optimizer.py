@@ -223,9 +223,10 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         for param in params if fill else ():
             param.grad = torch.zeros_like(param) if param.grad is None else param.grad
         grads = {param: param.grad for param in params if param.grad is not None}
-        loss = torch.zeros((), device=params[0].device) if update.loss is None else update.loss
+        if update.loss is None:  # kept, because a host averages it in place
+            update.loss = torch.zeros((), device=params[0].device)
         counts = update.examples, len(update.samples), update.is_counted
-        return UpdateMeasurement(loss, grads, update.final_curvature, *counts)
+        return UpdateMeasurement(update.loss, grads, update.final_curvature, *counts)
 
     def discard_passes(self) -> None:
         """Discard the passes of the open update. The next `step` does nothing."""
@@ -254,8 +255,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         """
         loss = None
         if closure is not None:
-            with torch.enable_grad():
-                # In Lightning's manual optimization the closure is empty and comes after the passes.
+            with torch.enable_grad():  # in Lightning's manual optimization an empty closure comes after the passes
                 has_passes = closure_opens_passes or self._open_update.examples
                 loss = closure() if has_passes else self._run_closure(closure)
         self._opt_called = True  # checked by LR schedulers

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -26,7 +26,6 @@ from torch import Tensor, nn
 
 from lightning_bayes.curvature import AbstractEngine, BareCapture, Capture, GradientCapture
 from lightning_bayes.curvature.engine import require_call
-from lightning_bayes.curvature.loss import BackwardWatch
 from lightning_bayes.errors import NoMeasurementError, UnsupportedTrainingError
 from lightning_bayes.optim.finished_pass import Curvature, FinishedPass
 from lightning_bayes.optim.groups import KEY
@@ -215,9 +214,9 @@ def open_pass(
         capture = optimizer.capture_pass(sample, loss_scale)
         with at_sample(optimizer, update, sample):
             with capture as captured:
-                is_watched = watch_backward and not isinstance(captured, BareCapture)
-                with BackwardWatch(captured.observe) if is_watched else nullcontext():
-                    yield captured
+                if watch_backward and not isinstance(captured, BareCapture):
+                    captured.recorder.observe = captured.observe
+                yield captured
             if captured.squares or any(param.grad is not None for param in before):
                 if not isinstance(captured, BareCapture):
                     _require_reached(optimizer, captured)

@@ -52,6 +52,24 @@ def test_wrong_squares_are_noticed(monkeypatch):
     assert judge(case(nn.Linear(3, 2))).word == "wrong"
 
 
+class Caching(nn.Linear):
+    """Caches a product with a graph in evaluation until the next call of `train`, as LeViT of timm does its biases."""
+
+    cache = None
+
+    def train(self, mode=True):
+        self.cache = None
+        return super().train(mode)
+
+    def forward(self, x):
+        self.cache = self.weight * 2 if self.cache is None else self.cache
+        return x @ self.cache.T
+
+
+def test_a_network_that_caches_a_graph_has_a_truth():
+    assert judge(case(Caching(3, 2))).word in {"right", "refused"}
+
+
 class Crashing(nn.Linear):
     def forward(self, x):
         raise KeyError("lost")

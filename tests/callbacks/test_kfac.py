@@ -227,8 +227,8 @@ def train(batches, same_noise=False, sampled=False, **options):
     if same_noise:
         build = callback._wrap_closure
 
-        def closure(trainer, base, arguments):
-            built = build(trainer, base, arguments)
+        def closure(trainer, parts):
+            built = build(trainer, parts)
             built._sample_indices = [0]
             return built
 

@@ -48,7 +48,7 @@ FACTORS = {
     "factor of a root": lambda m, x, y: m.log_var * F.mse_loss(m(x), y).sqrt(),
     "factor of two": lambda m, x, y: m.log_var * sum(two_losses(m, x, y)),
 }
-REFUSED = {"mixed tasks", "factor of a root", "factor of two"}
+REFUSED = {"mixed tasks", "factor of a root"}
 
 
 @pytest.mark.filterwarnings("ignore:.*one backward pass for each of the:UserWarning")

@@ -245,6 +245,34 @@ def test_the_last_layer_is_the_last_one_called(x, y):
     assert list(posterior.mean) == ["head.weight", "head.bias"]
 
 
+class Scaled(nn.Module):
+    """Parameters of its own before, between and after its layers."""
+
+    def __init__(self, place):
+        super().__init__()
+        self.first, self.head, self.place = nn.Linear(4, 5), nn.Linear(5, 3), place
+        self.scale = nn.Parameter(torch.full((), 0.5))
+
+    def forward(self, x):
+        x = x * self.scale if self.place == "before" else x
+        x = self.first(x)
+        x = x * self.scale if self.place == "between" else x
+        x = self.head(x)
+        return x * self.scale if self.place == "after" else x.to(self.scale.dtype)
+
+
+@pytest.mark.parametrize("place", ["before", "between"])
+def test_parameters_beside_the_layers_are_not_the_last_layer(place, x, y):
+    posterior = untrained(Scaled(place).double(), [(x, y)], subset="last_layer", prior_precision=1.0).posterior
+    assert sorted(posterior.mean) == ["head.bias", "head.weight"]
+
+
+def test_a_module_that_uses_its_own_parameters_last_is_the_last_layer(x, y):
+    net = nn.Sequential(nn.Linear(4, 4), Scaled("after")).double()
+    posterior = untrained(net, [(x, y)], structure="diagonal", subset="last_layer", prior_precision=1.0).posterior
+    assert sorted(posterior.mean) == sorted(f"1.{name}" for name, _ in net[1].named_parameters())
+
+
 def test_the_model_is_unchanged(net, x, y):
     net[0].weight.requires_grad_(False)
     net[3].bias.grad = torch.ones(3, dtype=F64)

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from lightning_bayes.curvature.checkpointing import in_checkpoint
 from lightning_bayes.curvature.rules.registry import Inputs, PerExample, Sums, add_sums, layer_rule
 from lightning_bayes.curvature.workspace import Workspace
 from lightning_bayes.private_torch import BatchNormBase, saved_by
@@ -59,6 +60,8 @@ def batch_norm_sums(
 @batch_norm.saved_from_forward
 def batch_statistics(layer: BatchNorm, output: Tensor) -> Statistics | None:
     """The batch statistics that autograd saved in the forward; None if not saved, not used or in another precision."""
+    if in_checkpoint():  # where reading them runs the forward of the segment again
+        return None
     mean = saved_by(output.grad_fn, "result1")
     inverse_std = saved_by(output.grad_fn, "result2")
     if not uses_batch_statistics(layer) or mean is None or inverse_std is None or mean.dtype != layer.weight.dtype:
