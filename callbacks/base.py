@@ -20,14 +20,13 @@ from inspect import Signature
 from typing import Any, ClassVar
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.loops.optimization.automatic import Closure
 from lightning_utilities.core.rank_zero import rank_zero_info
 from typing_extensions import Never, Unpack
 
 from lightning_bayes.callbacks import checks, ranks, summary
 from lightning_bayes.callbacks.calibration import Calibration, beside
 from lightning_bayes.callbacks.checkpoint_io import store_mean, use_atomic_files, use_plain_numbers
-from lightning_bayes.callbacks.closure import MonteCarloClosure
+from lightning_bayes.callbacks.closure import MonteCarloClosure, noise_samples
 from lightning_bayes.callbacks.default_policy import choose_defaults
 from lightning_bayes.callbacks.evaluated_posterior import EvaluatedPosterior
 from lightning_bayes.callbacks.evaluation import EvaluationCallback
@@ -36,7 +35,7 @@ from lightning_bayes.callbacks.loaders import sum_over_processes
 from lightning_bayes.callbacks.noise_rule import NoiseRule
 from lightning_bayes.callbacks.num_data import example_count_check, set_num_data
 from lightning_bayes.callbacks.presets import Preset, find_preset, presets_of
-from lightning_bayes.callbacks.private_lightning import wrap_closures
+from lightning_bayes.callbacks.private_lightning import ClosureParts, wrap_closures
 from lightning_bayes.callbacks.resume import refuse_other_posterior, resumable_state, warn_of_changes
 from lightning_bayes.callbacks.swap import swap_optimizer
 from lightning_bayes.callbacks.validation_samples import sample_count
@@ -162,9 +161,8 @@ class VariationalCallback(EvaluationCallback, ABC):
         self.optimizer = swap_optimizer(trainer, pl_module, self._chosen, self._patches)
         self._posterior = EvaluatedPosterior()  # of the last fit no longer
         self._ranks_agree = self._is_announced = False
-        ranks.share_inversions(trainer, self.optimizer)
 
-    def _wrap_closure(self, trainer: Trainer, closure: Closure, arguments: dict[str, Any]) -> Closure:
+    def _wrap_closure(self, trainer: Trainer, parts: ClosureParts) -> MonteCarloClosure:
         optimizer, module = self.optimizer, trainer.lightning_module
         assert optimizer is not None  # the strategy sets optimizers up before the first batch
         optimizer.start_groups()
@@ -180,8 +178,8 @@ class VariationalCallback(EvaluationCallback, ABC):
             self._ranks_agree = True
         # The tuner trains without callbacks. A batch size that it accepts must leave memory for updates that measure.
         is_tuned, self._is_told_of_batch = not self._is_told_of_batch, False
-        samples = ranks.noise_samples(trainer, self.mc_samples)
-        wrapped = MonteCarloClosure(closure, trainer, optimizer, samples, arguments, always_measures=is_tuned)
+        samples = noise_samples(trainer, self.mc_samples)
+        wrapped = MonteCarloClosure(parts, trainer, optimizer, samples, always_measures=is_tuned)
         if self.arguments.num_data is None and not optimizer.num_updates:
             wrapped.on_first_capture = example_count_check(trainer, optimizer)
         return wrapped

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from lightning.pytorch import Trainer
 from lightning.pytorch.loops.optimization.automatic import Closure, ClosureResult
 
-from lightning_bayes.callbacks.private_lightning import closure_parts, step_follows
+from lightning_bayes.callbacks.private_lightning import ClosureParts
 from lightning_bayes.curvature import Capture, with_per_example_loss
 from lightning_bayes.curvature.loss import KEY as PER_EXAMPLE_LOSSES
 from lightning_bayes.optim import NoisyOptimizer
@@ -28,12 +28,11 @@ class MonteCarloClosure(Closure):
     """Runs one batch under K weight samples.
 
     Args:
-        lightning_closure: Lightning's closure for this batch.
+        parts: What Lightning's closure for this batch runs.
         trainer: The trainer.
         optimizer: The noisy optimizer, which has replaced the user's.
         sample_indices: Index of the weight sample of each pass, which seeds its noise. The micro-batches of an update share
             the indices, so that they draw the same noise as one large batch.
-        arguments: Those of the training step, which the closure reads: each pass gets the batch as the first one did.
         always_measures: Whether every update measures the curvature, as at the largest batch that a tuner tries.
 
     Attributes:
@@ -42,19 +41,17 @@ class MonteCarloClosure(Closure):
 
     def __init__(
         self,
-        lightning_closure: Closure,
+        parts: ClosureParts,
         trainer: Trainer,
         optimizer: NoisyOptimizer,
         sample_indices: list[int],
-        arguments: dict[str, Any],
         *,
         always_measures: bool = False,
     ) -> None:
-        self._parts = closure_parts(lightning_closure)
-        super().__init__(*self._parts)
+        super().__init__(parts.step, parts.backward, parts.zero_grad)
+        self._parts = parts
         self._trainer, self._optimizer, self._sample_indices = trainer, optimizer, sample_indices
-        self._arguments, self._always_measures = arguments, always_measures
-        self._step_follows = step_follows(trainer)  # Lightning, too, decides this before it runs the closure
+        self._always_measures = always_measures
         self.on_first_capture: Callable[[Capture], None] | None = None
 
     @torch.enable_grad()
@@ -66,17 +63,17 @@ class MonteCarloClosure(Closure):
             return super().closure(*args, **kwargs)
         if zero_grad is not None:
             zero_grad()
-        kept = copied(self._arguments) if len(self._sample_indices) > 1 else {}
-        results: list[ClosureResult] = []
+        kept = copied(self._parts.arguments) if len(self._sample_indices) > 1 else {}
+        results = list[ClosureResult]()
         for index in self._sample_indices:
             if results:
-                self._arguments.update(copied(kept))  # a step may change its batch in place
+                self._parts.arguments.update(copied(kept))  # a step may change its batch in place
             results.append(self._run_pass(index, backward))
-        if self._step_follows and dist.is_available() and dist.is_initialized():
+        if self._parts.step_follows and dist.is_available() and dist.is_initialized():
             self._average_over_processes()
         losses = [result.loss for result in results if result.loss is not None]
         if not losses:
-            if self._step_follows and not self._optimizer.num_examples:
+            if self._parts.step_follows and not self._optimizer.num_examples:
                 self._optimizer.discard_passes()  # no update, as in plain Lightning
             self.warning_cache.warn("`training_step` returned `None`. If this was on purpose, ignore this warning...")
             return results[0]
@@ -118,3 +115,12 @@ class MonteCarloClosure(Closure):
         tensors, examples = optimizer.measured(add_noise_group)
         if examples:
             reduce([*tensors, *(b for b in optimizer.model.buffers() if b.is_floating_point())], examples)
+
+
+def noise_samples(trainer: Trainer, mc_samples: int) -> list[int]:
+    """Assign sample indices, which seed the noise, to the passes over the current batch."""
+    if isinstance(trainer.strategy, BayesDDPStrategy):
+        micro_batches = trainer.accumulate_grad_batches
+        micro_batch = trainer.fit_loop.epoch_loop.batch_idx % micro_batches
+        return trainer.strategy.noise_samples(mc_samples, micro_batch, micro_batches)
+    return [trainer.global_rank * mc_samples + k for k in range(mc_samples)]

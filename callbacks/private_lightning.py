@@ -51,11 +51,13 @@ CLOSURE_PARTS: Final = ("_step_fn", "_backward_fn", "_zero_grad_fn")  # of `Clos
 
 
 class ClosureParts(NamedTuple):
-    """The functions that Lightning's training closure runs for one batch."""
+    """What Lightning's training closure runs for one batch."""
 
     step: Callable[[], ClosureResult]
     backward: Callable[[torch.Tensor], Any] | None  # None if Lightning skips backward
     zero_grad: Callable[[], None] | None  # None for later micro-batches of an update
+    arguments: dict[str, Any]  # of the training step, which `step` reads: each pass gets the batch as the first one did
+    step_follows: bool  # whether the optimizer steps after this micro-batch, because accumulation is complete
 
 
 def check_private_symbols(trainer: Trainer) -> None:
@@ -87,25 +89,16 @@ def _problem(trainer: Trainer, method: PrivateMethod) -> str:
     return ""
 
 
-def wrap_closures(trainer: Trainer, wrap: Callable[[Closure, Any], Closure], patches: Patches) -> None:
-    """Pass every training closure and the arguments of its step through `wrap`, which returns the closure to run instead."""
+def wrap_closures(trainer: Trainer, wrap: Callable[[ClosureParts], Closure], patches: Patches) -> None:
+    """Pass every training closure that Lightning builds to `wrap`, which returns the closure to run instead."""
     loop = trainer.fit_loop.epoch_loop.automatic_optimization
     make_closure = loop._make_closure
 
     def make_wrapped_closure(kwargs: Any, optimizer: Any, batch_idx: int) -> Closure:
-        return wrap(make_closure(kwargs, optimizer, batch_idx), kwargs)
+        closure, follows = make_closure(kwargs, optimizer, batch_idx), not trainer.fit_loop._should_accumulate()
+        return wrap(ClosureParts(closure._step_fn, closure._backward_fn, closure._zero_grad_fn, kwargs, follows))
 
     patches.set(loop, MAKE_CLOSURE.name, make_wrapped_closure)
-
-
-def closure_parts(closure: Closure) -> ClosureParts:
-    """The functions of a closure that Lightning has built."""
-    return ClosureParts(closure._step_fn, closure._backward_fn, closure._zero_grad_fn)
-
-
-def step_follows(trainer: Trainer) -> bool:
-    """Whether the optimizer steps after the current micro-batch, because accumulation is complete."""
-    return not trainer.fit_loop._should_accumulate()
 
 
 def data_of_fit(trainer: Trainer) -> dict[str, Any]:

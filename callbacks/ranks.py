@@ -1,25 +1,13 @@
-"""Cross-rank noise assignment and consistency checks."""
+"""What the ranks of a fit must agree on."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from lightning.pytorch import Trainer
-from lightning_utilities.core.rank_zero import rank_zero_info
 
 from lightning_bayes.optim import VariationalOptimizer
-from lightning_bayes.optim.kronecker.distributed_inversion import WorkerGroup
-from lightning_bayes.optim.kronecker.family import KroneckerFamily
-from lightning_bayes.strategies import BayesDDPStrategy, all_reduce_sum_, check_agreement
-
-
-def noise_samples(trainer: Trainer, mc_samples: int) -> list[int]:
-    """Assign sample indices, which seed the noise, to the passes over the current batch."""
-    if isinstance(trainer.strategy, BayesDDPStrategy):
-        micro_batches = trainer.accumulate_grad_batches
-        micro_batch = trainer.fit_loop.epoch_loop.batch_idx % micro_batches
-        return trainer.strategy.noise_samples(mc_samples, micro_batch, micro_batches)
-    return [trainer.global_rank * mc_samples + k for k in range(mc_samples)]
+from lightning_bayes.strategies import BayesDDPStrategy, check_agreement
 
 
 def require_agreement(trainer: Trainer, optimizer: VariationalOptimizer, mc_samples: int) -> None:
@@ -38,14 +26,3 @@ def require_agreement(trainer: Trainer, optimizer: VariationalOptimizer, mc_samp
     strategy = trainer.strategy
     check = strategy.check_agreement if isinstance(strategy, BayesDDPStrategy) else check_agreement
     check(settings)
-
-
-def share_inversions(trainer: Trainer, optimizer: VariationalOptimizer) -> None:
-    """Let the ranks share the inversions of K-FAC, and log how each layer is measured; other methods have none."""
-    if not isinstance(optimizer.family, KroneckerFamily):
-        return
-    if trainer.world_size > 1:
-        strategy = trainer.strategy
-        add_ = strategy.all_reduce_sum_ if isinstance(strategy, BayesDDPStrategy) else all_reduce_sum_
-        optimizer.family.workers = WorkerGroup(trainer.global_rank, trainer.world_size, add_)
-    rank_zero_info(optimizer.family.layers.describe())

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
+from lightning_utilities.core.rank_zero import rank_zero_info
 
 from lightning_bayes.callbacks import checks
 from lightning_bayes.callbacks.default_policy import ChosenDefaults
@@ -15,6 +16,7 @@ from lightning_bayes.callbacks.patches import Patches
 from lightning_bayes.callbacks.schedulers import override_rates
 from lightning_bayes.optim import VariationalOptimizer
 from lightning_bayes.optim.base_optimizer import GRADIENT_STEPS
+from lightning_bayes.optim.kronecker.family import KroneckerFamily
 from lightning_bayes.optim.readout import load_posterior
 from lightning_bayes.private_torch import mark_as_scheduled
 
@@ -40,6 +42,8 @@ def swap_optimizer(
         **kwargs,
     )
     checks.require_dense_gradients(optimizer)
+    if isinstance(optimizer.family, KroneckerFamily):
+        rank_zero_info(optimizer.family.layers.describe())
     step = partial(optimizer.step, closure_opens_passes=True)
     mark_as_scheduled(step)
     for each in (optimizer, user):

@@ -16,12 +16,12 @@ class RecordedUpdate(CohortUpdate):
         self.params = [nn.Parameter(mean, requires_grad=False) for mean in means]
         for param, grad in zip(self.params, grads or [torch.zeros_like(mean) for mean in means], strict=True):
             param.grad = grad
-        self.states = [{"prior_mean": mean} for mean in prior_means] or [{} for _ in means]
+        self.states = [{"step": index, "prior_mean": mean} for mean in prior_means] or [{"step": index} for _ in means]
         self.group = {
             "lr": 1e-3,
             "posterior": {**declaration_of(OptimizerFields, HostSettings).defaults, "num_data": 10},
         }
-        self.index, self.changes, self.calls = index, changes, []
+        self.changes, self.calls = changes, []
 
     def prior_weights(self):
         return effective({"posterior": {**self.group["posterior"], "step_rule": "user"}}).stated_prior

@@ -54,4 +54,7 @@ class Selection(NamedTuple):
         with without_torch_functions(), torch.no_grad():
             column = torch.arange(self.shape[dim], device=self.device).view(-1, *(1 for _ in self.shape[dim + 1 :]))
             found = self.select(column.expand(self.shape))
-            return (found if isinstance(found, Tensor) else next(iter(found))).flatten()
+            kept: Tensor = found if isinstance(found, Tensor) else next(iter(found))
+            for other, stride in enumerate(kept.stride()):  # a slice is a view, which costs no memory
+                kept = kept if stride else kept.narrow(other, 0, min(1, kept.shape[other]))
+            return kept.flatten()

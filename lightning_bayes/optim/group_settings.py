@@ -48,11 +48,6 @@ class GroupSettings:
         self._declaration.check(values)
         self._check_together(values)
 
-    def complete(self, groups: Sequence[dict[str, Any]], defaults: Mapping[str, Any]) -> None:
-        """Give the defaults' schedules to groups that a callback has restored."""
-        while len(self._schedules) < len(groups):
-            self._schedules.append({name: value for name, value in defaults.items() if callable(value)})
-
     @staticmethod
     def follow(restored: Mapping[str, Any], defaults: dict[str, Any]) -> None:
         """Let groups that are added to a restored run have its N and its noise."""
@@ -66,8 +61,10 @@ class GroupSettings:
             group[KEY].update(values)
             self._check(group)
 
-    def count_update(self, index: int, group: dict[str, Any]) -> bool:
+    def count_update(self, index: int, group: dict[str, Any], defaults: Mapping[str, Any]) -> bool:
         """Count an update of a group, and evaluate its schedules; whether the prior's δ̃ falls or Ñ/τ grows."""
+        while len(self._schedules) <= index:  # a group that a callback has restored follows the defaults' schedules
+            self._schedules.append({name: value for name, value in defaults.items() if callable(value)})
         before = effective(group)
         group[KEY]["step"] += 1
         if self._schedules[index]:

@@ -94,25 +94,25 @@ class HyperparameterFields(TypedDict, total=False):
             gradient or curvature; each of them is skipped. Default: 10.
     """
 
-    betas: Annotated[tuple[float, float] | BetaSchedule, Setting(BETAS, (0.9, 0.999), schedulable=True)]
-    num_data: Annotated[int | None, Setting(POSITIVE, optional=True)]
+    betas: Annotated[tuple[float, float] | BetaSchedule, Setting(BETAS, (0.9, 0.999), schedulable=True, joint=True)]
+    num_data: Annotated[int | None, Setting(POSITIVE, optional=True, joint=True)]
     prior_mean: Annotated[PriorMean, Setting(choice(*get_args(PriorMean)), "zero")]
-    kl_weight: Annotated[Number, Setting(POSITIVE, 1.0, upper_limit=1e12, schedulable=True)]
+    kl_weight: Annotated[Number, Setting(POSITIVE, 1.0, upper_limit=1e12, schedulable=True, joint=True)]
     kl_warmup_steps: Annotated[int, Setting(NOT_NEGATIVE, 0)]
     kl_warmup_init: Annotated[float, Setting(POSITIVE_FRACTION, 0.1)]
-    damping: Annotated[Number, Setting(NOT_NEGATIVE, 0.0, upper_limit=1e12, schedulable=True)]
-    damping_in_noise: Annotated[bool, Setting(default=False)]
-    init_precision: Annotated[float | None, Setting(POSITIVE, upper_limit=1e30, optional=True)]
+    damping: Annotated[Number, Setting(NOT_NEGATIVE, 0.0, upper_limit=1e12, schedulable=True, joint=True)]
+    damping_in_noise: Annotated[bool, Setting(default=False, joint=True)]
+    init_precision: Annotated[float | None, Setting(POSITIVE, upper_limit=1e30, optional=True, joint=True)]
     relative_noise: Annotated[Number | None, Setting(POSITIVE, upper_limit=1e12, schedulable=True, optional=True)]
     noise_flatness: Annotated[float | None, Setting(POSITIVE, upper_limit=1e12, optional=True)]
     max_noise: Annotated[Number | None, Setting(INVERTIBLE, upper_limit=1e12, schedulable=True, optional=True)]
     bayesian: Annotated[str | None, Setting(in_group=False)]
     antithetic: Annotated[bool | None, Setting()]
-    mc_samples: Annotated[int, Setting(POSITIVE_COUNT, 1, in_group=False)]
+    mc_samples: Annotated[int, Setting(POSITIVE_COUNT, 1, in_group=False, joint=True)]
     engine: Annotated[EngineName, Setting(default="fused", in_group=False)]
-    loss_reduction: Annotated[LossReduction, Setting(default="auto", in_group=False)]
-    seed: Annotated[int, Setting(WHOLE, 0, in_group=False)]  # groups hold it as noise_seed
-    max_nonfinite_steps: Annotated[int, Setting(POSITIVE_COUNT, 10, in_group=False)]
+    loss_reduction: Annotated[LossReduction, Setting(default="auto", in_group=False, joint=True)]
+    seed: Annotated[int, Setting(WHOLE, 0, in_group=False, joint=True)]  # groups hold it as noise_seed
+    max_nonfinite_steps: Annotated[int, Setting(POSITIVE_COUNT, 10, in_group=False, joint=True)]
 
 
 class OptimizerFields(HyperparameterFields, total=False):
@@ -138,10 +138,10 @@ class OptimizerFields(HyperparameterFields, total=False):
         workspace_mib: Memory in MiB that the engine may use for per-example values. Default: 64.
     """
 
-    lr: Annotated[Number, Setting(NOT_NEGATIVE, 1e-3, upper_limit=1e12, schedulable=True)]
-    prior_precision: Annotated[Number, Setting(POSITIVE, 1.0, upper_limit=1e30, schedulable=True)]
+    lr: Annotated[Number, Setting(NOT_NEGATIVE, 1e-3, upper_limit=1e12, schedulable=True, joint=True)]
+    prior_precision: Annotated[Number, Setting(POSITIVE, 1.0, upper_limit=1e30, schedulable=True, joint=True)]
     prior: Annotated[AbstractPosterior | None, Setting(in_group=False)]
-    data_augmentation_factor: Annotated[Number, Setting(POSITIVE, 1.0, upper_limit=1e12, schedulable=True)]
+    data_augmentation_factor: Annotated[Number, Setting(POSITIVE, 1.0, upper_limit=1e12, schedulable=True, joint=True)]
     weight_decay: Annotated[Number, Setting(NOT_NEGATIVE, 0.0, upper_limit=1e12, schedulable=True)]
     step_rule: Annotated[StepRule, Setting(choice(*get_args(StepRule)), "natural")]
     radius: Annotated[RadiusRule, Setting(choice(*get_args(RadiusRule)), "adam")]

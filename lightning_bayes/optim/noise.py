@@ -61,11 +61,11 @@ class CounterNoise:
 
     Attributes:
         sign: Factor of the draws.
+        counter: Counter of the next draws, without their sign.
     """
 
     def __init__(self, *key: int, sign: int = 1, is_paired: bool = False) -> None:
-        self._key, self.sign, self._is_paired = key, sign, is_paired
-        self._num_draws = 0
+        self.counter, self.sign, self._is_paired = (*key, 0), sign, is_paired
 
     @classmethod
     def of_pass(cls, seed: int, update: int, sample: int, *, antithetic: bool) -> CounterNoise:
@@ -85,18 +85,14 @@ class CounterNoise:
         return cls(seed, update // 2, sample, sign=-1 if update % 2 else 1, is_paired=True)
 
     @property
-    def counter(self) -> tuple[int, ...]:
-        """Counter of the next draws, without their sign."""
-        return *self._key, self._num_draws
-
-    @property
     def has_twin(self) -> bool:
         """Whether the next update uses the same draws with the opposite sign."""
         return self._is_paired and self.sign > 0
 
     def skip(self) -> None:
         """Advance the counter as `draw_` does."""
-        self._num_draws += 1
+        *key, draws = self.counter
+        self.counter = (*key, draws + 1)
 
     def fill_(self, tensors: Sequence[Tensor]) -> None:
         """Fill tensors with ε ~ N(0, I), fresh at every call.
@@ -120,7 +116,7 @@ class CounterNoise:
         parts = [part for tensor in tensors if tensor.numel() > PART_ELEMENTS for part in _parts(tensor)]
         jobs = [[tensor for tensor in tensors if tensor.numel() <= PART_ELEMENTS], *([part] for part in parts)]
         generators = [self._generator(tensors[0].device, i) for i in range(len(jobs))]
-        self._num_draws += 1
+        self.skip()
         threads = torch.get_num_threads() if tensors[0].is_cpu else 1
         if threads > 1 and len(parts) >= MANY_PARTS:
             with ThreadPoolExecutor(threads) as pool:
@@ -129,7 +125,7 @@ class CounterNoise:
             list(map(_draw_, jobs, generators))
 
     def _generator(self, device: torch.device, job: int) -> torch.Generator:
-        return torch.Generator(device).manual_seed(counter_seed(*self._key, self._num_draws, job))
+        return torch.Generator(device).manual_seed(counter_seed(*self.counter, job))
 
 
 def _draw_(tensors: Sequence[Tensor], generator: torch.Generator) -> None:

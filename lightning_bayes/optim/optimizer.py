@@ -1,8 +1,7 @@
 """Base class of all noisy optimizers: passes at sampled weights, and a step that is skipped if anything is not finite.
 
-A pass replaces the weights by a posterior sample, runs forward and backward under the curvature engine, and restores the
-mean bit for bit, also after an exception. A step averages the passes, checks that the result is finite, and updates the
-posterior. Outside a pass the parameters **are** the posterior mean.
+A pass replaces the weights by a sample, runs forward and backward under the engine, and restores the mean bit for bit. A
+step averages the passes and updates the posterior. Outside a pass the parameters **are** the posterior mean.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature import AbstractEngine, Capture
-from lightning_bayes.errors import NonFiniteError
+from lightning_bayes.errors import NonFiniteError, UnsupportedTrainingError
 from lightning_bayes.optim.finished_pass import Curvature, FinishedPass
 from lightning_bayes.optim.finiteness import require_finite, skip_message
 from lightning_bayes.optim.groups import FORMAT, KEY, split
 from lightning_bayes.optim.noise import CounterNoise, counter_seed
-from lightning_bayes.optim.passes import Measurement, OpenUpdate, at_sample, open_pass
+from lightning_bayes.optim.passes import OpenUpdate, UpdateMeasurement, at_sample, open_pass
 from lightning_bayes.private_torch import mark_as_scheduled
 
 
@@ -86,7 +85,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         """Turn averages over passes into ĥ, for all measured parameters and in the same order in all processes."""
 
     @abstractmethod
-    def _update_all(self, measurement: Measurement) -> None:
+    def _update_all(self, measurement: UpdateMeasurement) -> None:
         """Update all parameters and count the update."""
 
     @property
@@ -119,7 +118,6 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
 
     def start_groups(self) -> None:
         """Give settings and state to groups and parameters that others have added to the list of groups."""
-        return
 
     def state_dict(self) -> dict[str, Any]:
         """The state, with copies of the groups' settings; see `torch.optim.Optimizer`."""
@@ -171,8 +169,10 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
     ) -> Iterator[Any]:
         """Like `sampled_params`, for hosts that pass the loss to the capture that it yields; see `OpenUpdate`."""
         update = self._open_update
-        index = update.count_pass(sample)
-        update.is_only_batch = is_only_batch
+        if update.means is not None:
+            raise UnsupportedTrainingError("sampled_params() is open already; passes cannot be nested.")
+        index = update.num_opened if sample is None else sample
+        update.num_opened, update.is_only_batch = update.num_opened + 1, is_only_batch
         update.always_measures |= always_measures
         self.start_groups()
         if torch.is_grad_enabled():
@@ -215,12 +215,18 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
     def _join_ranks(self, curvature: Curvature, num_examples: float, add_ranks: Callable[[list[Tensor]], None]) -> None:
         """Sum over processes the curvatures that are not linear in the passes of one weight sample."""
 
-    def _measurement(self, *, fill: bool) -> Measurement:
-        """The measurement of the open update."""
-        update = self._open_update
+    def _measurement(self, *, fill: bool) -> UpdateMeasurement:
+        """The measurement of the open update; with `fill`, parameters without ``.grad`` get zeros instead of staying out."""
+        update, params = self._open_update, [param for _, param in self.trained()]
         if update.final_curvature is None:
-            update.final_curvature = self._finalise_curvature(update.curvature)
-        return update.measurement((param for _, param in self.trained()), update.final_curvature, fill=fill)
+            update.final_curvature = {} if update.to_measure == {} else self._finalise_curvature(update.curvature)
+        for param in params if fill else ():
+            param.grad = torch.zeros_like(param) if param.grad is None else param.grad
+        grads = {param: param.grad for param in params if param.grad is not None}
+        if update.loss is None:  # kept, because a host averages it in place
+            update.loss = torch.zeros((), device=params[0].device)
+        counts = update.examples, len(update.samples), update.is_counted
+        return UpdateMeasurement(update.loss, grads, update.final_curvature, *counts)
 
     def discard_passes(self) -> None:
         """Discard the passes of the open update. The next `step` does nothing."""
@@ -249,10 +255,9 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         """
         loss = None
         if closure is not None:
-            with torch.enable_grad():
-                # In Lightning's manual optimization the closure is empty and comes after the passes.
-                is_measured = closure_opens_passes or self._open_update.examples
-                loss = closure() if is_measured else self._run_closure(closure)
+            with torch.enable_grad():  # in Lightning's manual optimization an empty closure comes after the passes
+                has_passes = closure_opens_passes or self._open_update.examples
+                loss = closure() if has_passes else self._run_closure(closure)
         self._opt_called = True  # checked by LR schedulers
         if self.groups_owner is not None:
             self.groups_owner._opt_called = True  # type: ignore[attr-defined]
@@ -291,8 +296,5 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         warnings.warn(text, stacklevel=3)
 
     def require_finite(self) -> None:
-        """Raise `NonFiniteError` if weights or state are not finite: an update with finite inputs may still overflow.
-
-        This synchronises with the device, so hosts call it where they wait anyway, such as before writing a checkpoint.
-        """
+        """Raise `NonFiniteError` if weights or state are not finite, as after an overflow; synchronises with the device."""
         require_finite(self.model, self.param_groups, self.state, self.stashed_means())

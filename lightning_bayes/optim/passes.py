@@ -15,7 +15,7 @@ mean, and the first ten updates are done. The model then runs without any hook.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -35,7 +35,7 @@ SMALL = 2**16  # elements; smaller tensors are concatenated before they are summ
 
 
 @dataclass(frozen=True)
-class Measurement:
+class UpdateMeasurement:
     """Loss, gradient and curvature of one update, averaged over the examples of its passes.
 
     The record is immutable. A host that trains in several processes averages its tensors in place before the step.
@@ -82,7 +82,7 @@ class OpenUpdate:
         curvature: Mean ĥ so far, by the keys of the estimator.
         loss: Mean loss so far; None before the first observed loss.
         buffers: The model's buffers and their values before the first pass.
-        measured_shapes: What the passes measure, as in `PosteriorFamily.measured_shapes`; None before the first pass.
+        to_measure: What the passes measure, as in `PosteriorFamily.to_measure`; None before the first pass.
         is_counted: Whether the examples of all passes were counted.
         is_only_batch: Whether all passes use the same batch.
         always_measures: Whether the update measures even if no measurement is due.
@@ -98,20 +98,13 @@ class OpenUpdate:
     curvature: Curvature = field(default_factory=dict)
     loss: Tensor | None = None
     buffers: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    measured_shapes: Mapping[Hashable, Tensor] | None = None
+    to_measure: Mapping[Hashable, Tensor] | None = None
     is_counted: bool = True
     is_only_batch: bool = False
     always_measures: bool = False
     is_discarded: bool = False
     is_averaged_by_host: bool = False
     final_curvature: Curvature | None = None
-
-    def count_pass(self, sample: int | None) -> int:
-        """Open a pass, and return the index of its noise: `sample`, or the number of passes opened before."""
-        if self.means is not None:
-            raise UnsupportedTrainingError("sampled_params() is open already; passes cannot be nested.")
-        self.num_opened += 1
-        return self.num_opened - 1 if sample is None else sample
 
     def add(
         self,
@@ -123,29 +116,20 @@ class OpenUpdate:
         captured = finished.captured
         n, factor = captured.num_examples, captured.gradient_factor()
         weight = n / (self.examples + n)
-        for param, before in grads.items():
-            param.grad = _weighted_mean(before if self.examples else None, param.grad, weight, factor)
-        for key in {**self.curvature, **curvature}:
-            new = _weighted_mean(self.curvature.get(key), curvature.get(key), weight, 1.0)
-            assert new is not None
-            self.curvature[key] = new
-        self.loss = _weighted_mean(self.loss, captured.loss, weight, factor)
+        if weight == factor == 1:  # the first pass is the average
+            self.curvature, self.loss = curvature, captured.loss
+        else:
+            for param, before in grads.items():
+                param.grad = _weighted_mean(before if self.examples else None, param.grad, weight, factor)
+            for key in {**self.curvature, **curvature}:
+                new = _weighted_mean(self.curvature.get(key), curvature.get(key), weight, 1.0)
+                assert new is not None
+                self.curvature[key] = new
+            self.loss = _weighted_mean(self.loss, captured.loss, weight, factor)
         self.examples += n
         self.samples.add(finished.sample)
         self.is_counted &= not isinstance(captured, BareCapture)
         self.final_curvature = None
-
-    def measurement(self, params: Iterable[nn.Parameter], curvature: Curvature, *, fill: bool) -> Measurement:
-        """The measurement of all passes; with `fill`, parameters without ``.grad`` get zeros instead of staying out."""
-        params, grads = list(params), {}
-        for param in params:
-            if param.grad is None and fill:
-                param.grad = torch.zeros_like(param)
-            if param.grad is not None:
-                grads[param] = param.grad
-        if self.loss is None:
-            self.loss = torch.zeros((), device=params[0].device)
-        return Measurement(self.loss, grads, curvature, self.examples, len(self.samples), self.is_counted)
 
     def require_passes(self, optimizer: str, *, is_hosted: bool) -> None:
         """Require a measured pass, which a host has averaged over the processes that train together."""
@@ -234,7 +218,11 @@ def open_pass(
                     captured.recorder.observe = captured.observe
                 yield captured
             if captured.squares or any(param.grad is not None for param in before):
-                _collect(optimizer, update, FinishedPass(captured, sample, loss_scale, update.means or {}), before)
+                if not isinstance(captured, BareCapture):
+                    _require_reached(optimizer, captured)
+                finished = FinishedPass(captured, sample, loss_scale, update.means or {})
+                with torch.no_grad():
+                    update.add(finished, before, optimizer.read_pass(finished))
             else:  # sampled, not differentiated
                 _restore(before)
     except BaseException:
@@ -242,21 +230,13 @@ def open_pass(
         raise
 
 
-@torch.no_grad()
-def _collect(
-    optimizer: MeasuredOptimizer,
-    update: OpenUpdate,
-    finished: FinishedPass,
-    before: Mapping[nn.Parameter, Tensor | None],
-) -> None:
-    captured = finished.captured
+def _require_reached(optimizer: MeasuredOptimizer, captured: Capture) -> None:
+    """Require a pass through the model and a loss, and keep what the loss is."""
     if isinstance(captured, GradientCapture):
         require_call(captured)
-    elif not isinstance(captured, BareCapture):
+    else:
         optimizer.engine.check_reached(captured)
-    if not isinstance(captured, BareCapture):
-        optimizer.param_groups[0][KEY].update(loss_is_mean=captured.shows_mean, loss_link=captured.scale.link)
-    update.add(finished, before, optimizer.read_pass(finished))
+    optimizer.param_groups[0][KEY].update(loss_is_mean=captured.shows_mean, loss_link=captured.scale.link)
 
 
 def _restore(grads: Mapping[nn.Parameter, Tensor | None]) -> None:

@@ -73,6 +73,7 @@ class Setting:
         in_group: Whether parameter groups store it.
         chosen_later: Whether it may be None until the fit; a function of the step may not return None.
         takes_functions: Whether it may be a function of something else than the step.
+        joint: Whether optimizers with a joint posterior (`optim.dense`) take it, too, as a constant.
     """
 
     range: Range = ANY
@@ -83,6 +84,7 @@ class Setting:
     in_group: bool = True
     chosen_later: bool = False
     takes_functions: bool = False
+    joint: bool = False
 
     def __repr__(self) -> str:
         """The range in words, for the help of a command line."""

@@ -36,13 +36,17 @@ class CohortUpdate(ABC):
         params: The parameters, with ĝ in ``.grad``.
         states: Their optimizer states, which count this update already.
         group: Their parameter group.
-        index: Index of this update, from 1.
     """
 
     params: Sequence[nn.Parameter]
     states: Sequence[dict[str, Any]]
     group: dict[str, Any]
-    index: int
+
+    @property
+    def index(self) -> int:
+        """Index of this update, from 1."""
+        index: int = self.states[0]["step"]
+        return index
 
     @abstractmethod
     def prior_weights(self) -> float | Sequence[Tensor]:

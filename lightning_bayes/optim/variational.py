@@ -24,7 +24,6 @@ from lightning_bayes.optim.diagonal.estimators import CurvatureEstimator, Square
 from lightning_bayes.optim.diagonal.signed_curvature import keep_all_positive_
 from lightning_bayes.optim.diagonal.state import MeanFieldState
 from lightning_bayes.optim.effective import effective
-from lightning_bayes.optim.family import PosteriorFamily
 from lightning_bayes.optim.finished_pass import Curvature, FinishedPass
 from lightning_bayes.optim.group_settings import GroupSettings
 from lightning_bayes.optim.groups import KEY, apart, beside
@@ -37,7 +36,8 @@ from lightning_bayes.optim.measuring import FIRST_UPDATES
 from lightning_bayes.optim.noise import CounterNoise
 from lightning_bayes.optim.optimizer import NoisyOptimizer
 from lightning_bayes.optim.parameters import StartingStates, trainable
-from lightning_bayes.optim.passes import Measurement
+from lightning_bayes.optim.passes import UpdateMeasurement
+from lightning_bayes.optim.posterior_family import PosteriorFamily
 from lightning_bayes.optim.readout import WeightPosterior, posterior_of_model, total_effective_parameters
 from lightning_bayes.optim.resuming import RECORD, record_of, require_same
 from lightning_bayes.optim.steps import Step
@@ -149,7 +149,6 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
             for param in group["params"]:
                 if not self.state[param]:
                     self._start_state(param, group)
-        self._settings.complete(self.param_groups, self.posterior_defaults)
 
     def step_of(self, group: Mapping[str, Any]) -> Step:
         """The step that moves the means of a group."""
@@ -189,9 +188,9 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
         if loss_scale != 1:
             self.estimator.require_scalable_loss(type(self).__name__)
         update = self._open_update
-        if update.measured_shapes is None:
-            update.measured_shapes = self.family.measured_shapes(always=update.always_measures)
-        if update.measured_shapes and self.estimator.quantity != "gradient":
+        if update.to_measure is None:
+            update.to_measure = self.family.to_measure(always=update.always_measures)
+        if update.to_measure and self.estimator.quantity != "gradient":
             return self.family.capture(sample, loss_scale)
         self.engine.workspace.release()  # its memory is free for the model until the next measurement
         is_mean = bool(self.param_groups[0][KEY].get("loss_is_mean"))
@@ -211,7 +210,7 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
         for table, row in finished.padding_rows().items() if finished.captured.paddings else ():
             if table in self.state:
                 self.state[table].setdefault("rows_without_noise", [row])
-        if self._open_update.measured_shapes:
+        if self._open_update.to_measure:
             curvature = self.estimator.read(finished, self._measured_params(), self.family.scores)
         if self.prior_at_sample:
             for group, param in self.trained():
@@ -219,18 +218,18 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
         return curvature
 
     def _measured_params(self) -> list[nn.Parameter]:
-        return [key for key in self._open_update.measured_shapes or () if isinstance(key, nn.Parameter)]
+        return [key for key in self._open_update.to_measure or () if isinstance(key, nn.Parameter)]
 
     def _join_ranks(self, curvature: Curvature, num_examples: float, add_ranks: Callable[[list[Tensor]], None]) -> None:
         self.estimator.join_ranks(curvature, num_examples, self._measured_params(), add_ranks)
 
     def _finalise_curvature(self, curvature: Curvature) -> Curvature:
-        shapes = self._open_update.measured_shapes
-        if shapes and not self.estimator.is_linear:
+        measured = self._open_update.to_measure or {}
+        if measured and not self.estimator.is_linear:
             curvature = self.estimator.finalise(curvature, self.param_groups)
-        return {key: curvature[key] if key in curvature else torch.zeros_like(v) for key, v in (shapes or {}).items()}
+        return {key: curvature[key] if key in curvature else torch.zeros_like(v) for key, v in measured.items()}
 
-    def _update_all(self, measurement: Measurement) -> None:
+    def _update_all(self, measurement: UpdateMeasurement) -> None:
         list(map(effective, self.param_groups))  # raises if N is unknown, before anything changes
         for group in (group for group in self.param_groups if not group[KEY]["step"]):
             self.store_initial_values(group)
@@ -239,7 +238,7 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
         for step in self.steps.values():
             step.finish(self.param_groups, self.state)
         for index, group in enumerate(self.param_groups):
-            if self._settings.count_update(index, group) and self.signed_curvature:
+            if self._settings.count_update(index, group, self.posterior_defaults) and self.signed_curvature:
                 keep_all_positive_(self.state, group)
         self.family.refresh(measured=bool(measurement.curvature))
         if self._default_noise is not None:

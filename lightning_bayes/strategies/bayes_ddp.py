@@ -129,10 +129,6 @@ class BayesDDPStrategy(DDPStrategy):
             return
         self.reduced_bytes = all_reduce_mean_(tensors, weight, bucket_mib=self.bucket_mib)
 
-    def all_reduce_sum_(self, tensors: Sequence[Tensor]) -> None:
-        """Replace `tensors` by their sums over ranks; see `strategies.all_reduce_sum_`."""
-        all_reduce_sum_(tensors, bucket_mib=self.bucket_mib)
-
     def add_noise_group_(self, tensors: Sequence[Tensor]) -> None:
         """Replace `tensors` by their sums over the ranks of this rank's noise group.
 

@@ -79,8 +79,8 @@ def draw_the_same_noise(callback):
     """Every rank samples the weights of rank 0."""
     build = callback._wrap_closure
 
-    def closure(trainer, base, arguments):
-        built = build(trainer, base, arguments)
+    def closure(trainer, parts):
+        built = build(trainer, parts)
         built._sample_indices = list(range(callback.mc_samples))
         return built
 

@@ -22,13 +22,14 @@ from typing import Any, NamedTuple, final
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from lightning_bayes.curvature import Likelihood, LossReduction
+from lightning_bayes.curvature import Likelihood
 from lightning_bayes.linalg import BlockTridiagonalInverse, KroneckerProduct, pi_damped
 from lightning_bayes.optim.dense.measurements import ChainFactors, Labels
-from lightning_bayes.optim.dense.shell import DenseArguments, DenseOptimizer
+from lightning_bayes.optim.dense.shell import DenseOptimizer, reduction_of
 from lightning_bayes.optim.diagonal.state import average, debiased
 from lightning_bayes.optim.effective import Effective
 from lightning_bayes.optim.fisher import FisherName
+from lightning_bayes.optim.hyperparameters import OptimizerFields
 from lightning_bayes.optim.kronecker.equations import average_factors
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer, factors_at_precision
 from lightning_bayes.optim.kronecker.moves import clipped_lr, fisher_norm
@@ -194,8 +195,7 @@ class BlockTridiagonalKFAC(DenseOptimizer):
         likelihood: The likelihood of the model's outputs; None uses the model's attribute ``lightning_bayes_likelihood``.
         kl_clip: Bound c on the squared Fisher norm of the step, see `optim.kronecker.moves`; None for no bound.
         limit_mib: Maximum memory of the factors in MiB.
-        loss_reduction: How the loss is reduced over examples, see `curvature.measure`.
-        **arguments: See `DenseArguments`.
+        **arguments: See `DenseOptimizer`.
 
     Example:
         >>> import torch
@@ -219,10 +219,9 @@ class BlockTridiagonalKFAC(DenseOptimizer):
         likelihood: Likelihood | None = None,
         kl_clip: float | None = None,
         limit_mib: float = DEFAULT_LIMIT_MIB,
-        loss_reduction: LossReduction = "auto",
-        **arguments: Unpack[DenseArguments],
+        **arguments: Unpack[OptimizerFields],
     ) -> None:
         linear_chain(model, limit_mib)
         params, labels = trainable(model), Labels(fisher, likelihood)
-        measurement = ChainFactors(model, params, "BlockTridiagonalKFAC", labels, loss_reduction)
+        measurement = ChainFactors(model, params, "BlockTridiagonalKFAC", labels, reduction_of(arguments))
         super().__init__(model, ChainCovariance(params, measurement.layers, kl_clip), measurement, arguments)

@@ -27,13 +27,14 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from lightning_bayes.curvature import Likelihood, LossReduction
+from lightning_bayes.curvature import Likelihood
 from lightning_bayes.linalg import cholesky, inverse_root
 from lightning_bayes.linalg.factors import add_to_diagonal
 from lightning_bayes.optim.dense.measurements import HessianMeasurement, Labels, OuterProducts
-from lightning_bayes.optim.dense.shell import DenseArguments, DenseOptimizer
+from lightning_bayes.optim.dense.shell import DenseOptimizer, reduction_of
 from lightning_bayes.optim.diagonal.state import average, debiased
 from lightning_bayes.optim.effective import Effective
+from lightning_bayes.optim.hyperparameters import OptimizerFields
 from lightning_bayes.optim.parameters import trainable
 from lightning_bayes.posteriors import FullGaussian, check_full_size, initial_curvature
 from lightning_bayes.posteriors.memory import DEFAULT_LIMIT_MIB
@@ -149,8 +150,7 @@ class FullVON(DenseOptimizer):
     Args:
         model: Any twice differentiable model.
         limit_mib: Maximum memory of one D × D matrix in MiB.
-        loss_reduction: How the loss is reduced over examples, see `curvature.measure`.
-        **arguments: See `DenseArguments`.
+        **arguments: See `DenseOptimizer`.
 
     Example:
         >>> import torch
@@ -168,11 +168,12 @@ class FullVON(DenseOptimizer):
         model: nn.Module,
         *,
         limit_mib: float = DEFAULT_LIMIT_MIB,
-        loss_reduction: LossReduction = "auto",
-        **arguments: Unpack[DenseArguments],
+        **arguments: Unpack[OptimizerFields],
     ) -> None:
         equations = FullCovariance(model, limit_mib)
-        super().__init__(model, equations, HessianMeasurement(model, equations.params, loss_reduction), arguments)
+        super().__init__(
+            model, equations, HessianMeasurement(model, equations.params, reduction_of(arguments)), arguments
+        )
 
 
 @final
@@ -182,8 +183,7 @@ class VONG(DenseOptimizer):
     Args:
         model: A model of linear layers and convolutions without groups.
         limit_mib: Maximum memory of one D × D matrix in MiB.
-        loss_reduction: How the loss is reduced over examples, see `curvature.measure`.
-        **arguments: See `DenseArguments`.
+        **arguments: See `DenseOptimizer`.
     """
 
     def __init__(
@@ -191,11 +191,10 @@ class VONG(DenseOptimizer):
         model: nn.Module,
         *,
         limit_mib: float = DEFAULT_LIMIT_MIB,
-        loss_reduction: LossReduction = "auto",
-        **arguments: Unpack[DenseArguments],
+        **arguments: Unpack[OptimizerFields],
     ) -> None:
         equations = FullCovariance(model, limit_mib)
-        measurement = OuterProducts(model, equations.params, "VONG", Labels("empirical", None), loss_reduction)
+        measurement = OuterProducts(model, equations.params, "VONG", Labels("empirical", None), reduction_of(arguments))
         super().__init__(model, equations, measurement, arguments)
 
 
@@ -207,8 +206,7 @@ class NNGFull(DenseOptimizer):
         model: A model of linear layers and convolutions without groups.
         limit_mib: Maximum memory of one D × D matrix in MiB.
         likelihood: Likelihood to sample labels from; None uses the model's attribute ``lightning_bayes_likelihood``.
-        loss_reduction: How the loss is reduced over examples, see `curvature.measure`.
-        **arguments: See `DenseArguments`.
+        **arguments: See `DenseOptimizer`.
     """
 
     draws_labels = True
@@ -219,9 +217,10 @@ class NNGFull(DenseOptimizer):
         *,
         limit_mib: float = DEFAULT_LIMIT_MIB,
         likelihood: Likelihood | None = None,
-        loss_reduction: LossReduction = "auto",
-        **arguments: Unpack[DenseArguments],
+        **arguments: Unpack[OptimizerFields],
     ) -> None:
         equations = FullCovariance(model, limit_mib)
-        measurement = OuterProducts(model, equations.params, "NNGFull", Labels("sampled", likelihood), loss_reduction)
+        measurement = OuterProducts(
+            model, equations.params, "NNGFull", Labels("sampled", likelihood), reduction_of(arguments)
+        )
         super().__init__(model, equations, measurement, arguments)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypedDict
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature import Capture
+from lightning_bayes.curvature import Capture, LossReduction
 from lightning_bayes.curvature.parameters import require_full_precision
 from lightning_bayes.errors import HyperparameterError, PosteriorError, UnsupportedTrainingError
 from lightning_bayes.optim.dense.measurements import JointMeasurement
@@ -24,27 +24,15 @@ from lightning_bayes.optim.hyperparameters import HostSettings, OptimizerFields,
 from lightning_bayes.optim.noise import CounterNoise
 from lightning_bayes.optim.optimizer import NoisyOptimizer
 from lightning_bayes.optim.parameters import require_initialised
-from lightning_bayes.optim.passes import Measurement
+from lightning_bayes.optim.passes import UpdateMeasurement
 from lightning_bayes.optim.settings import declaration_of, plain
 
 DECLARATION = declaration_of(OptimizerFields, HostSettings)
 
 
-class DenseArguments(TypedDict, total=False):
-    """Arguments of all optimizers with a joint posterior, as in `OptimizerFields`; ``lr`` is 0.01 by default."""
-
-    lr: float
-    betas: tuple[float, float]
-    num_data: int | None
-    prior_precision: float
-    kl_weight: float
-    data_augmentation_factor: float
-    damping: float
-    damping_in_noise: bool
-    init_precision: float | None
-    mc_samples: int
-    seed: int
-    max_nonfinite_steps: int
+def reduction_of(arguments: OptimizerFields) -> LossReduction:
+    """How the loss is reduced over examples."""
+    return arguments.get("loss_reduction", "auto")
 
 
 class Equations(Protocol):
@@ -76,15 +64,18 @@ class Equations(Protocol):
 
 
 class DenseOptimizer(NoisyOptimizer, ABC):
-    """Trains a joint posterior over all weights; subclasses choose the equations and what they measure."""
+    """Trains a joint posterior over all weights; subclasses choose the equations and what they measure.
+
+    Of `OptimizerFields` it takes ``lr``, 0.01 by default, and those that apply to any posterior, as constants.
+    """
 
     joins_weights = True
 
     @abstractmethod
     def __init__(
-        self, model: nn.Module, equations: Equations, measurement: JointMeasurement, arguments: DenseArguments
+        self, model: nn.Module, equations: Equations, measurement: JointMeasurement, arguments: OptimizerFields
     ) -> None:
-        accepted = DenseArguments.__annotations__
+        accepted = {name for name, setting in DECLARATION.settings.items() if setting.joint}
         if unknown := sorted(set(arguments) - set(accepted)):
             raise TypeError(
                 f"There is no argument {', '.join(unknown)}. The arguments are: {', '.join(sorted(accepted))}."
@@ -176,7 +167,7 @@ class DenseOptimizer(NoisyOptimizer, ABC):
     def _finalise_curvature(self, curvature: Curvature) -> Curvature:
         return dict(curvature)
 
-    def _update_all(self, measurement: Measurement) -> None:
+    def _update_all(self, measurement: UpdateMeasurement) -> None:
         (group,), params = self.param_groups, self.equations.params
         hyper, states = effective(group), [self.state[param] for param in params]
         measured = list(measurement.curvature.values())

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from lightning_bayes.optim.diagonal.estimators import CurvatureEstimator, Scores
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.finished_pass import Curvature, FinishedPass
-from lightning_bayes.optim.passes import Measurement
+from lightning_bayes.optim.passes import UpdateMeasurement
 
 
 class _Key(NamedTuple):
@@ -88,7 +88,7 @@ class BatchSizeCheck:
         self._optimizer = optimizer
         self._has_warned = False
 
-    def __call__(self, measurement: Measurement, group: Mapping[str, Any]) -> None:
+    def __call__(self, measurement: UpdateMeasurement, group: Mapping[str, Any]) -> None:
         """Check the batches of one update with counted examples; `group` counts this update already."""
         is_dry_run = group["posterior"]["step"] == 1  # a single batch, such as fast_dev_run's, proves nothing
         if self._has_warned or is_dry_run or not group["posterior"]["noisy"] or not measurement.is_counted:

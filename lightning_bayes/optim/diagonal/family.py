@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import cache, cached_property
 from inspect import signature
 from typing import Any, TypeAlias, final
@@ -14,10 +15,10 @@ from torch import Tensor, nn
 from lightning_bayes.curvature import Capture
 from lightning_bayes.optim.covariance import diagonal as covariance
 from lightning_bayes.optim.effective import effective
-from lightning_bayes.optim.family import PosteriorFamily
 from lightning_bayes.optim.measuring import elapsed_updates, weight_of_old
 from lightning_bayes.optim.noise import CounterNoise
-from lightning_bayes.optim.passes import Measurement
+from lightning_bayes.optim.passes import UpdateMeasurement
+from lightning_bayes.optim.posterior_family import PosteriorFamily
 from lightning_bayes.optim.steps import CohortUpdate
 from lightning_bayes.optim.variational import VariationalOptimizer
 from lightning_bayes.posteriors import initial_curvature
@@ -46,18 +47,17 @@ class DiagonalFamily(PosteriorFamily):
         updates_curvature_alone = optimizer.averages_curvature or optimizer.curvature_update is not None
         return ("curvature",) if updates_curvature_alone else fields
 
-    def _trained(self, group: Group) -> list[nn.Parameter]:
-        """The parameters of a group that are trained and belong to this family."""
+    def _params(self, group: Group, *, noisy: bool = False) -> list[nn.Parameter]:
+        """The trained parameters of a group in this family, or those to sample: with a posterior, once s is known."""
         excluded = self._excluded()
-        return [param for param in group["params"] if param.requires_grad and param not in excluded]
-
-    def _noisy(self, group: Group) -> list[nn.Parameter]:
-        """The parameters of a group to sample: all with a posterior, once a curvature is known."""
+        params = [param for param in group["params"] if param.requires_grad and param not in excluded]
+        if not noisy:
+            return params
         if not group["posterior"]["noisy"]:
             return []
         effective(group)  # raises if N is unknown
         states, has_start = self._optimizer.state, group["posterior"]["init_precision"] is not None
-        return [p for p in self._trained(group) if states[p]["noisy"] and (has_start or states[p]["step"])]
+        return [param for param in params if states[param]["noisy"] and (has_start or states[param]["step"])]
 
     def capture(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
         """The engine's capture; see `PosteriorFamily`."""
@@ -65,21 +65,26 @@ class DiagonalFamily(PosteriorFamily):
         left_out = {p for _, p in self._optimizer.trained() if "curvature" not in states[p]}
         return self._optimizer.engine.capture(left_out=left_out)
 
-    def measured_shapes(self, *, always: bool = False) -> dict[Hashable, Tensor]:
+    def to_measure(self, *, always: bool = False) -> dict[Hashable, Tensor]:
         """All parameters with a curvature, if the measurement of any is due; see `PosteriorFamily`."""
-        states, shapes, is_due = self._optimizer.state, dict[Hashable, Tensor](), always
+        states, update = self._optimizer.state, self._optimizer.num_updates + 1
+        params, is_due = dict[Hashable, Tensor](), always
         for group in self._optimizer.param_groups:
-            for param in self._trained(group):
+            interval = group["posterior"]["curvature_interval"]
+            for param in self._params(group):
                 if "curvature" in states[param]:
-                    shapes[param] = param
-                    is_due = is_due or self._elapsed(states[param]["step"] + 1, group) > 0
-        return shapes if is_due else {}
+                    params[param] = param
+                    is_due = is_due or elapsed_updates(states[param]["step"] + 1, update, interval) > 0
+        return params if is_due else {}
 
     @torch.no_grad()
     def sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
         """Draw a sample; see `PosteriorFamily`."""
-        self.start_curvature()
-        params = [param for group in self._optimizer.param_groups for param in self._noisy(group)]
+        params = list[nn.Parameter]()
+        for group in self._optimizer.param_groups:
+            params += (noisy := self._params(group, noisy=True))
+            if group["posterior"]["init_precision"] is not None:
+                self._start(noisy, group)
         if not params:
             return {}
         draws = self._draws(noise, params)
@@ -118,7 +123,7 @@ class DiagonalFamily(PosteriorFamily):
         """Initialise the curvature before the first update; see `PosteriorFamily`."""
         for group in self._optimizer.param_groups:
             if group["posterior"]["init_precision"] is not None and group["posterior"]["noisy"]:
-                self._start(self._noisy(group), group)
+                self._start(self._params(group, noisy=True), group)
 
     def _start(self, params: Sequence[nn.Parameter], group: Group) -> None:
         """Start parameters without an update at the group's ``init_precision``."""
@@ -131,37 +136,31 @@ class DiagonalFamily(PosteriorFamily):
             state["curvature"].fill_(start)
         covariance.refresh(group, new, states)
 
-    def _elapsed(self, step: int, group: Group) -> int:
-        """Number of updates for which a measurement in the open update accounts; 0 without one. `step` counts it."""
-        return elapsed_updates(step, self._optimizer.num_updates + 1, group["posterior"]["curvature_interval"])
-
-    def updates(self, measurement: Measurement) -> Iterator[DiagonalUpdate]:
+    def updates(self, measurement: UpdateMeasurement) -> Iterator[DiagonalUpdate]:
         """Prepare an update for the parameters of a group that have the same kind of state; see `PosteriorFamily`."""
-        states = self._optimizer.state
+        states, update = self._optimizer.state, self._optimizer.num_updates + 1
         for group in self._optimizer.param_groups:
+            interval = group["posterior"]["curvature_interval"]
             kinds: dict[tuple[int, bool, bool], list[nn.Parameter]] = {}
-            for param in self._trained(group):
+            for param in self._params(group):
                 state = states[param]
                 kind = state["step"], "curvature" in state, "prior_precision" in state
                 kinds.setdefault(kind, []).append(param)
             for (step, has_curvature, _), params in kinds.items():
-                elapsed = self._elapsed(step + 1, group) if measurement.curvature and has_curvature else 0
-                yield self._update(params, group, measurement, elapsed)
-
-    def _update(
-        self, params: list[nn.Parameter], group: Group, measurement: Measurement, elapsed: int
-    ) -> DiagonalUpdate:
-        states = [self._optimizer.state[param] for param in params]
-        measured = [measurement.curvature[param] for param in params] if elapsed else []
-        if "curvature" in states[0] and group["posterior"]["init_precision"] is not None:
-            self._start(params, group)
-        elif measured and not states[0]["step"]:
-            torch._foreach_copy_([state["curvature"] for state in states], measured)
-        for state in states:
-            state["step"] += 1
-            if "measurements" in state:
-                state["measurements"] += elapsed
-        return DiagonalUpdate(self._optimizer, params, states, group, measured, elapsed)
+                is_measured = measurement.curvature and has_curvature
+                elapsed = elapsed_updates(step + 1, update, interval) if is_measured else 0
+                measured = [measurement.curvature[param] for param in params] if elapsed else []
+                if has_curvature and group["posterior"]["init_precision"] is not None:
+                    self._start(params, group)
+                elif measured and not step:
+                    torch._foreach_copy_([states[param]["curvature"] for param in params], measured)
+                for param in params:
+                    states[param]["step"] += 1
+                    if "measurements" in states[param]:
+                        states[param]["measurements"] += elapsed
+                yield DiagonalUpdate(
+                    self._optimizer, params, [states[param] for param in params], group, measured, elapsed
+                )
 
     @torch.no_grad()
     def refresh(self, *, measured: bool, always: bool = False) -> None:
@@ -170,7 +169,7 @@ class DiagonalFamily(PosteriorFamily):
         for group in optimizer.param_groups:
             interval, shaped = group["posterior"]["curvature_interval"], effective(group).relative_noise is not None
             params = []
-            for param in self._noisy(group):
+            for param in self._params(group, noisy=True):
                 state, elapsed = optimizer.state[param], 0
                 if measured and "curvature" in state:
                     elapsed = elapsed_updates(state["step"], optimizer.num_updates, interval)
@@ -187,35 +186,30 @@ def _argument_names(function: Callable[..., Any]) -> frozenset[str]:
 
 
 @final
+@dataclass(eq=False)
 class DiagonalUpdate(CohortUpdate):
     """Applies a method's pure update to parameters of a group in the same state, `elapsed` updates after the last ĥ."""
 
-    def __init__(
-        self,
-        optimizer: VariationalOptimizer,
-        params: Sequence[nn.Parameter],
-        states: Sequence[dict[str, Any]],
-        group: dict[str, Any],
-        measured: Sequence[Tensor],
-        elapsed: int = 1,
-    ) -> None:
-        self.params, self.states = params, states
-        self.group, self.index = group, states[0]["step"]
-        self._optimizer, self._measured, self._elapsed = optimizer, measured, elapsed
+    optimizer: VariationalOptimizer
+    params: Sequence[nn.Parameter]
+    states: Sequence[dict[str, Any]]
+    group: dict[str, Any]
+    measured: Sequence[Tensor]
+    elapsed: int
 
     @cached_property
     def _weight_of_old(self) -> float:
         """The weight of the old curvature."""
-        starts_as_mean = not self._optimizer.step_of(self.group).is_published
+        starts_as_mean = not self.optimizer.step_of(self.group).is_published
         # Without a count, updates between two measurements count too; see `optim.measuring`.
-        measurements = self.states[0].get("measurements", self.index)
+        measurements = self.states[0].get("measurements", self.states[0]["step"])
         beta = self.group["posterior"]["betas"][1]
-        return weight_of_old(beta, measurements, self._elapsed, starts_as_mean=starts_as_mean)
+        return weight_of_old(beta, measurements, self.elapsed, starts_as_mean=starts_as_mean)
 
     @cached_property
     def _arguments(self) -> Mapping[str, Any]:
         """The keyword arguments of the update with the group's δ."""
-        return self._optimizer.update_arguments(self.group, self.index)
+        return self.optimizer.update_arguments(self.group, self.states[0]["step"])
 
     def prior_weights(self) -> float | Sequence[Tensor]:
         """δ̃, for each weight if every weight has its own prior; see `CohortUpdate`."""
@@ -237,17 +231,17 @@ class DiagonalUpdate(CohortUpdate):
 
     def average_(self) -> None:
         """Update the curvature alone; see `CohortUpdate`."""
-        if not self._elapsed:
+        if not self.elapsed:
             return
         curvatures = [state["curvature"] for state in self.states]
-        curvature_update = self._optimizer.curvature_update
-        if self._optimizer.averages_curvature:
-            torch._foreach_lerp_(curvatures, list(self._measured), 1 - self._weight_of_old)
+        curvature_update = self.optimizer.curvature_update
+        if self.optimizer.averages_curvature:
+            torch._foreach_lerp_(curvatures, list(self.measured), 1 - self._weight_of_old)
         elif curvature_update is None:  # the full update, whose changes of the means are discarded
             self._new_states({})
         else:
             accepted = _argument_names(curvature_update)
-            for state, measured in zip(self.states, self._measured, strict=True):
+            for state, measured in zip(self.states, self.measured, strict=True):
                 arguments = {name: value for name, value in self._arguments_of(state).items() if name in accepted}
                 new = curvature_update(state["curvature"], measured, rate=1 - self._weight_of_old, **arguments)
                 state["curvature"].copy_(new)
@@ -257,19 +251,19 @@ class DiagonalUpdate(CohortUpdate):
         precision = state.get("prior_precision")
         if precision is None:
             return self._arguments
-        return self._optimizer.update_arguments(self.group, self.index, precision)
+        return self.optimizer.update_arguments(self.group, self.states[0]["step"], precision)
 
     def _new_states(self, replaced: Mapping[str, Any]) -> list[Tensor]:
         """Run the update of each parameter with some arguments `replaced`; store the states and return the means."""
         betas, means = (self._arguments["betas"][0], self._weight_of_old), []
-        update, state_type = self._optimizer.natural_update, self._optimizer.state_type
+        update, state_type = self.optimizer.natural_update, self.optimizer.state_type
         for i, (param, state) in enumerate(zip(self.params, self.states, strict=True)):
             # Updates assume a prior centred at zero, so they get the distance from its mean.
             centre = state.get("prior_mean")
             start = param.detach() if centre is None else param.detach() - centre
             old = state_type(start, *(state[name] for name in state_type._fields[1:]))
             # Averaging s with itself does not change it.
-            measured = self._measured[i] if self._measured else state["curvature"]
+            measured = self.measured[i] if self.measured else state["curvature"]
             grad = torch.zeros_like(param) if param.grad is None else param.grad
             new = update(old, grad, measured, **{**self._arguments_of(state), "betas": betas, **replaced})
             means.append(new.mean if centre is None else new.mean + centre)

@@ -19,10 +19,9 @@ from lightning_bayes.linalg import KroneckerProduct
 from lightning_bayes.optim.covariance.kronecker import layer_product
 from lightning_bayes.optim.diagonal.estimators import CurvatureEstimator, Scores, SquaredGradients
 from lightning_bayes.optim.finished_pass import Curvature, FinishedPass
-from lightning_bayes.optim.kronecker.distributed_inversion import WorkerGroup, invert_all
 from lightning_bayes.optim.kronecker.layer import KroneckerLayer
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer
-from lightning_bayes.optim.passes import Measurement
+from lightning_bayes.optim.passes import UpdateMeasurement
 
 _NAMES = ("output_factor", "input_factor")  # of S and A
 
@@ -57,26 +56,15 @@ def factors_of(layer: MatrixLayer, curvature: Mapping[Hashable, Tensor]) -> Kron
     return KroneckerProduct(*(curvature[layer.weight, name] for name in _NAMES))
 
 
-def refresh(
-    layers: Sequence[KroneckerLayer],
-    measurement: Measurement,
-    *,
-    update: int,
-    interval: int,
-    workers: WorkerGroup | None,
-) -> None:
+def refresh(layers: Sequence[KroneckerLayer], measurement: UpdateMeasurement, *, update: int, interval: int) -> None:
     """Update the factors from a measurement, and invert the layers that are due. If that fails, nothing changes."""
     measures, averages = bool(measurement.curvature), dict[KroneckerLayer, KroneckerProduct]()
     if measures:
         averages = {layer: layer.average_factors(factors_of(layer.matrix, measurement.curvature)) for layer in layers}
     counts = [layer.state["measurements"] + measures for layer in layers]
     due = [layers[i] for i in layers_due(counts, update, interval, measures=measures)]
-    factors = {
-        layer: averages[layer] if measures else layer_product(layer.state, "factor")
-        for layer in due
-        if layer.inverted_kinds()
-    }
-    inverted = invert_all(factors, workers)
+    factors = {layer: averages[layer] if measures else layer_product(layer.state, "factor") for layer in due}
+    inverted = {layer: layer.invert(product) for layer, product in factors.items()}
     for layer, average in averages.items():
         layer.store_factors(average)
         layer.count_measurement()

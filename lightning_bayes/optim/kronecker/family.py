@@ -20,15 +20,14 @@ from torch import Tensor, nn
 from lightning_bayes.curvature import Capture
 from lightning_bayes.optim.diagonal.family import DiagonalFamily, DiagonalUpdate
 from lightning_bayes.optim.effective import effective
-from lightning_bayes.optim.family import PosteriorFamily
 from lightning_bayes.optim.kronecker.curvature import factor_shapes, is_due, refresh
-from lightning_bayes.optim.kronecker.distributed_inversion import WorkerGroup
 from lightning_bayes.optim.kronecker.layer import KroneckerLayer
 from lightning_bayes.optim.kronecker.layers import KroneckerLayers
 from lightning_bayes.optim.kronecker.moves import Move, clipped_lr
 from lightning_bayes.optim.measuring import SHAPE_INTERVAL
 from lightning_bayes.optim.noise import CounterNoise
-from lightning_bayes.optim.passes import Measurement
+from lightning_bayes.optim.passes import UpdateMeasurement
+from lightning_bayes.optim.posterior_family import PosteriorFamily
 from lightning_bayes.optim.steps import CohortUpdate
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
 @final
 class KroneckerFamily(PosteriorFamily):
-    """Layers with Kronecker factors, and the diagonal family for all other parameters; `workers` share the inversions."""
+    """Layers with Kronecker factors, and the diagonal family for all other parameters."""
 
     counters: ClassVar[Mapping[str, int]] = {"measurements": 0}
 
@@ -45,7 +44,6 @@ class KroneckerFamily(PosteriorFamily):
         self._optimizer = optimizer
         self.stats_interval: int = optimizer.arguments["stats_interval"]
         self.inverse_interval: int = optimizer.arguments["inverse_interval"]
-        self.workers: WorkerGroup | None = None
         self.layers = KroneckerLayers(optimizer)
         self._diagonal = DiagonalFamily(optimizer, self.layers.params)
 
@@ -64,7 +62,7 @@ class KroneckerFamily(PosteriorFamily):
         """The engine's capture of the factors; see `PosteriorFamily`."""
         return self.layers.engine.capture(self.layers.request(self._optimizer.label_seed(sample), loss_scale))
 
-    def measured_shapes(self, *, always: bool = False) -> dict[Hashable, Tensor]:
+    def to_measure(self, *, always: bool = False) -> dict[Hashable, Tensor]:
         """Both factors of every layer, and all other parameters; see `PosteriorFamily`."""
         # Due every T_stats updates, and until every parameter is measured.
         if not (always or is_due(self._optimizer.num_updates + 1, self.stats_interval) or self._has_new()):
@@ -121,11 +119,11 @@ class KroneckerFamily(PosteriorFamily):
 
     # -- the update ---------------------------------------------------------------------------------------------------
 
-    def updates(self, measurement: Measurement) -> Sequence[CohortUpdate]:
+    def updates(self, measurement: UpdateMeasurement) -> Sequence[CohortUpdate]:
         """Update factors and inverses, and prepare the update of all parameters; see `PosteriorFamily`."""
         layers = self.layers.with_factors()
         update = self._optimizer.num_updates + 1
-        refresh(layers, measurement, update=update, interval=self.inverse_interval, workers=self.workers)
+        refresh(layers, measurement, update=update, interval=self.inverse_interval)
         squares = list(self._diagonal.updates(measurement))
         if self._optimizer.base_step is None:
             moves = [move for layer in layers for move in layer.moves()]

@@ -103,19 +103,13 @@ class KroneckerLayer:
         for param in self.matrix.params:
             self._optimizer.state[param]["measurements"] = count
 
-    def inverted_kinds(self) -> list[str]:
-        """The products that an inversion yields: ``"inverse"`` for the step, ``"root"`` for the noise."""
-        is_needed = {"inverse": self._optimizer.base_step is None, "root": self.is_noisy}
-        return [kind for kind, needed in is_needed.items() if needed]
-
     def invert(self, factors: KroneckerProduct) -> dict[str, Tensor]:
-        """Return the state's entries of the inverted S ⊗ A; raises `NotPositiveDefiniteError` if that fails."""
+        """The state's entries of the inverted S ⊗ A, for the step and the noise; may raise `NotPositiveDefiniteError`."""
         hyper, name, inverted = effective(self.matrix.group), self.matrix.name, dict[str, Tensor]()
-        kinds = self.inverted_kinds()
-        if "inverse" in kinds:
+        if self._optimizer.base_step is None:
             inverse = equations.damped_inverse(factors, prior=hyper.prior, damping=hyper.damping, name=name)
             inverted |= entries(inverse, "inverse")
-        if "root" in kinds:
+        if self.is_noisy:
             root = equations.noise_root(factors, prior=0.0, damping=layer_damping(factors, hyper), name=name)
             inverted |= entries(root, "root")
         return inverted
@@ -196,6 +190,6 @@ class KroneckerLayer:
         ]
 
 
-def entries(value: KroneckerProduct, *kinds: str) -> dict[str, Tensor]:
-    """Return the entries of a state in which the products `kinds` have this value."""
-    return {f"{side}_{kind}": factor for kind in kinds for side, factor in zip(("output", "input"), value, strict=True)}
+def entries(value: KroneckerProduct, kind: str) -> dict[str, Tensor]:
+    """Return the entries of a state in which the product of a kind has this value."""
+    return {f"{side}_{kind}": factor for side, factor in zip(("output", "input"), value, strict=True)}

@@ -35,9 +35,6 @@ class Move(CohortUpdate):
     norm: Tensor | None = None
     clip_factor: float = 1.0
 
-    def __post_init__(self) -> None:
-        self.index = self.states[0]["step"]
-
     def prior_weights(self) -> float:
         """δ̃; see `CohortUpdate`."""
         return effective(self.group).stated_prior

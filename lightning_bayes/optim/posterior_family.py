@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lightning_bayes.curvature import Capture
 from lightning_bayes.optim.noise import CounterNoise
-from lightning_bayes.optim.passes import Measurement
+from lightning_bayes.optim.passes import UpdateMeasurement
 from lightning_bayes.optim.steps import CohortUpdate
 
 
@@ -44,8 +44,8 @@ class PosteriorFamily(ABC):
         """The capture of a pass that measures curvature."""
 
     @abstractmethod
-    def measured_shapes(self, *, always: bool = False) -> Mapping[Hashable, Tensor]:
-        """What the next update measures."""
+    def to_measure(self, *, always: bool = False) -> Mapping[Hashable, Tensor]:
+        """What the next update measures: by key a tensor of its shape; empty if it measures nothing."""
 
     @abstractmethod
     def sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
@@ -56,7 +56,7 @@ class PosteriorFamily(ABC):
         """(θ - μ) / Σ = -∇ log q(θ) of the open pass; without the parameters that have no noise or correlated noise."""
 
     @abstractmethod
-    def updates(self, measurement: Measurement) -> Iterable[CohortUpdate]:
+    def updates(self, measurement: UpdateMeasurement) -> Iterable[CohortUpdate]:
         """Count the update in the states, and prepare the update of every cohort from a measurement."""
 
     @abstractmethod
