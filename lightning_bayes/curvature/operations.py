@@ -119,7 +119,7 @@ def _function(record: TensorRecord, value: Tensor, /, input: Any = None, *args: 
 
 
 def _joined(record: TensorRecord, value: Tensor, /, tensors: Sequence[Tensor], dim: int = 0, **kwargs: Any) -> None:
-    size = tensors[0].shape[dim] if tensors[0].dim() == value.dim() else 0
+    size = next((one.shape[dim] for one in tensors if one.numel()), 0)  # a cache may start with an empty tensor
     record.note(value).selection = Selection.of(value, lambda numbers: numbers.narrow(dim, 0, size))
     _stack(record, value, tensors)
 
