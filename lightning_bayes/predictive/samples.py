@@ -208,6 +208,7 @@ def temporary_weights(model: nn.Module, weights: dict[str, Tensor]) -> Iterator[
 def _copy_all_(targets: dict[str, Tensor], values: dict[str, Tensor]) -> None:
     for name, target in targets.items():
         target.copy_(values[name])
+    torch.clear_autocast_cache()  # of the former weights in half precision
 
 
 @contextmanager

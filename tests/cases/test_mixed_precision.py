@@ -6,7 +6,8 @@ import pytest
 import torch
 from tiny_training import ValidatedClassifier, assert_same_bits, loader, quiet_trainer, weights
 
-from lightning_bayes import SWAGCallback, VOGNCallback
+from lightning_bayes import SWAGCallback, VOGNCallback, mc_predict
+from lightning_bayes.posteriors import MeanField
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a .validation_step. but have no .val_dataloader.")
 
@@ -19,6 +20,15 @@ def test_predictions_under_bf16_have_single_precision(callback):
         assert {value.dtype for value in batch.values()} == {torch.float32}
         torch.testing.assert_close(batch["probs"].sum(1), torch.ones(8), rtol=0, atol=1e-6)
         assert (batch["mutual_information"] > 0).all()
+
+
+def test_samples_differ_under_autocast_without_inference_mode():
+    model = torch.nn.Linear(4, 3)
+    mean = {name: param.detach().clone() for name, param in model.named_parameters()}
+    precision = {name: torch.ones_like(value) for name, value in mean.items()}
+    posterior = MeanField(mean, precision, dict.fromkeys(mean, 1.0), num_data=1)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert (mc_predict(model, posterior, torch.ones(2, 4), samples=4).mutual_information > 0.01).all()
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "64-true"])
