@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Literal, cast, final, get_args
 
 from lightning.pytorch import LightningModule, Trainer
@@ -209,19 +208,11 @@ class IVONCallback(VariationalCallback):
         is_stated = fields.get("rescale_lr") is False or fields.get("init_precision") is not None
         self._averages_over_run = self.lr is not None and not is_stated and "betas" not in fields
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Patch the trainer, and set β₂ by the length of the fit once its loaders are known."""
-        super().setup(trainer, pl_module, stage)
-        if stage == "fit" and self._averages_over_run:
-            self._patches.set(
-                trainer.strategy, "setup_optimizers", partial(self._set_average, trainer.strategy.setup_optimizers)
-            )
-
-    def _set_average(self, set_up: Callable[[Trainer], None], trainer: Trainer) -> None:
-        updates = trainer.estimated_stepping_batches
-        if math.isfinite(updates):
+    def _set_up_and_swap(self, set_up: Callable[[Trainer], None], pl_module: LightningModule, trainer: Trainer) -> None:
+        """Set β₂ by the length of the fit, whose loaders are known by now."""
+        if self._averages_over_run and math.isfinite(updates := trainer.estimated_stepping_batches):
             self.group_defaults["betas"] = (self.group_defaults["betas"][0], weight_of_old_curvature(updates))
-        set_up(trainer)
+        super()._set_up_and_swap(set_up, pl_module, trainer)
 
 
 @final

@@ -57,8 +57,7 @@ class LinkRecorder:
 
     def calls(self, loss: Tensor) -> list[LossCall]:
         """The calls of loss functions that a loss depends on."""
-        roots = [loss.grad_fn] if loss.grad_fn is not None else []  # torch's own error follows in backward
-        found = (self._recorder.record.at(node) for node in nodes_behind(roots))
+        found = (self._recorder.record.at(node) for node in nodes_behind([loss.grad_fn]))
         return [term.call for known in found for term in known.terms if term.call is not None]
 
     def link_of(self, loss: Tensor) -> Link | None:

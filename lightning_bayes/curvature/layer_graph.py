@@ -24,7 +24,8 @@ def comes_after_layer(node: Any) -> bool:
 
 def nodes_behind(roots: list[Any], *, to_layers: bool = False) -> Iterator[Any]:
     """Yield every node that `roots` depend on, including the roots, each once; `to_layers` ends at the outputs of layers."""
-    stack, seen = list(roots), set(roots)
+    stack = [root for root in roots if root is not None]  # a value without a graph depends on nothing
+    seen = set(stack)
     while stack:
         node = stack.pop()
         yield node

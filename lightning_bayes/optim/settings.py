@@ -132,9 +132,7 @@ class Declaration:
 
     def completed(self, values: Mapping[str, Any], own_defaults: Mapping[str, Any]) -> dict[str, Any]:
         """Add the defaults, of which `own_defaults` override the declared ones, and check all values."""
-        if unknown := sorted(set(values) - set(self.settings)):
-            known = ", ".join(sorted(self.settings))
-            raise TypeError(f"There is no argument {', '.join(unknown)}. The arguments are: {known}.")
+        refuse_unknown(values, self.settings)
         completed = {**self.defaults, **own_defaults, **values}
         self.check(completed)
         return completed
@@ -142,6 +140,12 @@ class Declaration:
     def group_values(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Select the values that parameter groups store."""
         return {name: values[name] for name, setting in self.settings.items() if setting.in_group and name in values}
+
+
+def refuse_unknown(names: Iterable[str], known: Iterable[str]) -> None:
+    """Raise `TypeError` for arguments that are not known."""
+    if unknown := sorted(set(names).difference(known)):
+        raise TypeError(f"There is no argument {', '.join(unknown)}. The arguments are: {', '.join(sorted(known))}.")
 
 
 def _mark(hint: Any) -> Any:

@@ -25,7 +25,7 @@ from lightning_bayes.optim.noise import CounterNoise
 from lightning_bayes.optim.optimizer import NoisyOptimizer
 from lightning_bayes.optim.parameters import require_initialised
 from lightning_bayes.optim.passes import UpdateMeasurement
-from lightning_bayes.optim.settings import declaration_of, plain
+from lightning_bayes.optim.settings import declaration_of, plain, refuse_unknown
 
 DECLARATION = declaration_of(OptimizerFields, HostSettings)
 
@@ -75,11 +75,7 @@ class DenseOptimizer(NoisyOptimizer, ABC):
     def __init__(
         self, model: nn.Module, equations: Equations, measurement: JointMeasurement, arguments: OptimizerFields
     ) -> None:
-        accepted = {name for name, setting in DECLARATION.settings.items() if setting.joint}
-        if unknown := sorted(set(arguments) - set(accepted)):
-            raise TypeError(
-                f"There is no argument {', '.join(unknown)}. The arguments are: {', '.join(sorted(accepted))}."
-            )
+        refuse_unknown(arguments, {name for name, setting in DECLARATION.settings.items() if setting.joint})
         if functions := sorted(name for name, value in arguments.items() if callable(value)):
             raise HyperparameterError(
                 f"{', '.join(functions)} cannot be a function of the step in {type(self).__name__}."
