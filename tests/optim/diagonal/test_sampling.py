@@ -101,7 +101,7 @@ def test_pairs_are_uncorrelated_and_a_pair_has_opposite_signs():
     drawn = []
     for update in range(20):
         epsilon = torch.empty(300, 300)
-        CounterNoise.of_pass(0, update, 0, antithetic=True).fill_([epsilon])
+        CounterNoise(0, update, 0, antithetic=True).fill_([epsilon])
         drawn.append(epsilon.flatten().double())
     gram = torch.stack(drawn) @ torch.stack(drawn).T / 300**2
     opposite = torch.eye(10).repeat_interleave(2, 0).repeat_interleave(2, 1)
@@ -185,7 +185,7 @@ def test_a_pair_measures_the_curvature_of_a_quadratic_without_its_gradient():
     estimates = []
     for update in range(2 * count):
         epsilon = torch.empty(1, dtype=torch.float64)
-        CounterNoise.of_pass(0, update, 0, antithetic=True).fill_([epsilon])
+        CounterNoise(0, update, 0, antithetic=True).fill_([epsilon])
         sample = std * epsilon
         grad = a + b * sample
         estimates.append(reparameterised(grad, sample, torch.zeros_like(sample), torch.tensor(1 / std**2)))
