@@ -134,6 +134,7 @@ def complete_arguments(
     require_known(callback, fields, set(declared.settings))
     values = {**declared.defaults, **optimizer_class.own_defaults, **defaults, **plain(fields)}
     declared.check(values)
+    optimizer_class.check_together({name: value for name, value in values.items() if name != "curvature_interval"})
     check_names(values["engine"], values["loss_reduction"])
     require_pattern(values["bayesian"])
     _require_prior(values["prior"])
