@@ -42,33 +42,7 @@ def generate(
     window: int = 50,
     seed: int = 0,
 ) -> Generated:
-    """Continue a prompt. Each character is drawn from the probabilities averaged over posterior samples.
-
-    Args:
-        model: Network from characters ``[1, L]`` to logits ``[1, V, T]``. Its current weights are not used.
-        posterior: The posterior over its weights.
-        alphabet: The alphabet of the training data.
-        prompt: A text longer than the model's ``context``. A character outside the alphabet raises a `DataError`.
-        length: Number of characters to generate.
-        samples: Number of weight samples S, shared by all characters.
-        window: Maximum number of characters that the model sees at once.
-        seed: Seed of the weight samples and of the characters.
-
-    Returns:
-        The text and its uncertainty.
-
-    Raises:
-        HyperparameterError: If a size is out of range or the prompt is too short.
-
-    Example:
-        >>> from lightning_bayes.posteriors import MeanField
-        >>> from lightning_bayes.zoo.models import CharRNN
-        >>> model = CharRNN(vocabulary=2, embedding=2, hidden=2, layers=1)
-        >>> mean = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
-        >>> q = MeanField(mean, {n: torch.ones_like(p) for n, p in mean.items()}, dict.fromkeys(mean, 1.0), num_data=1)
-        >>> len(generate(model, q, Alphabet("ab"), "ab", length=5).text)
-        5
-    """
+    """Continue a prompt. Each character is drawn from the probabilities averaged over posterior samples."""
     context = getattr(model, "context", 0)
     if length < 1 or samples < 1 or window <= context or len(prompt) <= context:
         raise HyperparameterError(

@@ -37,19 +37,7 @@ class BlockTridiagonalInverse(NamedTuple):
     def of(
         cls, diagonal: Sequence[KroneckerProduct], off_diagonal: Sequence[KroneckerProduct], names: Sequence[str] = ()
     ) -> BlockTridiagonalInverse:
-        """Factorise. Damp the diagonal blocks first, so that every Λ_i is positive definite.
-
-        Args:
-            diagonal: S_ii ⊗ A_ii of each layer, with symmetric positive definite factors.
-            off_diagonal: S_i,i+1 ⊗ A_i,i+1 of each pair of neighbours.
-            names: Layer names for error messages.
-
-        Returns:
-            F̂⁻¹.
-
-        Raises:
-            ShapeError: If the number of off-diagonal blocks does not match the number of layers.
-        """
+        """Factorise S_ii ⊗ A_ii and S_i,i+1 ⊗ A_i,i+1."""
         if len(off_diagonal) != len(diagonal) - 1:
             raise ShapeError(
                 f"{len(diagonal)} layers have {len(diagonal) - 1} pairs of neighbours, but got {len(off_diagonal)} blocks "

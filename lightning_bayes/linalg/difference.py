@@ -24,19 +24,7 @@ SPECTRUM_FLOOR = 1e-4  # minimum of 1 - s₁ s₂, which vanishes by rounding or
 
 
 class DifferenceInverse(NamedTuple):
-    """The inverse of A ⊗ B - C ⊗ D in factored form; use `of` to construct it.
-
-    Attributes:
-        basis: K₁ ⊗ K₂.
-        rotation: E₁ ⊗ E₂.
-        inverse_basis: K₁⁻¹ ⊗ K₂⁻¹.
-        spectrum: 1 - s₁ s₂ᵀ, ``[..., m, n]``, at least `SPECTRUM_FLOOR`.
-
-    Example:
-        >>> one = torch.ones(1, 1)
-        >>> DifferenceInverse.of(KroneckerProduct(one, 4 * one), KroneckerProduct(one, 2 * one)).matvec(one)
-        tensor([[0.5000]])
-    """
+    """The inverse of A ⊗ B - C ⊗ D in factored form; use `of` to construct it."""
 
     basis: KroneckerProduct
     rotation: KroneckerProduct

@@ -71,15 +71,7 @@ class AbstractPosterior(ABC):
         return [list(self.mean)]
 
     def variance_along(self, directions: TensorDict) -> Tensor:
-        """dᵀ Σ d for B directions: the variance of dᵀ θ.
-
-        Args:
-            directions: d by parameter name, ``[B, *shape]``, for all parameters of one or more blocks. Missing parameters
-                have d = 0.
-
-        Returns:
-            ``[B]``.
-        """
+        """dᵀ Σ d, the variance of dᵀ θ, for d ``[B, *shape]`` by name in whole blocks; missing parameters have d = 0."""
         zeros = {name: torch.zeros_like(mean) for name, mean in self.mean.items()}
         transpose = torch.func.vjp(self.transform, zeros)[1]  # Tᵀ, because transform is μ + T ε
 
@@ -91,16 +83,7 @@ class AbstractPosterior(ABC):
         return variances
 
     def variance_along_outer(self, name: str, left: Tensor, right: Tensor) -> Tensor:
-        """`variance_along` of d = vec(left rightᵀ) in a matrix that is a block by itself.
-
-        Args:
-            name: Name of the matrix, ``[out, in]``.
-            left: ``[B, out]``.
-            right: ``[B, in]``.
-
-        Returns:
-            ``[B]``.
-        """
+        """`variance_along` of d = vec(left rightᵀ), ``[B, out]`` and ``[B, in]``, in a matrix that is a block by itself."""
         return self.variance_along({name: left[:, :, None] * right[:, None, :]})
 
     def select(self: PosteriorT, prefix: str) -> PosteriorT:
@@ -129,14 +112,7 @@ class AbstractPosterior(ABC):
         )
 
     def sample(self, generator: torch.Generator | None = None) -> TensorDict:
-        """Draw one set of weights.
-
-        Args:
-            generator: Random generator on the posterior's device; the global one by default.
-
-        Returns:
-            θ by parameter name, without `constants`.
-        """
+        """Draw one set of weights by name, without `constants`; the generator is on the posterior's device."""
         return self.transform(
             {
                 name: torch.randn(mean.shape, generator=generator, device=mean.device, dtype=mean.dtype)

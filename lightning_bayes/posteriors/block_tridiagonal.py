@@ -33,19 +33,6 @@ class BlockTridiagonal(AbstractPosterior):
         links: (L, R) of the precision's block between each layer and the next by weight name, ``[out, next out]`` and
             ``[K, next K]``. The last layer has none.
         biases: Name of the bias in the last column of the matrix, by weight name.
-
-    Example:
-        >>> eye = torch.eye(1)
-        >>> q = BlockTridiagonal(
-        ...     {"a": torch.zeros(1, 1), "b": torch.zeros(1, 1)},
-        ...     {"a": (4 * eye, eye), "b": (4 * eye, eye)},
-        ...     {"a": (2 * eye, eye)},
-        ...     {},
-        ...     {"a": 1.0, "b": 1.0},
-        ...     num_data=10,
-        ... )
-        >>> round(q.log_det_precision().exp().item(), 4)  # 4 · 4 - 2 · 2
-        12.0
     """
 
     mean: TensorDict

@@ -23,18 +23,7 @@ LARGEST_SAMPLE = 2**20  # maximum number of weights for quantiles
 
 
 def layers_of(names: Collection[str]) -> dict[str, list[str]]:
-    """Group parameter names by module.
-
-    Args:
-        names: Names of parameters.
-
-    Returns:
-        Parameter names by module name. Each parameter of the root module is a separate layer.
-
-    Example:
-        >>> layers_of(["net.0.weight", "net.0.bias", "scale"])
-        {'net.0': ['net.0.weight', 'net.0.bias'], 'scale': ['scale']}
-    """
+    """Parameter names by module name. Each parameter of the root module is a separate layer."""
     layers: dict[str, list[str]] = {}
     for name in names:
         layers.setdefault(name.rpartition(".")[0] or name, []).append(name)
@@ -53,18 +42,7 @@ def marginals(posterior: AbstractPosterior, names: Collection[str]) -> MeanField
 
 
 def noise_to_weight(posterior: AbstractPosterior) -> float:
-    """Root mean square of the noise divided by the root mean square of the weights.
-
-    Args:
-        posterior: The posterior.
-
-    Returns:
-        √(Σ σ² / Σ μ²), infinite if all weights are zero.
-
-    Example:
-        >>> noise_to_weight(MeanField({"w": torch.full((2,), 3.0)}, {"w": torch.full((2,), 4.0)}, {"w": 1.0}, num_data=10))
-        0.16666666666666666
-    """
+    """Root mean square of the noise divided by that of the weights, √(Σ σ² / Σ μ²); infinite if all weights are zero."""
     return _ratio(posterior.variance(), _squares(posterior.mean))
 
 
@@ -74,20 +52,7 @@ def step_to_noise(steps: TensorDict, posterior: AbstractPosterior) -> float:
 
 
 def data_shares(posterior: AbstractPosterior, without_data: Mapping[str, Tensor | float]) -> TensorDict:
-    """Fraction of each weight's precision that comes from the data.
-
-    Args:
-        posterior: The posterior.
-        without_data: P₀ by parameter name: the precision from the prior and all other terms without data.
-
-    Returns:
-        1 - P₀ σ² by parameter name: 0 if the data are uninformative, 1 if they determine the weight.
-
-    Example:
-        >>> q = MeanField({"w": torch.zeros(2)}, {"w": torch.tensor([1.0, 4.0])}, {"w": 1.0}, num_data=10)
-        >>> data_shares(q, {"w": torch.ones(2)})
-        {'w': tensor([0.0000, 0.7500])}
-    """
+    """Fraction of each weight's precision that comes from the data: 1 - P₀ σ², where P₀ is the precision without data."""
     return {name: 1 - without_data[name] * variance for name, variance in posterior.variance().items()}
 
 

@@ -10,21 +10,7 @@ from torch import Tensor
 
 
 def layer_matrix(weight: Tensor, bias: Tensor | None = None, groups: int = 1) -> Tensor:
-    """Join weight and bias.
-
-    Args:
-        weight: ``[out, in]`` or ``[out, in / groups, *kernel]``.
-        bias: ``[out]``, or None.
-        groups: Number of groups of a convolution.
-
-    Returns:
-        ``[out, K]``, or ``[groups, out / groups, K]`` for more than one group. K = in / groups · |kernel|, plus one with
-        a bias.
-
-    Example:
-        >>> layer_matrix(torch.zeros(1, 2), torch.ones(1))
-        tensor([[0., 0., 1.]])
-    """
+    """Weight and bias as ``[out, K]`` or ``[groups, out / groups, K]``; K = in / groups · |kernel|, + 1 with a bias."""
     matrix = weight.flatten(1)
     if bias is not None:
         matrix = torch.cat([matrix, bias[:, None]], 1)

@@ -12,24 +12,7 @@ from lightning_bayes.private_torch import own_parameters
 
 
 def linear_chain(model: nn.Module, limit_mib: float = DEFAULT_LIMIT_MIB) -> list[str]:
-    """The names of a model's linear layers from input to output.
-
-    The model must register its layers in the order of the forward pass.
-
-    Args:
-        model: A model whose parameters all belong to `torch.nn.Linear` layers, each the input of the next.
-        limit_mib: Memory limit for the factors, in MiB.
-
-    Returns:
-        The names of the layers.
-
-    Raises:
-        PosteriorError: If layers do not form a chain, or the factors exceed the limit.
-
-    Example:
-        >>> linear_chain(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)))
-        ['0', '2']
-    """
+    """The names of a model's linear layers, registered in the order of the forward pass; `limit_mib` bounds the factors."""
     layers = [(name, m) for name, m in model.named_modules() if own_parameters(m)]
     linear = [(name, m) for name, m in layers if type(m) is nn.Linear]
     misfits = [f"{name or 'the model itself'} ({type(m).__name__})" for name, m in layers if type(m) is not nn.Linear]

@@ -25,16 +25,7 @@ from lightning_bayes.posteriors.layer_matrix import layer_matrix, set_layer
 def kronecker_precision(
     curvature: KroneckerProduct, scale: float | Tensor, damping: float | Tensor
 ) -> KroneckerProduct:
-    """Posterior precision of a layer matrix.
-
-    Args:
-        curvature: S ⊗ A of the mean negative log-likelihood.
-        scale: Ñ/τ.
-        damping: δ̃ + γ, where γ is the damping included in the noise.
-
-    Returns:
-        (Ñ/τ) (S + √(δ̃+γ)/π I) ⊗ (A + π√(δ̃+γ) I). With zero curvature, γ = 0 and δ̃ = τδ/Ñ this is the prior precision δ.
-    """
+    """(Ñ/τ) (S + √(δ̃+γ)/π I) ⊗ (A + π√(δ̃+γ) I); `scale` is Ñ/τ and `damping` is δ̃ + γ."""
     damped = pi_damped(curvature, damping)
     return KroneckerProduct(damped.left * scale, damped.right)
 
@@ -51,18 +42,6 @@ class MatrixGaussian(AbstractPosterior):
             and ``[groups, K, K]``.
         biases: Name of the bias in the last column of the matrix, by weight name.
         precision: 1/Σ of every other parameter by name, shaped like the mean.
-
-    Example:
-        >>> q = MatrixGaussian(
-        ...     {"weight": torch.zeros(2, 3), "bias": torch.zeros(2)},
-        ...     {"weight": (4 * torch.eye(2), torch.eye(4))},
-        ...     {"weight": "bias"},
-        ...     {},
-        ...     {"weight": 1.0, "bias": 1.0},
-        ...     num_data=10,
-        ... )
-        >>> q.variance()["bias"], q.sample()["weight"].shape
-        (tensor([0.2500, 0.2500]), torch.Size([2, 3]))
     """
 
     mean: TensorDict

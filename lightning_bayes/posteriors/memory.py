@@ -17,18 +17,7 @@ def require_memory(what: str, elements: int, bytes_each: int, limit_mib: float, 
 
 
 def format_bytes(size: float) -> str:
-    """Format a number of bytes.
-
-    Args:
-        size: Number of bytes.
-
-    Returns:
-        One decimal and a unit.
-
-    Example:
-        >>> format_bytes(1536), format_bytes(3 * 2**40)
-        ('1.5 KiB', '3.0 TiB')
-    """
+    """A number of bytes with one decimal and a unit."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
             return f"{size:.1f} {unit}"

@@ -38,23 +38,7 @@ _VarianceOf: TypeAlias = Callable[[Tensor], Tensor]
 def output_moments(
     model: nn.Module, posterior: AbstractPosterior, forward: Callable[[], Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Mean and variance of the linearised outputs.
-
-    Args:
-        model: The model, in evaluation mode. Its own weights are not used.
-        posterior: The posterior of its weights, on the model's device.
-        forward: Computes the model's output, ``[B, …]``. It must not run under ``torch.inference_mode``.
-
-    Returns:
-        f(x, μ) and v, of the same shape.
-
-    Example:
-        >>> from lightning_bayes.posteriors import MeanField
-        >>> model = nn.Linear(2, 1, bias=False)
-        >>> q = MeanField({"weight": torch.zeros(1, 2)}, {"weight": torch.ones(1, 2)}, {"weight": 1.0}, num_data=1)
-        >>> output_moments(model, q, lambda: model(torch.tensor([[3.0, 4.0]])))[1]  # xᵀ Σ x
-        tensor([[25.]])
-    """
+    """f(x, μ) and v, of the shape of the output of `forward`, which must not run under ``torch.inference_mode``."""
     with _along_columns(model, posterior, forward) as (outputs, variance_of):
         variances = [variance_of(column) for column in unit_columns(outputs)]
     return outputs, torch.stack(variances, 1).view_as(outputs)
@@ -63,25 +47,7 @@ def output_moments(
 def output_covariance(
     model: nn.Module, posterior: AbstractPosterior, forward: Callable[[], Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Mean and covariance of the linearised outputs of every example, from C (C + 1)/2 backward passes.
-
-    Args:
-        model: As in `output_moments`.
-        posterior: As in `output_moments`.
-        forward: Computes the model's output, ``[B, …]``, with C values per example.
-
-    Returns:
-        f(x, μ), ``[B, C]``, and J Σ Jᵀ, ``[B, C, C]``.
-
-    Example:
-        >>> from lightning_bayes.posteriors import MeanField
-        >>> model = nn.Linear(1, 2, bias=False)
-        >>> precision = {"weight": torch.tensor([[1.0], [0.5]])}
-        >>> q = MeanField({"weight": torch.zeros(2, 1)}, precision, {"weight": 1.0}, num_data=1)
-        >>> output_covariance(model, q, lambda: model(torch.tensor([[3.0]])))[1]
-        tensor([[[ 9.,  0.],
-                 [ 0., 18.]]])
-    """
+    """f(x, μ), ``[B, C]``, and J Σ Jᵀ, ``[B, C, C]``, from C (C + 1)/2 backward passes."""
     with _along_columns(model, posterior, forward) as (outputs, variance_of):
         covariance = _polarised(list(unit_columns(outputs)), variance_of)
     return outputs.reshape(len(outputs), -1), covariance
@@ -156,19 +122,7 @@ class _Blocks:
 
 
 def probit(outputs: Tensor, variance: Tensor) -> Tensor:
-    """Logits κ ∘ f, whose softmax or sigmoid approximates the average over N(f, v).
-
-    Args:
-        outputs: f.
-        variance: v, of the same shape.
-
-    Returns:
-        Logits, of the same shape.
-
-    Example:
-        >>> probit(torch.tensor([3.0]), torch.tensor([8 * 3 / torch.pi]))
-        tensor([1.5000])
-    """
+    """Logits κ ∘ f, whose softmax or sigmoid approximates the average over N(f, v)."""
     return outputs / (1 + math.pi / 8 * variance).sqrt()
 
 
@@ -216,20 +170,7 @@ class ClosedFormSamples(Samples):
 
 
 def predictive_samples(samples: PosteriorSamples, linearized: Linearized, link: Link) -> Samples:
-    """Turn weight samples into the output samples of a predictive.
-
-    Args:
-        samples: The weight samples.
-        linearized: False for networks with the sampled weights, True for the model's first-order expansion under the
-            sampled weights, ``"closed_form"`` for the expansion in closed form.
-        link: How outputs become predictions.
-
-    Returns:
-        The samples of the predictive.
-
-    Raises:
-        HyperparameterError: If `linearized` has another value.
-    """
+    """The output samples of a predictive; `linearized` as in `mc_predict`."""
     if linearized not in {False, True, "closed_form"}:
         raise HyperparameterError(f"linearized={linearized!r} is unknown; use False, True or 'closed_form'.")
     if linearized == "closed_form":

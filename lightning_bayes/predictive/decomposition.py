@@ -12,19 +12,7 @@ from lightning_bayes.errors import ShapeError
 
 
 def entropy(probs: Tensor, dim: int = -1) -> Tensor:
-    """Shannon entropy in nats.
-
-    Args:
-        probs: Probabilities that sum to one along `dim`.
-        dim: Class dimension.
-
-    Returns:
-        Values between 0 and log(classes), shaped like `probs` without the class dimension.
-
-    Example:
-        >>> entropy(torch.tensor([0.5, 0.5]))
-        tensor(0.6931)
-    """
+    """Shannon entropy in nats of probabilities that sum to one along `dim`, which the result lacks."""
     terms: Tensor = torch.special.entr(probs)
     return terms.sum(dim)
 
@@ -41,10 +29,6 @@ def mutual_information(sample_probs: Tensor, dim: int = -1) -> Tensor:
 
     Raises:
         ShapeError: If `sample_probs` has fewer than three dimensions: samples, batch and classes.
-
-    Example:
-        >>> mutual_information(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]))
-        tensor([0.6931])
     """
     if sample_probs.dim() < 3:
         raise ShapeError(f"sample_probs has shape {tuple(sample_probs.shape)}; expected [samples, batch, …, classes].")

@@ -21,24 +21,7 @@ _TOLERANCE: Final = 1e-6  # of probabilities
 def probit_samples(
     outputs: Tensor, variance: Tensor, prediction: Tensor, count: int, dim: int, seed: int = 0
 ) -> Tensor:
-    """Logits ``[S, batch, …]`` of N(f + b, v) whose mean probability is that of `prediction`.
-
-    Args:
-        outputs: f, ``[batch, …]``.
-        variance: v, of the same shape.
-        prediction: Logits of the average, of the same shape.
-        count: S; with one sample, it is `prediction`.
-        dim: Dimension of the classes in `outputs`.
-        seed: Seed of ε, which all examples share.
-
-    Returns:
-        Logits; for v = 0, all samples are the same.
-
-    Example:
-        >>> f, v = torch.tensor([[1.0, 0.0]]), torch.tensor([[4.0, 4.0]])
-        >>> probit_samples(f, v, f, 16, dim=1).softmax(-1).mean(0)
-        tensor([[0.7311, 0.2689]])
-    """
+    """S logits ``[S, batch, …]`` of N(f + b, v) whose mean probability is that of `prediction`; classes in `dim`."""
     if count == 1:
         return prediction[None]
     deviations = _deviations(count, outputs.shape[1:], seed).to(outputs.device) * variance.double().sqrt()

@@ -34,22 +34,7 @@ _TINY = 1e-300
 
 
 def mixture_quantile(distribution: Distribution, samples: int, level: float) -> Tensor:
-    """Quantile of each target's mixture over samples.
-
-    Args:
-        distribution: p(y | x, θ_s), with batch shape ``[samples · examples, …]``, the samples first.
-        samples: S.
-        level: p, between 0 and 1.
-
-    Returns:
-        ``[examples, …]``.
-
-    Example:
-        >>> from torch.distributions import Normal
-        >>> two = Normal(torch.tensor([-5.0, 5.0]), torch.ones(2))  # two samples, one example
-        >>> round(float(mixture_quantile(two, 2, 0.25)), 4)
-        -5.0
-    """
+    """The quantile p of each target's mixture over samples, ``[examples, …]``, from a batch ``[samples · examples, …]``."""
     means = grouped(_finite(distribution.mean), samples)
     width = grouped(_finite(distribution.stddev), samples).amax(0).clamp_min(1e-6)
     low, high = means.amin(0) - width, means.amax(0) + width
@@ -117,20 +102,7 @@ _FUNCTIONS: Final[dict[type[Distribution], Callable[..., Tensor]]] = {
 
 
 def incomplete_beta(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """I_x(a, b), the regularised incomplete beta function, in float64.
-
-    Args:
-        x: Between 0 and 1.
-        a: Positive.
-        b: Positive.
-
-    Returns:
-        Values between 0 and 1, of the broadcast shape.
-
-    Example:
-        >>> incomplete_beta(torch.tensor(0.5), torch.tensor(2.0), torch.tensor(2.0))
-        tensor(0.5000, dtype=torch.float64)
-    """
+    """I_x(a, b), the regularised incomplete beta function, in float64, of the broadcast shape."""
     x, a, b = torch.broadcast_tensors(x.double(), a.double(), b.double())  # type: ignore[no-untyped-call]
     swap = x > (a + 1) / (a + b + 2)  # where the fraction of the complement converges faster
     x, a, b = torch.where(swap, 1 - x, x), torch.where(swap, b, a), torch.where(swap, a, b)

@@ -24,56 +24,17 @@ from lightning_bayes.predictive.decomposition import entropy, mutual_information
 
 
 def max_probability_score(outputs: Tensor) -> Tensor:
-    """Negative of the largest probability of the averaged prediction.
-
-    Args:
-        outputs: Logits, ``[samples, batch, classes]`` or ``[batch, classes]``.
-
-    Returns:
-        Values from -1 (certain) to ``-1 / classes``, ``[batch]``.
-
-    Example:
-        >>> import torch
-        >>> max_probability_score(torch.tensor([[[100.0, 0.0]], [[0.0, 0.0]]]))
-        tensor([-0.7500])
-    """
+    """Negative of the largest probability of the averaged prediction, ``[batch]``; -1 is certain."""
     return -_samples(outputs).softmax(-1).mean(0).amax(-1)
 
 
 def entropy_score(outputs: Tensor) -> Tensor:
-    """Entropy of the averaged prediction: the total uncertainty.
-
-    Args:
-        outputs: Logits, ``[samples, batch, classes]`` or ``[batch, classes]``.
-
-    Returns:
-        Values in nats from 0 to ``log(classes)``, ``[batch]``.
-
-    Example:
-        >>> import torch
-        >>> entropy_score(torch.zeros(1, 2))
-        tensor([0.6931])
-    """
+    """Entropy of the averaged prediction in nats: the total uncertainty, ``[batch]``."""
     return entropy(_samples(outputs).softmax(-1).mean(0))
 
 
 def mutual_information_score(outputs: Tensor) -> Tensor:
-    """Disagreement among the samples: the epistemic part of the entropy.
-
-    Args:
-        outputs: Logits, ``[samples, batch, classes]``.
-
-    Returns:
-        Values in nats from 0 to ``log(classes)``, ``[batch]``.
-
-    Raises:
-        ShapeError: If there is no sample dimension.
-
-    Example:
-        >>> import torch
-        >>> mutual_information_score(torch.tensor([[[100.0, 0.0]], [[0.0, 100.0]]]))
-        tensor([0.6931])
-    """
+    """Disagreement among the samples in nats: the epistemic part of the entropy, ``[batch]``."""
     if outputs.ndim != 3:
         raise ShapeError(
             f"The mutual information needs the logits of several samples, [samples, batch, classes], got "
@@ -83,36 +44,12 @@ def mutual_information_score(outputs: Tensor) -> Tensor:
 
 
 def energy_score(outputs: Tensor) -> Tensor:
-    """Free energy of the averaged logits.
-
-    Args:
-        outputs: Logits, ``[samples, batch, classes]`` or ``[batch, classes]``.
-
-    Returns:
-        Real values, ``[batch]``.
-
-    Example:
-        >>> import torch
-        >>> energy_score(torch.zeros(1, 2))
-        tensor([-0.6931])
-    """
+    """Free energy of the averaged logits, ``[batch]``."""
     return -_samples(outputs).mean(0).logsumexp(-1)
 
 
 def max_logit_score(outputs: Tensor) -> Tensor:
-    """Negative of the largest averaged logit.
-
-    Args:
-        outputs: Logits, ``[samples, batch, classes]`` or ``[batch, classes]``.
-
-    Returns:
-        Real values, ``[batch]``.
-
-    Example:
-        >>> import torch
-        >>> max_logit_score(torch.tensor([[[8.0, 0.0]], [[0.0, 6.0]]]))
-        tensor([-4.])
-    """
+    """Negative of the largest averaged logit, ``[batch]``."""
     return -_samples(outputs).mean(0).amax(-1)
 
 

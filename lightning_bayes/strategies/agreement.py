@@ -11,15 +11,7 @@ from lightning_bayes.errors import RankError
 
 
 def check_agreement(settings: Mapping[str, object], group: dist.ProcessGroup | None = None) -> None:
-    """Require equal settings on all ranks, with one collective. Does nothing in a single process.
-
-    Args:
-        settings: Values by name, compared by `repr`.
-        group: Process group; the default group if None.
-
-    Raises:
-        RankError: On every rank, if settings differ; the message lists them with their values and ranks.
-    """
+    """Raise `RankError` on every rank, with all differences, unless the settings are equal on all, compared by `repr`."""
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(group) == 1:
         return
     by_rank: list[dict[str, str]] = [{} for _ in range(dist.get_world_size(group))]

@@ -24,17 +24,7 @@ def all_reduce_mean_(
     group: dist.ProcessGroup | None = None,
     bucket_mib: float | None = None,
 ) -> int:
-    """Replace `tensors` by their weighted mean over ranks. Does nothing in a single process.
-
-    Args:
-        tensors: Floating-point tensors, in the same order and with the same shapes on all ranks.
-        weight: Weight of this rank, such as its number of examples.
-        group: Process group; the default group if None.
-        bucket_mib: Maximum MiB per collective; None for a single collective.
-
-    Returns:
-        Number of bytes that this rank contributed to the collectives.
-    """
+    """Replace tensors by their weighted mean over ranks, in collectives of `bucket_mib`; returns the bytes sent."""
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(group) == 1 or not tensors:
         return 0
     dtype = torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32

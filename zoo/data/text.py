@@ -19,16 +19,7 @@ from lightning_bayes.errors import DataError, DatasetError, HyperparameterError,
 
 @final
 class Alphabet:
-    """Maps characters to indices and back.
-
-    Args:
-        characters: All characters, without duplicates.
-
-    Example:
-        >>> alphabet = Alphabet.of("abba")
-        >>> alphabet.encode("ba"), alphabet.decode([0, 1])
-        (tensor([1, 0]), 'ab')
-    """
+    """Maps characters to indices and back."""
 
     def __init__(self, characters: str) -> None:
         self.characters = characters
@@ -43,17 +34,7 @@ class Alphabet:
         return len(self.characters)
 
     def encode(self, text: str) -> Tensor:
-        """Convert a text to character indices.
-
-        Args:
-            text: A text in this alphabet.
-
-        Returns:
-            ``[len(text)]``.
-
-        Raises:
-            DataError: If the text has characters outside the alphabet; lists them.
-        """
+        """The indices of a text's characters, ``[len(text)]``."""
         unknown = sorted(set(text) - self._indices.keys())
         if unknown:
             raise DataError(
@@ -100,11 +81,6 @@ class TextDataModule(LightningDataModule):
 
     Raises:
         HyperparameterError: If a size is out of range.
-
-    Example:
-        >>> data = TextDataModule("war_and_peace.txt")  # reads nothing before setup
-        >>> data.data_augmentation_factor
-        50.0
     """
 
     def __init__(

@@ -29,10 +29,6 @@ class CharRNN(nn.Module):
 
     Raises:
         HyperparameterError: If a size or the cell is out of range.
-
-    Example:
-        >>> CharRNN(vocabulary=30, hidden=16, context=2)(torch.zeros(4, 7, dtype=torch.long)).shape
-        torch.Size([4, 30, 5])
     """
 
     def __init__(

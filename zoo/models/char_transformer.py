@@ -24,10 +24,6 @@ class CharTransformer(nn.Module):
 
     Raises:
         HyperparameterError: If the sizes are inconsistent.
-
-    Example:
-        >>> CharTransformer(vocabulary=30, length=7, width=16, context=2)(torch.zeros(4, 7, dtype=torch.long)).shape
-        torch.Size([4, 30, 5])
     """
 
     causal: Tensor

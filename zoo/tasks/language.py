@@ -38,12 +38,6 @@ class BayesLanguageModel(SupervisedTask):
 
     Raises:
         HyperparameterError: If the vocabulary has fewer than two tokens.
-
-    Example:
-        >>> from lightning_bayes.zoo.models import CharRNN
-        >>> task = BayesLanguageModel(CharRNN(vocabulary=30, hidden=8), vocabulary=30)
-        >>> task(torch.zeros(4, 7, dtype=torch.long)).shape
-        torch.Size([4, 30, 7])
     """
 
     lightning_bayes_link: ClassVar[str] = "softmax"
