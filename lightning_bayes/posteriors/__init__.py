@@ -16,7 +16,7 @@ from lightning_bayes.posteriors.layer_matrix import layer_matrix, layer_tensors
 from lightning_bayes.posteriors.linear_chain import linear_chain
 from lightning_bayes.posteriors.low_rank import LowRankGaussian
 from lightning_bayes.posteriors.matrix_gaussian import MatrixGaussian, kronecker_precision
-from lightning_bayes.posteriors.mean_field import MeanField
+from lightning_bayes.posteriors.mean_field import MeanField, marginals
 from lightning_bayes.posteriors.memory import require_memory
 from lightning_bayes.posteriors.merging import merge
 from lightning_bayes.posteriors.precision import initial_curvature, minimal_precision, precision
@@ -54,6 +54,7 @@ __all__ = [
     "layer_matrix",
     "layer_tensors",
     "linear_chain",
+    "marginals",
     "merge",
     "minimal_precision",
     "named_if_unreadable",
