@@ -226,7 +226,10 @@ def test_a_calibrated_test_prints_samples_and_mean_side_by_side(fitted, tested, 
     assert re.findall(r"\d\.\d{4}", line) == [f"{found[key]:.4f}" for key in keys]
     assert found[keys[0]] < min(found[keys[1]], logged(tested[0])[keys[0]])
     assert sorted(path.stem for path in (folder / "figures").iterdir()) == [
-        *("certainty", "ood_scores", "reliability", "risk_coverage", "scores")
+        "ood_scores",
+        "reliability",
+        "risk_coverage",
+        "scores",
     ]
 
 
