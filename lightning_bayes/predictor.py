@@ -151,14 +151,7 @@ class Predictor:
 
     @torch.no_grad()
     def __call__(self, inputs: Any) -> ClassPrediction | ValuePrediction:
-        """Predict.
-
-        Args:
-            inputs: Images or model inputs, see `prepare`.
-
-        Returns:
-            One row per example.
-        """
+        """Predict, with one row per example; see `prepare` for the inputs."""
         batch = self.prepare(inputs)
         with evaluation_mode(self._model):
             outputs = self._draws.outputs(self._model, Repeatable(self._model, batch))

@@ -18,18 +18,7 @@ def entropy(probs: Tensor, dim: int = -1) -> Tensor:
 
 
 def mutual_information(sample_probs: Tensor, dim: int = -1) -> Tensor:
-    """Mutual information between the label and the weights, in nats (BALD, Houlsby et al. 2011).
-
-    Args:
-        sample_probs: Probabilities under each posterior sample, ``[S, B, …]``.
-        dim: Class dimension.
-
-    Returns:
-        Non-negative values, ``[B, …]`` without the class dimension.
-
-    Raises:
-        ShapeError: If `sample_probs` has fewer than three dimensions: samples, batch and classes.
-    """
+    """Mutual information between label and weights (BALD) in nats, ``[B, …]``, from probabilities ``[S, B, …]``."""
     if sample_probs.dim() < 3:
         raise ShapeError(f"sample_probs has shape {tuple(sample_probs.shape)}; expected [samples, batch, …, classes].")
     expected = entropy(sample_probs, dim).mean(0)

@@ -63,19 +63,7 @@ OOD_SCORES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def ood_scores(outputs: Tensor) -> dict[str, Tensor]:
-    """All scores of a batch.
-
-    Args:
-        outputs: Logits, ``[samples, batch, classes]`` or ``[batch, classes]``.
-
-    Returns:
-        Scores by name, ``[batch]`` each. The mutual information is left out for outputs without a sample dimension.
-
-    Example:
-        >>> import torch
-        >>> list(ood_scores(torch.zeros(5, 3)))
-        ['entropy', 'max_probability', 'energy', 'max_logit']
-    """
+    """All scores by name, ``[batch]`` each, of logits ``[samples, batch, classes]``, or of a point estimate ``[batch, classes]``."""
     names = [name for name in OOD_SCORES if name != "mutual_information" or outputs.ndim == 3]
     return {name: OOD_SCORES[name](outputs) for name in names}
 
