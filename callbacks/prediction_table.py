@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
+
+from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.posteriors import atomic_save, atomic_write
 
 Column = Tensor | list[str]  # one entry per row
 UNKNOWN = -1  # target of an example without a label, or out of distribution
@@ -88,3 +95,46 @@ def _targets(dataset: Any) -> Sequence[Any] | Tensor | None:
         return dataset.tensors[-1]
     attribute: Any = getattr(dataset, "targets", None)
     return attribute if isinstance(attribute, (Tensor, list, tuple)) and len(attribute) == len(dataset) else None
+
+
+FORMATS: Final = (".pt", ".csv", ".parquet")
+_NOUN, _ADVICE = "predictions", "Free space, or choose another directory."
+
+
+def require_format(path: str) -> None:
+    """Require a file format that can be written, before predictions are computed."""
+    extension = Path(path).suffix
+    if extension not in FORMATS:
+        raise HyperparameterError(
+            f"{path}: predictions are written as {', '.join(FORMATS)}, not as {extension or 'a file without extension'}."
+        )
+    if extension == ".parquet" and find_spec("pyarrow") is None:
+        raise ModuleNotFoundError(
+            f'{path} needs pyarrow, which is not installed. Run: pip install "lightning-bayes[parquet]", or use .csv.'
+        )
+
+
+def save(table: dict[str, Column], path: Path, class_names: Sequence[str] = ()) -> None:
+    """Write a table of columns ``[rows, …]`` in the format of the file's extension."""
+    if path.suffix == ".pt":
+        atomic_save(path, table, _NOUN, _ADVICE)
+    else:
+        write = _csv if path.suffix == ".csv" else _parquet
+        atomic_write(path, write(flat(table, class_names)), _NOUN, _ADVICE)
+
+
+def _csv(columns: dict[str, list[Any]]) -> bytes:
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(columns)
+    writer.writerows(zip(*columns.values(), strict=True))
+    return text.getvalue().encode()
+
+
+def _parquet(columns: dict[str, list[Any]]) -> bytes:
+    import pyarrow
+    from pyarrow import parquet
+
+    buffer = io.BytesIO()
+    parquet.write_table(pyarrow.table(columns), buffer)
+    return buffer.getvalue()

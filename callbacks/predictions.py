@@ -15,8 +15,7 @@ from torch import Tensor
 from lightning_bayes.callbacks.arguments import checked
 from lightning_bayes.callbacks.evaluation import LINK_ATTRIBUTE
 from lightning_bayes.callbacks.neighbours import callbacks_of
-from lightning_bayes.callbacks.prediction_files import require_format, save
-from lightning_bayes.callbacks.prediction_table import Column, decisions, origins
+from lightning_bayes.callbacks.prediction_table import Column, decisions, origins, require_format, save
 from lightning_bayes.predictive import Link, as_dict, check_threshold, summarise
 
 FILENAME = "predictions.pt"

@@ -9,7 +9,6 @@ from lightning_bayes.predictive.closed_form import (
     predictive_samples,
     probit,
 )
-from lightning_bayes.predictive.decomposition import entropy, mutual_information
 from lightning_bayes.predictive.densities import predictive_nll
 from lightning_bayes.predictive.dropout import DropoutSamples, dropout_layers
 from lightning_bayes.predictive.exported import Exported, MonteCarloNetwork, export
@@ -29,10 +28,10 @@ from lightning_bayes.predictive.monte_carlo import mc_predict
 from lightning_bayes.predictive.observations import LinkArgument, Observation, Observed, Quantiles, find_observation
 from lightning_bayes.predictive.recalibration import RecalibratedSamples, recalibrate
 from lightning_bayes.predictive.rejection import Rejector, check_threshold, fewest_rows
-from lightning_bayes.predictive.sampled_module import SampledModule
 from lightning_bayes.predictive.samples import (
     NetworkSamples,
     PosteriorSamples,
+    SampledModule,
     Samples,
     as_input,
     at_posterior_mean,
@@ -44,9 +43,11 @@ from lightning_bayes.predictive.samples import (
 from lightning_bayes.predictive.scores import (
     OOD_SCORES,
     energy_score,
+    entropy,
     entropy_score,
     max_logit_score,
     max_probability_score,
+    mutual_information,
     mutual_information_score,
     ood_scores,
 )

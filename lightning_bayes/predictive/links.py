@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_bayes.errors import HyperparameterError, ShapeError
-from lightning_bayes.predictive.decomposition import entropy, mutual_information
+from lightning_bayes.predictive.scores import entropy, mutual_information
 
 Link: TypeAlias = Literal["softmax", "softmax_last", "sigmoid", "identity", "exp"]
 CLASS_DIMS: Final[dict[str, int]] = {"softmax": 2, "softmax_last": -1}  # of outputs [S, B, …]

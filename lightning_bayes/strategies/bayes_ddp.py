@@ -16,8 +16,7 @@ from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from torch import Tensor
 
 from lightning_bayes.errors import HyperparameterError
-from lightning_bayes.strategies.agreement import check_agreement
-from lightning_bayes.strategies.reduce import all_reduce_mean_, all_reduce_sum_
+from lightning_bayes.strategies.reduce import all_reduce_mean_, all_reduce_sum_, check_agreement
 
 Mode: TypeAlias = Literal["data", "samples"]
 
