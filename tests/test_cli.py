@@ -226,7 +226,10 @@ def test_a_calibrated_test_prints_samples_and_mean_side_by_side(fitted, tested, 
     assert re.findall(r"\d\.\d{4}", line) == [f"{found[key]:.4f}" for key in keys]
     assert found[keys[0]] < min(found[keys[1]], logged(tested[0])[keys[0]])
     assert sorted(path.stem for path in (folder / "figures").iterdir()) == [
-        *("certainty", "ood_scores", "reliability", "risk_coverage", "scores")
+        "ood_scores",
+        "reliability",
+        "risk_coverage",
+        "scores",
     ]
 
 
@@ -309,7 +312,7 @@ def test_predict_finds_the_last_run_whatever_it_writes(fitted, tmp_path):
 
 
 def test_predictions_in_a_format_that_needs_a_package_are_refused_at_once(fitted, monkeypatch):
-    monkeypatch.setattr("lightning_bayes.callbacks.prediction_files.find_spec", lambda name: None)
+    monkeypatch.setattr("lightning_bayes.callbacks.prediction_table.find_spec", lambda name: None)
     with pytest.raises(SystemExit, match=r"^lightning-bayes: ModuleNotFoundError: p\.parquet needs pyarrow"):
         evaluated("predict", fitted, "--output=p.parquet")
 

@@ -12,7 +12,7 @@ from tiny_training import EXAMPLES, Classifier, fit, loader, quiet_trainer
 
 from lightning_bayes import NoisyKFACCallback, VOGNCallback, load_posterior
 from lightning_bayes.errors import HyperparameterError, PosteriorError
-from lightning_bayes.posteriors.diagnostics import marginals
+from lightning_bayes.posteriors import marginals
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import torch
 from torch.distributions import Independent, Normal, kl_divergence
 
 from lightning_bayes.errors import HyperparameterError, PosteriorError
-from lightning_bayes.posteriors import MeanField, initial_curvature, precision
+from lightning_bayes.posteriors import FullGaussian, MeanField, initial_curvature, marginals, precision
 
 F64 = torch.float64
 SHAPES = {"conv.weight": (3, 2, 2), "conv.bias": (3,), "scale": ()}
@@ -115,3 +115,21 @@ def test_the_least_initial_precision_is_taken_as_computed_and_as_said(given):
     said = re.fullmatch(r"init_precision=(\S+) is below (\S+), the precision of .*", str(refused.value)).groups()
     assert float(said[0]) < float(said[1])
     assert initial_curvature(float(said[1]), **given) == 0
+
+
+def test_marginals_of_a_mean_field_posterior_are_its_part(posterior):
+    names = list(posterior.mean)
+    part, rest = marginals(posterior, names[:1]), marginals(posterior, names[1:])
+    assert list(part.mean) == names[:1]
+    torch.testing.assert_close(part.precision[names[0]], posterior.precision[names[0]])
+    assert (part.kl() + rest.kl()).item() == pytest.approx(posterior.kl().item(), rel=1e-5)
+
+
+def test_marginals_of_a_correlated_posterior_are_each_weights_own(generator):
+    root = torch.randn(6, 6, generator=generator, dtype=F64)
+    mean = {"a": torch.randn(4, generator=generator, dtype=F64), "b": torch.zeros(2, dtype=F64)}
+    q = FullGaussian(mean, root @ root.T + torch.eye(6), {"a": 1.0, "b": 1.0}, num_data=1)
+    variances = torch.linalg.inv(q.precision).diagonal()
+    each = marginals(q, ["a", "b"])
+    torch.testing.assert_close(torch.cat(list(each.variance().values())), variances)
+    assert each.kl() < q.kl()  # what the correlations say is missing
