@@ -161,25 +161,6 @@ def test_a_point_has_no_posterior(tmp_path):
         load_posterior(tmp_path / "last.ckpt")
 
 
-@pytest.mark.filterwarnings("ignore:Checkpoint directory")
-@pytest.mark.parametrize("callback", CALLBACKS)
-def test_resume_between_two_inversions_is_bit_equal(callback, tmp_path):
-    """Six updates per epoch; saved after the second, in the middle of both intervals."""
-
-    def run(**options):
-        module, keep = (
-            Classifier(net=residual_net()),
-            ModelCheckpoint(dirpath=tmp_path, filename="{epoch}", save_top_k=-1),
-        )
-        module.lightning_bayes_likelihood = Softmax()
-        both = callback(stats_interval=5, inverse_interval=9), keep
-        quiet_trainer(*both, max_epochs=5, enable_checkpointing=True).fit(module, loader(), **options)
-        return weights(module)
-
-    whole = run()
-    assert_same_bits(run(ckpt_path=tmp_path / "epoch=1.ckpt"), whole)
-
-
 def test_wrong_arguments_are_refused():
     with pytest.raises(HyperparameterError, match="inverse_interval=5 is below stats_interval=20"):
         NoisyKFACCallback(inverse_interval=5)

@@ -161,16 +161,6 @@ def test_weight_used_beside_its_module(generator):
         assert_right(model, x, y, engine)
 
 
-@every_engine
-def test_penalty_on_the_weights_is_no_use_beside_the_module(engine, generator):
-    """It belongs to no example: the gradient has it, the curvature of the examples does not."""
-    (x, y), model = batch(generator), nn.Linear(4, 3)
-    plain = measure(model, lambda: F.cross_entropy(model(x), y), engine=engine)
-    found = measure(model, lambda: F.cross_entropy(model(x), y) + model.weight.square().sum(), engine=engine)
-    assert relative_error(found.curvature, plain.curvature) < 1e-6
-    torch.testing.assert_close(found.grad["weight"], plain.grad["weight"] + 2 * model.weight.detach())
-
-
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's compiler looks
 @every_engine
 @pytest.mark.parametrize("how", ["torch.compile(model)", "model.compile()", "one layer"])
@@ -411,15 +401,6 @@ def test_reduction_over_examples_is_found(name, engine, generator):
 
 
 @every_engine
-def test_sum_of_torchs_losses_divided_by_the_number_of_examples_is_a_mean(engine, generator):
-    (x, y), model = batch(generator), nn.Linear(4, 3)
-    measured = measure(model, lambda: F.cross_entropy(model(x), y, reduction="sum") / len(x), engine=engine)
-    truth = measure(model, lambda: F.cross_entropy(model(x), y), engine=engine)
-    assert relative_error(measured.grad, truth.grad) < 1e-6
-    assert relative_error(measured.curvature, truth.curvature) < 1e-6
-
-
-@every_engine
 def test_sum_that_may_be_a_mean_is_refused_until_declared(engine, generator):
     """Six examples: a sixth of the sum is their mean, as above; divided by three it may be a noise variance."""
     (x, y), model = batch(generator), nn.Linear(4, 3)
@@ -456,30 +437,6 @@ def test_examples_without_a_dimension_for_them_are_refused(generator):
 def test_layer_error_names_what_to_freeze():
     with pytest.raises(UnsupportedLayerError, match="or freeze them"):
         measure(nn.Linear(2, 2, dtype=torch.cdouble), lambda: None)
-
-
-class Positions(nn.Module):
-    """Many layers that see positions beside few that see examples."""
-
-    def __init__(self, layers):
-        super().__init__()
-        self.position_embeddings = nn.ModuleList(nn.Embedding(9, 4) for _ in range(layers))
-        self.heads = nn.ModuleList(nn.Linear(4, 4) for _ in range(layers + 1))
-
-    def forward(self, x):
-        for table, head in zip(self.position_embeddings, self.heads, strict=False):
-            x = head(x + table(torch.arange(x.shape[1])))
-        return self.heads[-1](x)
-
-
-@may_loop
-@every_engine
-@pytest.mark.parametrize("layers", [1, 8])
-def test_layers_without_examples_are_followed(layers, engine, generator):
-    model, x = Positions(layers).double(), torch.randn(4, 7, 4, generator=generator, dtype=torch.float64)
-    _, squares = one_example_at_a_time(model, list(x), lambda m, e: m(e[None]).square().mean())
-    found = measure(model, lambda: model(x).square().mean(), engine=engine).curvature
-    assert relative_error(found, squares) < 1e-10
 
 
 class Direct(nn.Module):

@@ -144,18 +144,6 @@ def test_a_mean_over_positions_in_dimension_zero(examples, positions, generator)
     assert_equals_the_loop(model, batch, pooled)
 
 
-def test_siamese_networks(generator):
-    layer, head = nn.Linear(3, 5).double(), nn.Linear(5, 2).double()
-    model = nn.ModuleDict({"layer": layer, "head": head})
-
-    def contrast(model, pair):
-        first, second = model["layer"](torch.cat(pair[:2])).tanh().chunk(2)
-        return F.cross_entropy(model["head"]((first - second).abs()), pair[2])
-
-    batch = [torch.randn(4, 3, generator=generator, dtype=torch.float64) for _ in range(2)]
-    assert_equals_the_loop(model, [*batch, torch.tensor([0, 1, 1, 0])], contrast)
-
-
 PAIRS = {  # of a network and pairs, both through one call
     "halves": lambda net, a, b: net(torch.cat([a, b])).chunk(2),
     "slices": lambda net, a, b: (lambda out: (out[: len(a)], out[len(a) :]))(net(torch.cat([a, b]))),

@@ -113,6 +113,7 @@ RECORDED = {
     "two terms": lambda f, t, y, p: F.cross_entropy(f, y) + 0.1 * F.mse_loss(f, t),
     "two terms in place": lambda f, t, y, p: F.cross_entropy(f, y).add_(F.mse_loss(f, t)).div_(2),
     "stacked terms": lambda f, t, y, p: torch.stack([F.cross_entropy(f, y), F.mse_loss(f, t)]).mean(),
+    "weighted terms": lambda f, t, y, p: (torch.stack([F.mse_loss(f, t), F.l1_loss(f, t)]) * torch.ones(2)).sum(),
     "a list of terms": lambda f, t, y, p: sum([F.cross_entropy(f, y), F.mse_loss(f, t)]) / 2,
     "values of two terms": lambda f, t, y, p: (F.l1_loss(f, t, reduction="none") + (f - t) ** 2).mean(),
     "focal": lambda f, t, y, p: ((1 - (-(c := F.cross_entropy(f, y, reduction="none"))).exp()) ** 2 * c).mean(),
