@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from oracles import one_example_at_a_time, relative_error
+from oracles import assert_measures, one_example_at_a_time, relative_error
 from torch import nn
 
 from lightning_bayes.curvature import make_engine, measure
@@ -24,9 +24,7 @@ def square_loss(model, example):
 
 def assert_equals_loop(model, x, **options):
     measured = measure(model, lambda: model(x).square().mean(), **options)
-    grad, square = one_example_at_a_time(model, list(x), square_loss)
-    assert relative_error(measured.grad, grad) < 1e-10
-    assert relative_error(measured.curvature, square) < 1e-10
+    assert_measures(measured, model, list(x), square_loss, 1e-10)
 
 
 class Tokens(nn.Module):
@@ -252,9 +250,7 @@ def test_hooks_of_a_generic_unit_run_once(generator):
     measured = measure(model, lambda: model(x).square().mean())
     torch.testing.assert_close(measured.loss, expected.detach())
     assert len(calls) == 1
-    grad, square = one_example_at_a_time(model, list(x), lambda m, e: m(e[None]).square().mean())
-    assert relative_error(measured.grad, grad) < 1e-10
-    assert relative_error(measured.curvature, square) < 1e-10
+    assert_measures(measured, model, list(x), lambda m, e: m(e[None]).square().mean(), 1e-10)
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated:FutureWarning")  # it is what is tested
@@ -262,9 +258,7 @@ def test_weight_norm_by_hooks_equals_the_loop(generator):
     model = nn.utils.weight_norm(nn.Linear(4, 3)).double()
     x = torch.randn(5, 4, generator=generator, dtype=torch.float64)
     measured = measure(model, lambda: model(x).square().mean())
-    grad, square = one_example_at_a_time(model, list(x), lambda m, e: m(e[None]).square().mean())
-    assert relative_error(measured.grad, grad) < 1e-10
-    assert relative_error(measured.curvature, square) < 1e-10
+    assert_measures(measured, model, list(x), lambda m, e: m(e[None]).square().mean(), 1e-10)
 
 
 class Frequencies(nn.Module):
@@ -310,11 +304,9 @@ class Positions(nn.Module):
 def test_an_input_that_all_examples_share_may_come_first(position, batch, generator):
     model, mask = Positions().double(), normal(7, 7, generator=generator)  # the mask has more rows than the batch
     x = normal(batch, 4, generator=generator)
-    grad, square = one_example_at_a_time(model, list(x), lambda m, e: m(position, e[None], mask).square().mean())
     measured = measure(model, lambda: model(position, x, mask).square().mean())
     assert measured.num_examples == batch
-    assert relative_error(measured.grad, grad) < 1e-10
-    assert relative_error(measured.curvature, square) < 1e-10
+    assert_measures(measured, model, list(x), lambda m, e: m(position, e[None], mask).square().mean(), 1e-10)
 
 
 class Centred(nn.Module):
