@@ -83,7 +83,10 @@ def test_the_least_initial_precision_is_taken_as_computed_and_as_said(given):
     assert initial_curvature(float(said[1]), **given) == 0
 
 
-def test_marginals_of_a_mean_field_posterior_are_its_part(posterior):
+def test_marginals_of_a_mean_field_posterior_are_its_part(generator):
+    mean = {"a": torch.randn(3, 2, generator=generator, dtype=F64), "b": torch.randn(3, generator=generator, dtype=F64)}
+    precisions = {name: 0.1 + 9 * torch.rand(m.shape, generator=generator, dtype=F64) for name, m in mean.items()}
+    posterior = MeanField(mean, precisions, {"a": 2.0, "b": 0.5}, num_data=50)
     names = list(posterior.mean)
     part, rest = marginals(posterior, names[:1]), marginals(posterior, names[1:])
     assert list(part.mean) == names[:1]
