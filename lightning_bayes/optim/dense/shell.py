@@ -98,7 +98,7 @@ class DenseOptimizer(NoisyOptimizer, ABC):
     def posterior(self) -> Any:
         """Copies of mean and precision by name; raises `PosteriorError` before the first update without `init_precision`."""
         (group,), hyper = self.param_groups, effective(self.param_groups[0])
-        curvature = self._curvature(group, hyper)
+        curvature = self._curvature(group)
         if curvature is None:
             raise PosteriorError(
                 f"{type(self).__name__} has no posterior before its first update. Train it first, or pass init_precision=..."
@@ -125,24 +125,22 @@ class DenseOptimizer(NoisyOptimizer, ABC):
             )
         super().add_param_group(param_group)
 
-    def _curvature(self, group: dict[str, Any], hyper: Effective) -> list[Tensor] | None:
+    def _curvature(self, group: dict[str, Any]) -> list[Tensor] | None:
         """The curvature of the noise; None before the first update without an initial precision."""
         state, start = self.state[self.equations.params[0]], group[KEY]["init_precision"]
         if state:
             return [state[name] for name in self.equations.names]
-        return None if start is None else self.equations.initial(start, hyper)
+        return None if start is None else self.equations.initial(start, effective(group))
 
     def draw_sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
         """Draw a posterior sample; empty before the curvature is known."""
         (group,), params = self.param_groups, self.equations.params
-        if group[KEY]["init_precision"] is None and not self.state[params[0]]:
+        curvature = self._curvature(group)
+        if curvature is None:
             return {}
-        hyper = effective(group)
-        curvature = self._curvature(group, hyper)
-        assert curvature is not None
         draws = [torch.empty_like(param, requires_grad=False) for param in params]
         noise.fill_(draws)
-        values = self.equations.sample(curvature, draws, hyper)
+        values = self.equations.sample(curvature, draws, effective(group))
         return {param: value.clone() for param, value in zip(params, values, strict=True)}
 
     def capture_pass(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
@@ -167,7 +165,7 @@ class DenseOptimizer(NoisyOptimizer, ABC):
         (group,), params = self.param_groups, self.equations.params
         hyper, states = effective(group), [self.state[param] for param in params]
         measured = list(measurement.curvature.values())
-        old = self._curvature(group, hyper) or measured
+        old = self._curvature(group) or measured
         momenta = [state.get("momentum", torch.zeros_like(param)) for param, state in zip(params, states, strict=True)]
         means, momenta, curvature = self.equations.update(
             old,
