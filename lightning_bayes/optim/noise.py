@@ -68,7 +68,7 @@ class CounterNoise:
 
     def __init__(self, seed: int, update: int = 0, sample: int = 0, *, antithetic: bool = False) -> None:
         self.sign = -1 if antithetic and update % 2 else 1
-        self.counter = seed, update // 2 if antithetic else update, sample, 0
+        self.counter: tuple[int, ...] = (seed, update // 2 if antithetic else update, sample, 0)
         self.has_twin = antithetic and self.sign > 0
 
     def skip(self) -> None:

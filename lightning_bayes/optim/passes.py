@@ -171,7 +171,7 @@ class MeasuredOptimizer(Protocol):
     def trained(self) -> Iterator[tuple[dict[str, Any], nn.Parameter]]:
         """The parameters that are trainable now, with their groups."""
 
-    def capture_pass(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
+    def capture_pass(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture | BarePass]:
         """The capture of one pass, to be entered around forward and backward."""
 
     def draw_sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
@@ -222,7 +222,7 @@ def _move_means(
 @contextmanager
 def open_pass(
     optimizer: MeasuredOptimizer, update: OpenUpdate, sample: int, *, loss_scale: float, watch_backward: bool
-) -> Iterator[Capture]:
+) -> Iterator[Capture | BarePass]:
     """Run a pass at a weight sample and add it to the update; yields the capture, which observes the loss."""
     if not update.examples:  # BatchNorm statistics, to be restored after a non-finite batch
         update.buffers = [(buffer, buffer.detach().clone()) for buffer in optimizer.model.buffers()]

@@ -185,7 +185,7 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
         fields = self.family.state_fields(param, group)
         self.state[param] |= {**self._starting.new(param, group, fields), **self.family.counters}
 
-    def capture_pass(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
+    def capture_pass(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture | BarePass]:
         """The family's capture if the update measures, else one of the gradient, bare if no count is needed."""
         if loss_scale != 1:
             self.estimator.require_scalable_loss(type(self).__name__)
