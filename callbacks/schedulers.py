@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.optim import Schedule
+from lightning_bayes.optim.base_optimizer import decay_kind
 from lightning_bayes.private_torch import INNER_SCHEDULERS, LAST_RATES
 
 _GROUP_RATES = ("lr", "initial_lr", "max_lr", "min_lr")  # group entries that schedulers read
@@ -18,7 +19,7 @@ _SCHEDULER_RATES = ("base_lrs", "max_lrs", LAST_RATES)
 
 
 def override_rates(optimizer: Optimizer, schedulers: Sequence[Any], lr: float | Schedule) -> None:
-    """Make `lr` the peak of every group's schedule, and keep the schedule's shape."""
+    """Make `lr` the peak of every group's schedule; its shape, and the decay of a step that decouples it, stay."""
     groups = optimizer.param_groups
     if callable(lr):
         if schedulers:
@@ -39,6 +40,8 @@ def override_rates(optimizer: Optimizer, schedulers: Sequence[Any], lr: float | 
     for group, peak in zip(groups, peak_rates(groups, schedulers), strict=True):
         factors.append(lr / peak if peak else 1.0)
         group.update({key: group[key] * factors[-1] for key in _GROUP_RATES if key in group})
+        if group.get("weight_decay") and decay_kind(optimizer, group, states_precision=False) != "prior":
+            group["weight_decay"] /= factors[-1] or 1.0  # α·wd stays: IVON's α may be a thousand times AdamW's
         if not peak:
             group["lr"] = lr
     for scheduler in all_schedulers:

@@ -23,11 +23,11 @@ from torch import Tensor
 
 from lightning_bayes.cli import instantiate
 from lightning_bayes.metrics import (
+    OODDetection,
     certainty_sheet,
     classification_metrics,
-    entropy_histogram,
-    ood_metrics,
     reliability_diagram,
+    score_histograms,
 )
 from lightning_bayes.optim.readout import load_posterior
 from lightning_bayes.posteriors import AbstractPosterior
@@ -99,11 +99,11 @@ def evaluate(fitted: Fitted, posterior: AbstractPosterior | None = None) -> Eval
     images, targets = fitted.data.test_set.tensors
     probs = predict(fitted.task, posterior, images)
     ood_probs = [predict(fitted.task, posterior, dataset.tensors[0]) for dataset in fitted.data.ood_sets]
-    classes, ood = classification_metrics(10, prefix=""), ood_metrics(prefix="ood/")
+    classes, ood = classification_metrics(10, prefix=""), OODDetection(sets=["ood"], scores=["entropy"])
     classes.update(probs, targets)
-    ood.update(entropy(probs), torch.zeros(len(probs), dtype=torch.long))
+    ood.update({"entropy": entropy(probs)}, 0)
     for set_probs in ood_probs:
-        ood.update(entropy(set_probs), torch.ones(len(set_probs), dtype=torch.long))
+        ood.update({"entropy": entropy(set_probs)}, 1)
     metrics = {name: float(value) for name, value in {**classes.compute(), **ood.compute()}.items()}
     return Evaluation(probs, ood_probs, metrics)
 
@@ -146,7 +146,7 @@ def write_figures(results: dict[str, Evaluation], data: Any, folder: Path) -> li
     last = list(results.values())[-1]
     figures = {
         "reliability.png": reliability_diagram({name: (r.probs, targets) for name, r in results.items()}),
-        "entropy.png": entropy_histogram(entropies),
+        "entropy.png": score_histograms(entropies, title="Predictive entropy"),
         "certainty.png": certainty_sheet(images * data.std + data.mean, targets, last.probs, data.class_names),
     }
     for name, figure in figures.items():

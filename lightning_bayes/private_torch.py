@@ -75,7 +75,7 @@ _ATTRIBUTES: Final[tuple[tuple[str, Any, tuple[str, ...]], ...]] = (
     ("torch.nn.Conv1d", nn.Conv1d, ("_conv_forward",)),
     ("torch.optim.lr_scheduler.ConstantLR", _scheduler(), (LAST_RATES,)),
     ("torch.optim.lr_scheduler.ChainedScheduler", ChainedScheduler([_scheduler()]), (INNER_SCHEDULERS,)),
-    ("torch.Tensor", Tensor, ("_is_view", "_backward_hooks")),
+    ("torch.Tensor", Tensor, ("_is_view", "_version", "_backward_hooks")),
     ("torch.autograd.graph.Node", torch.ones(2, requires_grad=True).sum().grad_fn, ("_input_metadata",)),
 )
 
@@ -97,6 +97,7 @@ own_parameters: Callable[[nn.Module], dict[str, nn.Parameter | None]] = attrgett
 own_buffers: Callable[[nn.Module], dict[str, Tensor | None]] = attrgetter("_buffers")
 
 is_view: Callable[[Tensor], bool] = Tensor._is_view  # for autograd
+version_of: Callable[[Tensor], int] = attrgetter("_version")  # counts the changes in place
 is_in_functorch: Callable[[], bool] = (
     torch._C._are_functorch_transforms_active
 )  # whether a torch.func transform is active

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -11,7 +12,9 @@ from torch import nn
 import lightning_bayes.optim  # noqa: F401  its import defines the subclasses
 from lightning_bayes.curvature import Softmax
 from lightning_bayes.optim import NoisyOptimizer
-from lightning_bayes.optim.diagonal.estimators import Reparameterised, SecondOrder
+from lightning_bayes.optim.diagonal.estimators import SecondOrder
+from lightning_bayes.optim.diagonal.reparameterised import Reparameterised
+from lightning_bayes.optim.finished_pass import FinishedPass
 
 
 def concrete(cls):
@@ -77,6 +80,14 @@ def is_chain(optimizer):
 def is_reparameterised(optimizer):
     """Whether the curvature is an estimate from noise and gradient, which a pass without noise cannot give."""
     return isinstance(getattr(optimizer, "estimator", None), Reparameterised)
+
+
+def reparameterised(grad, sample, mean, precision):
+    """ĥ of one pass by the estimator, from a gradient at a sample."""
+    param = nn.Parameter(sample.clone())
+    param.grad = grad
+    finished = FinishedPass(SimpleNamespace(gradient_factor=lambda: 1.0), 0, 1.0, {param: mean})
+    return Reparameterised().read(finished, [param], lambda ps: {p: (p.detach() - mean) * precision for p in ps})[param]
 
 
 def takes_batch_norm(optimizer):

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal
 
-from lightning_bayes.metrics import expected_calibration_error, nll_per_example, ood_auroc
+from lightning_bayes.metrics import expected_calibration_error, ood_auroc
+from lightning_bayes.metrics.scoring import nll_per_example
 from lightning_bayes.predictive import entropy, mutual_information
 
 LEVELS = torch.arange(1, 20) / 20

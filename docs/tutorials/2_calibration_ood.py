@@ -12,10 +12,10 @@ from torch.utils.data import DataLoader, Subset
 from lightning_bayes import VOGNCallback, laplace, mc_predict
 from lightning_bayes.metrics import (
     classification_metrics,
-    entropy_histogram,
     ood_auroc,
     reliability_diagram,
     risk_coverage_diagram,
+    score_histograms,
 )
 from lightning_bayes.predictive import entropy, fit_temperature
 from lightning_bayes.zoo import MLP, BayesClassifier, DigitsDataModule
@@ -122,7 +122,7 @@ entropies = {
     name: {"digits": entropy(inside[name]), "outside": entropy(out[name])}
     for name in shown
 }
-entropy_histogram(entropies).savefig("2_entropy.png")
+score_histograms(entropies, title="Predictive entropy").savefig("2_entropy.png")
 risk_coverage_diagram({name: (inside[name], classes) for name in shown}).savefig(
     "3_risk_coverage.png"
 )

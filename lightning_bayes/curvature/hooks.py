@@ -180,7 +180,10 @@ class HookedCapture(Capture, ABC):
         """Whether the running backward is a `measuring_backward` or accumulates gradients of some of the parameters."""
         if self._is_measuring or self.is_following:
             return self._is_measuring
-        return any(will_execute(get_gradient_edge(param).node) for param in params)
+        try:
+            return any(will_execute(get_gradient_edge(param).node) for param in params)
+        except RuntimeError:  # torch.autograd.grad returns the gradient of a parameter to the user
+            return False
 
     def measuring_backward(
         self, outputs: Tensor, leaves: Iterable[Tensor], column: Tensor | None = None

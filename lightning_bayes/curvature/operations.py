@@ -106,6 +106,7 @@ def _sum(
 
 def _same(record: TensorRecord, value: Tensor, /, input: Tensor, *args: Any, **kwargs: Any) -> None:
     recorded, terms = record.note(value, "moved"), record.terms_of(input)
+    record.note_path(value, input, "moved")
     if value.shape == input.shape or value.numel() == input.numel() == 1:
         recorded.factor = record.at(input.grad_fn).factor
         if terms:

@@ -97,6 +97,15 @@ class TensorRecord:
         recorded.notes.update(notes)
         return recorded
 
+    def note_path(self, value: Tensor, input: Tensor, note: Note) -> None:
+        """Note the nodes between a value and its input too: torch 2.5 indexes one dimension after the other."""
+        path, node = list[Any](), value.grad_fn
+        while node is not None and node is not input.grad_fn and len(node.next_functions) == 1:
+            path.append(node)
+            node = node.next_functions[0][0]
+        for between in path[1:] if node is input.grad_fn else ():
+            self.of.setdefault(between, Recorded()).notes.add(note)
+
     def put(self, value: Tensor, terms: tuple[Term, ...], step: Step | None = None) -> None:
         """Record the terms of a value, after one more step."""
         recorded = self.note(value)

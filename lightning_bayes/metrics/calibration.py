@@ -34,60 +34,8 @@ class ReliabilityBins(NamedTuple):
 
 
 def expected_calibration_error(probs: Tensor, targets: Tensor, bins: int = DEFAULT_BINS) -> Tensor:
-    """Top-label expected calibration error over bins of equal width.
-
-    Args:
-        probs: Class probabilities, ``[batch, classes]``.
-        targets: Class indices, ``[batch]``.
-        bins: Number of bins; bin ``b`` is ``[b/bins, (b+1)/bins)``, and the last one includes 1.
-
-    Returns:
-        A scalar between 0 and 1.
-
-    Example:
-        >>> expected_calibration_error(torch.tensor([[0.8, 0.2], [0.8, 0.2]]), torch.tensor([0, 1]))
-        tensor(0.3000)
-    """
+    """Top-label expected calibration error over bins of equal width of ``probs [batch, classes]``, a fraction."""
     return bin_sums(*top_label(probs, targets), bins).expected_error()[0]
-
-
-def maximum_calibration_error(probs: Tensor, targets: Tensor, bins: int = DEFAULT_BINS) -> Tensor:
-    """Largest gap between accuracy and confidence in any bin of equal width.
-
-    Args:
-        probs: Class probabilities, ``[batch, classes]``.
-        targets: Class indices, ``[batch]``.
-        bins: Number of bins, as in `expected_calibration_error`.
-
-    Returns:
-        A scalar between 0 and 1.
-
-    Example:
-        >>> maximum_calibration_error(torch.tensor([[0.8, 0.2], [0.4, 0.6]]), torch.tensor([0, 0]))
-        tensor(0.6000)
-    """
-    return bin_sums(*top_label(probs, targets), bins).largest_error()[0]
-
-
-def adaptive_calibration_error(probs: Tensor, targets: Tensor, bins: int = DEFAULT_BINS) -> Tensor:
-    """Top-label expected calibration error over bins with equal numbers of examples, sorted by confidence.
-
-    With ``N`` examples, the first ``N % bins`` bins have one more than the others. Examples with equal confidence each count
-    with their mean accuracy, so the result does not depend on their order.
-
-    Args:
-        probs: Class probabilities, ``[batch, classes]``.
-        targets: Class indices, ``[batch]``.
-        bins: Number of bins.
-
-    Returns:
-        A scalar between 0 and 1.
-
-    Example:
-        >>> adaptive_calibration_error(torch.tensor([[0.8, 0.2], [0.4, 0.6]]), torch.tensor([0, 0]), bins=2)
-        tensor(0.4000)
-    """
-    return _adaptive_error(*top_label(probs, targets), bins)
 
 
 def _adaptive_error(confidence: Tensor, correct: Tensor, bins: int) -> Tensor:
@@ -99,43 +47,10 @@ def _adaptive_error(confidence: Tensor, correct: Tensor, bins: int) -> Tensor:
 
 
 def reliability_bins(probs: Tensor, targets: Tensor, bins: int = DEFAULT_BINS) -> ReliabilityBins:
-    """Number of examples, mean confidence and accuracy per bin.
-
-    Args:
-        probs: Class probabilities, ``[batch, classes]``.
-        targets: Class indices, ``[batch]``.
-        bins: Number of bins, as in `expected_calibration_error`.
-
-    Returns:
-        Three tensors ``[bins]``.
-
-    Example:
-        >>> reliability_bins(torch.tensor([[0.8, 0.2], [0.4, 0.6]]), torch.tensor([0, 0]), bins=2).counts
-        tensor([0, 2])
-        >>> reliability_bins(torch.tensor([[0.8, 0.2], [0.4, 0.6]]), torch.tensor([0, 0]), bins=2).accuracy
-        tensor([   nan, 0.5000])
-    """
+    """Number of examples, mean confidence and accuracy of each bin."""
     sums = bin_sums(*top_label(probs, targets), bins)
     count, confidence, correct = (column[0] for column in sums)
     return ReliabilityBins(count.long(), confidence / count, correct / count)
-
-
-def classwise_calibration_error(probs: Tensor, targets: Tensor, bins: int = DEFAULT_BINS) -> Tensor:
-    """Calibration error of each class's probability, averaged over classes.
-
-    Args:
-        probs: Class probabilities, ``[batch, classes]``.
-        targets: Class indices, ``[batch]``.
-        bins: Number of bins of equal width, as in `expected_calibration_error`.
-
-    Returns:
-        A scalar between 0 and ``2 / classes``.
-
-    Example:
-        >>> classwise_calibration_error(torch.tensor([[0.8, 0.2], [0.8, 0.2]]), torch.tensor([0, 1]))
-        tensor(0.3000)
-    """
-    return _classwise_sums(probs, targets, bins).expected_error().mean()
 
 
 def _classwise_sums(probs: Tensor, targets: Tensor, bins: int) -> BinSums:
@@ -181,37 +96,21 @@ class BinnedMetric(Metric, ABC):
 
 @final
 class ExpectedCalibrationError(BinnedMetric):
-    """Top-label expected calibration error over bins of equal width (see `expected_calibration_error`).
-
-    Args:
-        bins: Number of bins.
-        **kwargs: Passed to `torchmetrics.Metric`.
-    """
+    """Top-label expected calibration error over bins of equal width."""
 
     measure = staticmethod(BinSums.expected_error)
 
 
 @final
 class MaximumCalibrationError(BinnedMetric):
-    """Largest gap between accuracy and confidence in any bin of equal width (see `maximum_calibration_error`).
-
-    Args:
-        bins: Number of bins.
-        **kwargs: Passed to `torchmetrics.Metric`.
-    """
+    """Largest gap between accuracy and confidence in any bin of equal width."""
 
     measure = staticmethod(BinSums.largest_error)
 
 
 @final
 class ClasswiseCalibrationError(BinnedMetric):
-    """Calibration error of each class's probability, averaged over classes (see `classwise_calibration_error`).
-
-    Args:
-        num_classes: Number of classes.
-        bins: Number of bins.
-        **kwargs: Passed to `torchmetrics.Metric`.
-    """
+    """Calibration error of each class's probability over bins of equal width, averaged over classes."""
 
     measure = staticmethod(BinSums.expected_error)
 
@@ -225,11 +124,10 @@ class ClasswiseCalibrationError(BinnedMetric):
 
 @final
 class AdaptiveCalibrationError(TopLabelMetric):
-    """Top-label expected calibration error over bins of equal mass (see `adaptive_calibration_error`).
+    """Top-label expected calibration error over bins with equal numbers of examples, sorted by confidence.
 
-    Args:
-        bins: Number of bins.
-        **kwargs: Passed to `torchmetrics.Metric`.
+    With ``N`` examples, the first ``N % bins`` bins have one more than the others. Examples with equal confidence each count
+    with their mean accuracy, so the result does not depend on their order.
     """
 
     higher_is_better = False

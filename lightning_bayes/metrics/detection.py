@@ -44,38 +44,13 @@ def ood_auroc(scores: Tensor, is_ood: Tensor) -> Tensor:
 
 
 def ood_aupr(scores: Tensor, is_ood: Tensor) -> Tensor:
-    """Average precision with OOD as the positive class: the step-wise area under the precision-recall curve.
-
-    Args:
-        scores: Any real or infinite values, ``[batch]``; higher means more OOD.
-        is_ood: Booleans or 0/1, ``[batch]``.
-
-    Returns:
-        A scalar between 0 and 1; the fraction of OOD inputs for uninformative scores.
-
-    Example:
-        >>> ood_aupr(torch.tensor([-3.0, 20.0, 30.0, 40.0]), torch.tensor([0, 1, 0, 1]))
-        tensor(0.8333)
-    """
+    """Average precision, the step-wise area under the precision-recall curve; see `ood_auroc` for the arguments."""
     return _of_ranks(binary_average_precision, scores, is_ood)
 
 
 def ood_fpr95(scores: Tensor, is_ood: Tensor) -> Tensor:
-    """False-positive rate at 95 % true-positive rate: the fraction of ID inputs flagged if 95 % of OOD inputs are.
-
-    This is the smallest rate among the thresholds that detect at least 95 %, without interpolation between thresholds.
-
-    Args:
-        scores: Any real or infinite values, ``[batch]``; higher means more OOD.
-        is_ood: Booleans or 0/1, ``[batch]``.
-
-    Returns:
-        A scalar between 0 and 1; lower is better.
-
-    Example:
-        >>> ood_fpr95(torch.tensor([-3.0, 20.0, 30.0, 40.0]), torch.tensor([0, 1, 0, 1]))
-        tensor(0.5000)
-    """
+    """False-positive rate at 95 % true-positive rate: the fraction of ID inputs flagged if 95 % of OOD inputs are."""
+    # The smallest rate among the thresholds that detect at least 95 %, without interpolation between thresholds.
     return _of_ranks(_fpr95, scores, is_ood)
 
 
@@ -110,95 +85,6 @@ def _check(scores: Tensor, is_ood: Tensor) -> None:
         )
 
 
-class OODMetric(StoredMetric):
-    """Base class of metrics of OOD scores. Subclasses define ``measure``."""
-
-    columns = ("scores", "is_ood")
-
-    def update(self, scores: Tensor, is_ood: Tensor) -> None:
-        """Add a batch: scores ``[batch]`` (higher means more OOD) and booleans or 0/1 ``[batch]``."""
-        _check(scores, is_ood)
-        self.store(scores, is_ood)
-
-
-@final
-class OODAUROC(OODMetric):
-    """Area under the ROC curve with OOD as the positive class (see `ood_auroc`)."""
-
-    higher_is_better = True
-    measure = staticmethod(ood_auroc)
-
-
-@final
-class OODAUPR(OODMetric):
-    """Average precision with OOD as the positive class (see `ood_aupr`)."""
-
-    higher_is_better = True
-    measure = staticmethod(ood_aupr)
-
-
-@final
-class OODFPR95(OODMetric):
-    """False-positive rate at 95 % true-positive rate with OOD as the positive class (see `ood_fpr95`)."""
-
-    higher_is_better = False
-    measure = staticmethod(ood_fpr95)
-
-
-def misclassification_auroc(probs: Tensor, targets: Tensor) -> Tensor:
-    """Probability that an error is less confident than a correct prediction; a tie counts half.
-
-    Args:
-        probs: Class probabilities, ``[batch, classes]``.
-        targets: Class indices, ``[batch]``.
-
-    Returns:
-        A scalar between 0 and 1; 0.5 for uninformative confidences.
-
-    Example:
-        >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]])
-        >>> misclassification_auroc(probs, torch.tensor([0, 1, 0, 1]))
-        tensor(0.7500)
-    """
-    return ood_auroc(*_scored(probs, targets))
-
-
-def misclassification_aupr(probs: Tensor, targets: Tensor) -> Tensor:
-    """Average precision with errors as the positive class; the error rate for uninformative confidences.
-
-    Args:
-        probs: Class probabilities, ``[batch, classes]``.
-        targets: Class indices, ``[batch]``.
-
-    Returns:
-        A scalar between 0 and 1.
-
-    Example:
-        >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]])
-        >>> misclassification_aupr(probs, torch.tensor([0, 1, 0, 1]))
-        tensor(0.8333)
-    """
-    return ood_aupr(*_scored(probs, targets))
-
-
-def misclassification_fpr95(probs: Tensor, targets: Tensor) -> Tensor:
-    """False-positive rate at 95 % true-positive rate: correct predictions lost if 95 % of the errors are rejected.
-
-    Args:
-        probs: Class probabilities, ``[batch, classes]``.
-        targets: Class indices, ``[batch]``.
-
-    Returns:
-        A scalar between 0 and 1; lower is better.
-
-    Example:
-        >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]])
-        >>> misclassification_fpr95(probs, torch.tensor([0, 1, 0, 1]))
-        tensor(0.5000)
-    """
-    return ood_fpr95(*_scored(probs, targets))
-
-
 def _scored(probs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Scores and labels of errors; the score is not 1 - confidence, which would round small differences away."""
     confidence, correct = top_label(probs, targets)
@@ -217,7 +103,7 @@ class ErrorMetric(StoredMetric):
 
 @final
 class MisclassificationAUROC(ErrorMetric):
-    """Area under the ROC curve with errors as the positive class (see `misclassification_auroc`)."""
+    """Probability that an error is less confident than a correct prediction; a tie counts half."""
 
     higher_is_better = True
     measure = staticmethod(ood_auroc)
@@ -225,7 +111,7 @@ class MisclassificationAUROC(ErrorMetric):
 
 @final
 class MisclassificationAUPR(ErrorMetric):
-    """Average precision with errors as the positive class (see `misclassification_aupr`)."""
+    """Average precision with errors as the positive class."""
 
     higher_is_better = True
     measure = staticmethod(ood_aupr)
@@ -233,7 +119,7 @@ class MisclassificationAUPR(ErrorMetric):
 
 @final
 class MisclassificationFPR95(ErrorMetric):
-    """False-positive rate at 95 % true-positive rate, errors positive (see `misclassification_fpr95`)."""
+    """False-positive rate at 95 % true-positive rate: correct predictions lost if 95 % of the errors are rejected."""
 
     higher_is_better = False
     measure = staticmethod(ood_fpr95)

@@ -42,15 +42,6 @@ def certainty_sheet(
     Returns:
         A figure with two subfigures, the most and the least certain images, each in the order of certainty. The title of
         the axes of an image is its caption.
-
-    Example:
-        >>> import torch
-        >>> probs = torch.tensor([[0.9, 0.1], [0.4, 0.6]])
-        >>> figure = certainty_sheet(torch.rand(2, 1, 8, 8), torch.tensor([0, 0]), probs, rows=1, columns=1)
-        >>> print(figure.axes[1].get_title())
-        true 0
-        pred 1
-        60.0 %, WRONG
     """
     _check(images, probs, class_names, rows, columns)
     confidence, labels = checked_probs(probs, targets).max(-1)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lightning_bayes.metrics.figure_style import DPI, PANEL_WIDTH, check_not_empty, line_style, quiet_frame
 from lightning_bayes.metrics.selective import aurc, risk_coverage
+from lightning_bayes.metrics.top_label import top_label
 
 FIRST_POINT = 0.02  # smallest coverage drawn; below it, single errors among few answers make the curve jump
 
@@ -40,12 +41,13 @@ def risk_coverage_diagram(curves: Mapping[str, tuple[Tensor, Tensor]]) -> Figure
     figure = Figure(figsize=(5.2, 3.8), dpi=DPI, layout="constrained")
     axes = figure.subplots()
     for index, (name, (probs, targets)) in enumerate(curves.items()):
-        coverage, risk = (column.cpu() for column in risk_coverage(probs, targets))
+        confidences = top_label(probs, targets)
+        coverage, risk = (column.cpu() for column in risk_coverage(*confidences))
         shown = coverage >= min(FIRST_POINT, float(coverage[-1]))
         axes.plot(
             100 * coverage[shown].numpy(),
             100 * risk[shown].numpy(),
-            label=f"{name}, AURC {100 * aurc(probs, targets):.2f} %",
+            label=f"{name}, AURC {100 * aurc(*confidences):.2f} %",
             **line_style(index),
         )
     axes.set(xlabel="Coverage: inputs answered [%]", ylabel="Risk: wrong answers [%]", xlim=(0, 100))
@@ -56,24 +58,8 @@ def risk_coverage_diagram(curves: Mapping[str, tuple[Tensor, Tensor]]) -> Figure
 
 
 def shift_curves(models: Mapping[str, Mapping[str, Mapping[int, Sequence[float]]]]) -> Figure:
-    """Draw accuracy, NLL and ECE against the severity of the shift, one line per model.
-
-    A line is the mean over the kinds of shift; the band spans the lowest and the highest kind. Severity 0 is the unshifted
-    test set.
-
-    Args:
-        models: For each model and each of the metrics ``cls/Acc``, ``cls/NLL`` and ``cal/ECE``, the values of all kinds by
-            severity, as returned by `lightning_bayes.metrics.by_severity`.
-
-    Returns:
-        A figure of three axes.
-
-    Example:
-        >>> curve = {0: [0.9], 1: [0.8, 0.6]}
-        >>> figure = shift_curves({"VOGN": {"cls/Acc": curve, "cls/NLL": curve, "cal/ECE": curve}})
-        >>> figure.axes[0].lines[0].get_ydata().round(1).tolist()
-        [90.0, 70.0]
-    """
+    """Accuracy, NLL and ECE against the severity of the shift, one line per model, from the values of `by_severity`."""
+    # A line is the mean over the kinds of shift; the band spans the lowest and the highest kind.
     check_not_empty(models, "model with its {metric: {severity: values}}")
     figure = Figure(figsize=(PANEL_WIDTH * len(PANELS) + 0.4, 3.6), dpi=DPI, layout="constrained")
     for axes, (metric, (label, factor)) in zip(figure.subplots(1, len(PANELS)), PANELS.items(), strict=True):

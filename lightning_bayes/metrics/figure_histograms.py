@@ -1,4 +1,4 @@
-"""Histograms of the predictive entropy and of OOD scores: which sets of inputs do they separate?"""
+"""Histograms of OOD scores: which sets of inputs do they separate?"""
 
 from __future__ import annotations
 
@@ -23,41 +23,6 @@ TAIL = 0.005  # fraction of scores beyond either end of the axis, because one ou
 COLUMNS = 3
 
 
-def entropy_histogram(entropies: Panels, title: str = "Predictive entropy", bins: int = 25) -> Figure:
-    """Draw one panel per model, side by side with shared axes, with one histogram per set of inputs.
-
-    Histograms show fractions of their set, so sets of different sizes are comparable. All panels have the same bins, from 0
-    to the largest entropy of any model.
-
-    Args:
-        entropies: For each model and each set of inputs, such as ``"in-distribution"`` and ``"OOD"``, the entropies of the
-            predictions in nats, ``[inputs]``.
-        title: Title of the figure.
-        bins: Number of bins. Raises `HyperparameterError` if there is none.
-
-    Returns:
-        A figure with one axes per model and one filled outline per set.
-
-    Example:
-        >>> figure = entropy_histogram({"VOGN": {"digits": torch.tensor([0.0, 0.1]), "photos": torch.tensor([2.1])}})
-        >>> [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
-        ['digits', 'photos']
-    """
-    checked = _checked_panels(entropies, "model with its {set of inputs: entropies}", "Entropies", bins)
-    largest = max(float(values.max()) for sets in checked.values() for values in sets.values())
-    # The entropy of a certain prediction can be -1e-8.
-    edges = torch.linspace(0, largest if largest > 0 else 1.0, bins + 1, dtype=torch.float64)
-    figure = Figure(figsize=(PANEL_WIDTH * len(entropies) + 0.4, 3.6), dpi=DPI, layout="constrained")
-    figure.suptitle(title)
-    panels = figure.subplots(1, len(entropies), squeeze=False, sharex=True, sharey=True)[0]
-    for axes, (name, sets) in zip(panels, checked.items(), strict=True):
-        _draw_histograms(axes, sets, edges)
-        axes.legend(frameon=False, loc="upper right")
-        axes.set(title=name, xlabel="Entropy [nats]", xlim=(0, 1.03 * edges[-1].item()))
-    panels[0].set_ylabel("Fraction of the set [%]")
-    return figure
-
-
 def score_histograms(scores: Panels, title: str = "Scores for inputs out of distribution", bins: int = 40) -> Figure:
     """Draw one panel per score, three in a row, with one histogram per set of inputs.
 
@@ -65,19 +30,15 @@ def score_histograms(scores: Panels, title: str = "Scores for inputs out of dist
     set against it. The lowest and highest half percent of values count in the first and last bin.
 
     Args:
-        scores: For each score and each set of inputs, the values, ``[inputs]``; higher means more OOD.
+        scores: For each score and each set of inputs, the values, ``[inputs]``; higher means more OOD. Panels may also be
+            models, each with the same score.
         title: Title of the figure.
         bins: Number of bins. Raises `HyperparameterError` if there is none.
 
     Returns:
         A figure with one axes per score.
-
-    Example:
-        >>> figure = score_histograms({"entropy": {"test": torch.tensor([0.0, 0.1]), "photos": torch.tensor([2.1])}})
-        >>> [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
-        ['test', 'photos, AUROC 100.0 %']
     """
-    checked = _checked_panels(scores, "score with its {set of inputs: values}", "Scores", bins)
+    checked = _checked_panels(scores, bins)
     columns, rows = min(COLUMNS, len(scores)), math.ceil(len(scores) / COLUMNS)
     figure = Figure(figsize=(PANEL_WIDTH * columns + 0.4, 3.3 * rows + 0.3), dpi=DPI, layout="constrained")
     figure.suptitle(title)
@@ -112,27 +73,25 @@ def _edges(values: Tensor, bins: int) -> Tensor:
     return torch.linspace(low, high, bins + 1, dtype=torch.float64)
 
 
-def _checked_panels(panels: Panels, panel: str, what: str, bins: int) -> dict[str, dict[str, Tensor]]:
-    """Return the values of histograms on the CPU in float64, all finite; `panel` and `what` describe them in errors."""
-    check_not_empty(panels, panel)
+def _checked_panels(panels: Panels, bins: int) -> dict[str, dict[str, Tensor]]:
+    """The values of histograms on the CPU in float64, all finite."""
+    check_not_empty(panels, "score with its {set of inputs: values}")
     if bins < 1:
         raise HyperparameterError(f"A histogram needs at least one bin, got bins={bins}.")
     for name, sets in panels.items():
         check_not_empty(sets, f"set of inputs for {name}")
     return {
-        name: {key: _checked_values(values, what, f"{name}, {key}") for key, values in sets.items()}
+        name: {key: _checked_values(values, f"{name}, {key}") for key, values in sets.items()}
         for name, sets in panels.items()
     }
 
 
-def _checked_values(values: Tensor, what: str, where: str) -> Tensor:
+def _checked_values(values: Tensor, where: str) -> Tensor:
     if values.ndim != 1 or len(values) == 0:
-        raise ShapeError(f"{what} of {where} must be a non-empty vector [inputs], got {list(values.shape)}.")
+        raise ShapeError(f"Scores of {where} must be a non-empty vector [inputs], got {list(values.shape)}.")
     if not bool(values.isfinite().all()):
         bad = int((~values.isfinite()).sum())
-        raise NonFiniteError(
-            f"{bad} of {len(values)} {what.lower()} of {where} are not finite; leave these inputs out."
-        )
+        raise NonFiniteError(f"{bad} of {len(values)} scores of {where} are not finite; leave these inputs out.")
     return values.detach().cpu().double()
 
 

@@ -30,14 +30,6 @@ class OODDetection(StoredMetric):
 
     Raises:
         HyperparameterError: If there are no sets or no scores, or a name occurs twice.
-
-    Example:
-        >>> metric = OODDetection(sets=["svhn"], scores=["entropy", "energy"])
-        >>> metric.update({"entropy": torch.tensor([0.1, 0.2]), "energy": torch.tensor([-9.0, -1.0])}, 0)
-        >>> metric.update({"entropy": torch.tensor([0.3]), "energy": torch.tensor([-5.0])}, 1)
-        >>> values = metric.compute()
-        >>> values["ood/AUROC"], values["ood/svhn/entropy/AUROC"], values["ood/svhn/energy/AUROC"]
-        (tensor(1.), tensor(1.), tensor(0.5000))
     """
 
     # Scores are [batch, scores], flattened because the state of a process without data has one dimension. The set index is
@@ -52,16 +44,7 @@ class OODDetection(StoredMetric):
         self.sets, self.score_names, self.prefix = tuple(sets), tuple(scores), prefix
 
     def update(self, scores: Mapping[str, Tensor], set_index: int) -> None:
-        """Add a batch.
-
-        Args:
-            scores: Every score by name, ``[batch]`` each; higher means more OOD.
-            set_index: 0 for the test set, 1 for the first OOD set, and so on.
-
-        Raises:
-            ShapeError: If a score is missing or has another shape.
-            NonFiniteError: If a score is nan.
-        """
+        """Add a batch: every score by name, ``[batch]`` each, of set 0 (the test set), 1 (the first OOD set) and so on."""
         sizes = {len(value) if value.ndim == 1 else None for value in scores.values()}
         if set(scores) != set(self.score_names) or len(sizes) > 1 or None in sizes:
             shapes = {name: list(value.shape) for name, value in scores.items()}

@@ -19,42 +19,16 @@ from lightning_bayes.metrics.top_label import checked_probs
 
 
 def nll_per_example(probs: Tensor, targets: Tensor) -> Tensor:
-    """Negative log-probability of the target class, in nats; its mean over examples is the NLL.
-
-    A target with probability zero would make the mean infinite. Probabilities are therefore clamped from below at the
-    smallest normal number of their dtype. One example costs at most 87.3 nats in float32, which half-precision inputs are
-    converted to, and 708.4 nats in float64.
-
-    Args:
-        probs: Class probabilities, ``[batch, classes]``.
-        targets: Class indices, ``[batch]``.
-
-    Returns:
-        Non-negative values, ``[batch]``.
-
-    Example:
-        >>> nll_per_example(torch.tensor([[0.5, 0.5], [1.0, 0.0]]), torch.tensor([0, 1]))
-        tensor([ 0.6931, 87.3365])
-    """
+    """Negative log-probability of the target class, in nats; its mean over examples is the NLL."""
+    # A target with probability zero would make the mean infinite. With the clamp at the smallest normal number, one example
+    # costs at most 87.3 nats in float32, which half-precision inputs are converted to, and 708.4 nats in float64.
     probs = checked_probs(probs, targets)
     target_prob = probs.gather(1, targets.long().unsqueeze(1)).squeeze(1)
     return -target_prob.clamp(torch.finfo(probs.dtype).tiny, 1.0).log()
 
 
 def brier_per_example(probs: Tensor, targets: Tensor) -> Tensor:
-    """Squared distance between the probabilities and the one-hot target, summed over classes.
-
-    Args:
-        probs: Class probabilities, ``[batch, classes]``.
-        targets: Class indices, ``[batch]``.
-
-    Returns:
-        Values between 0 and 2, ``[batch]``; their mean is the Brier score.
-
-    Example:
-        >>> brier_per_example(torch.tensor([[0.5, 0.5], [1.0, 0.0]]), torch.tensor([0, 1]))
-        tensor([0.5000, 2.0000])
-    """
+    """Squared distance between the probabilities and the one-hot target, summed over classes, from 0 to 2; ``[batch]``."""
     probs = checked_probs(probs, targets)
     one_hot = torch.nn.functional.one_hot(targets.long(), probs.shape[1])
     return (probs - one_hot).square().sum(-1)
@@ -62,7 +36,7 @@ def brier_per_example(probs: Tensor, targets: Tensor) -> Tensor:
 
 @final
 class NegativeLogLikelihood(MeanOverExamples):
-    """Mean negative log-likelihood of class probabilities, in nats (see `nll_per_example`)."""
+    """Mean negative log-likelihood of class probabilities, in nats."""
 
     def update(self, preds: Tensor, target: Tensor) -> None:  # type: ignore[override]
         """Add a batch: probabilities ``[batch, classes]`` and class indices ``[batch]``."""
@@ -71,7 +45,7 @@ class NegativeLogLikelihood(MeanOverExamples):
 
 @final
 class BrierScore(MeanOverExamples):
-    """Mean over examples of the Brier score summed over classes, from 0 to 2 (see `brier_per_example`)."""
+    """Mean over examples of the Brier score summed over classes, from 0 to 2."""
 
     def update(self, preds: Tensor, target: Tensor) -> None:  # type: ignore[override]
         """Add a batch: probabilities ``[batch, classes]`` and class indices ``[batch]``."""
@@ -84,15 +58,6 @@ class Accuracy(MulticlassAccuracy):
 
     This is torchmetrics' accuracy averaged over examples. Its default averages over classes, which differs on unbalanced
     data.
-
-    Args:
-        num_classes: Number of classes.
-        **kwargs: Passed to `torchmetrics.Metric`.
-
-    Example:
-        >>> metric = Accuracy(num_classes=2)
-        >>> metric(torch.tensor([[0.9, 0.1], [0.8, 0.2]]), torch.tensor([0, 1]))
-        tensor(0.5000)
     """
 
     def __init__(self, num_classes: int, **kwargs: Any) -> None:

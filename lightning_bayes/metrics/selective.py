@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lightning_bayes.errors import HyperparameterError
-from lightning_bayes.metrics.top_label import TopLabelMetric, mean_over_ties, top_label
+from lightning_bayes.metrics.top_label import TopLabelMetric, mean_over_ties
 
 DEFAULT_RISK = 0.05
 DEFAULT_COVERAGE = 0.8
@@ -31,74 +31,12 @@ class RiskCoverage(NamedTuple):
     risk: Tensor  # fraction of errors among these examples
 
 
-def risk_coverage(probs: Tensor, targets: Tensor) -> RiskCoverage:
-    """Risk against coverage for every threshold of the largest probability.
-
-    Args:
-        probs: Class probabilities, ``[batch, classes]``.
-        targets: Class indices, ``[batch]``.
-
-    Returns:
-        Two tensors ``[points]``, from only the most confident examples to all examples.
-
-    Example:
-        >>> risk_coverage(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
-        RiskCoverage(coverage=tensor([0.5000, 1.0000]), risk=tensor([0.0000, 0.5000]))
-    """
-    return _curve(*top_label(probs, targets))
-
-
-def _curve(confidence: Tensor, correct: Tensor) -> RiskCoverage:
+def risk_coverage(confidence: Tensor, correct: Tensor) -> RiskCoverage:
+    """Risk against coverage for every threshold of the confidence; both arguments are ``[batch]``."""
     distinct, group, count = torch.unique(confidence, return_inverse=True, return_counts=True)
     errors = torch.zeros_like(distinct).index_add_(0, group, 1 - correct)
     answered = count.flip(0).cumsum(0)
     return RiskCoverage(answered / len(confidence), errors.flip(0).cumsum(0) / answered)
-
-
-def coverage_at_risk(probs: Tensor, targets: Tensor, risk: float = DEFAULT_RISK) -> Tensor:
-    """Largest fraction of inputs that can be answered with at most the given fraction of errors.
-
-    Args:
-        probs: Class probabilities, ``[batch, classes]``.
-        targets: Class indices, ``[batch]``.
-        risk: Tolerated fraction of errors, from 0 to 1.
-
-    Returns:
-        A scalar between 0 (no threshold meets the risk) and 1 (all inputs can be answered).
-
-    Example:
-        >>> coverage_at_risk(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
-        tensor(0.5000)
-    """
-    _check_fraction("risk", risk)
-    return _coverage_at(risk_coverage(probs, targets), risk)
-
-
-def _coverage_at(curve: RiskCoverage, risk: float) -> Tensor:
-    return (curve.coverage * (curve.risk <= risk)).max() if len(curve.risk) else _undefined(curve)
-
-
-def risk_at_coverage(probs: Tensor, targets: Tensor, coverage: float = DEFAULT_COVERAGE) -> Tensor:
-    """Fraction of errors among the answers if at least the given fraction of inputs is answered, the most confident first.
-
-    Args:
-        probs: Class probabilities, ``[batch, classes]``.
-        targets: Class indices, ``[batch]``.
-        coverage: Fraction of the inputs to answer, from 0 to 1.
-
-    Returns:
-        A scalar between 0 and 1.
-
-    Example:
-        >>> risk_at_coverage(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
-        tensor(0.5000)
-    """
-    _check_fraction("coverage", coverage)
-    return _risk_at(risk_coverage(probs, targets), coverage)
-
-
-def _risk_at(curve: RiskCoverage, coverage: float) -> Tensor:
-    return curve.risk[curve.coverage >= coverage][0] if len(curve.risk) else _undefined(curve)
 
 
 def _undefined(curve: RiskCoverage) -> Tensor:
@@ -110,27 +48,8 @@ def _check_fraction(name: str, value: float) -> None:
         raise HyperparameterError(f"{name}={value} must be a fraction between 0 and 1; 5 % is 0.05.")
 
 
-def aurc(probs: Tensor, targets: Tensor) -> Tensor:
-    """Area under the risk-coverage curve, with the largest probability as confidence and 0/1 errors as risk.
-
-    If several examples have the same confidence, the value is the mean over all their orders.
-
-    Args:
-        probs: Class probabilities, ``[batch, classes]``.
-        targets: Class indices, ``[batch]``.
-
-    Returns:
-        A scalar between 0 (no errors) and 1 (no correct predictions). At equal accuracy, lower means that errors have lower
-        confidence.
-
-    Example:
-        >>> aurc(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))  # risks 0 and 1/2
-        tensor(0.2500)
-    """
-    return _aurc(*top_label(probs, targets))
-
-
-def _aurc(confidence: Tensor, correct: Tensor) -> Tensor:
+def aurc(confidence: Tensor, correct: Tensor) -> Tensor:
+    """Area under the risk-coverage curve; examples with the same confidence count as the mean over all their orders."""
     error = 1 - mean_over_ties(confidence, correct)
     errors_so_far = error[confidence.argsort(descending=True)].cumsum(0)
     examples_so_far = torch.arange(1, len(error) + 1, device=error.device)
@@ -139,20 +58,15 @@ def _aurc(confidence: Tensor, correct: Tensor) -> Tensor:
 
 @final
 class AURC(TopLabelMetric):
-    """Area under the risk-coverage curve (see `aurc`)."""
+    """Area under the risk-coverage curve, from 0 without errors to 1; low if errors have low confidence."""
 
     higher_is_better = False
-    measure = staticmethod(_aurc)
+    measure = staticmethod(aurc)
 
 
 @final
 class CoverageAtRisk(TopLabelMetric):
-    """Largest fraction of inputs that can be answered at a tolerated risk (see `coverage_at_risk`).
-
-    Args:
-        risk: Tolerated fraction of errors, from 0 to 1.
-        **kwargs: Passed to `torchmetrics.Metric`.
-    """
+    """Largest fraction of inputs that can be answered with at most a fraction `risk` of errors; 0 if no threshold does."""
 
     higher_is_better = True
 
@@ -163,17 +77,13 @@ class CoverageAtRisk(TopLabelMetric):
 
     def measure(self, confidence: Tensor, correct: Tensor) -> Tensor:
         """See `StoredMetric`."""
-        return _coverage_at(_curve(confidence, correct), self.risk)
+        curve = risk_coverage(confidence, correct)
+        return (curve.coverage * (curve.risk <= self.risk)).max() if len(curve.risk) else _undefined(curve)
 
 
 @final
 class RiskAtCoverage(TopLabelMetric):
-    """Fraction of errors among the answers at a given coverage (see `risk_at_coverage`).
-
-    Args:
-        coverage: Fraction of the inputs to answer, from 0 to 1.
-        **kwargs: Passed to `torchmetrics.Metric`.
-    """
+    """Fraction of errors among the answers if at least a fraction `coverage` is answered, the most confident first."""
 
     higher_is_better = False
 
@@ -184,4 +94,5 @@ class RiskAtCoverage(TopLabelMetric):
 
     def measure(self, confidence: Tensor, correct: Tensor) -> Tensor:
         """See `StoredMetric`."""
-        return _risk_at(_curve(confidence, correct), self.coverage)
+        curve = risk_coverage(confidence, correct)
+        return curve.risk[curve.coverage >= self.coverage][0] if len(curve.risk) else _undefined(curve)

@@ -36,14 +36,6 @@ class ShiftMetrics(Metric):
 
     Raises:
         HyperparameterError: If there are no shifts, or a shift occurs twice.
-
-    Example:
-        >>> metric = ShiftMetrics([("fog", 1), ("fog", 2)])
-        >>> metric.update(torch.tensor([[0.8, 0.2]]), torch.tensor([0]), 0)
-        >>> metric.update(torch.tensor([[0.6, 0.4]]), torch.tensor([1]), 1)
-        >>> values = metric.compute()
-        >>> values["shift/fog/1/cls/Acc"], values["shift/fog/2/cls/Acc"], values["shift/cls/Acc"]
-        (tensor(1.), tensor(0.), tensor(0.5000))
     """
 
     is_differentiable = False
@@ -61,13 +53,7 @@ class ShiftMetrics(Metric):
         self.add_state("score_sums", torch.zeros(len(shifts), 2), dist_reduce_fx="sum")
 
     def update(self, preds: Tensor, target: Tensor, shift: int) -> None:
-        """Add a batch.
-
-        Args:
-            preds: Class probabilities, ``[batch, classes]``.
-            target: Class indices, ``[batch]``.
-            shift: Index of the batch's shift in ``shifts``.
-        """
+        """Add a batch: probabilities ``[batch, classes]``, class indices ``[batch]``, and the index of its shift."""
         confidence, correct = top_label(preds, target)
         group = torch.full((len(confidence),), shift, device=confidence.device)
         bins = bin_sums(confidence, correct, DEFAULT_BINS, group, len(self.shifts))
@@ -99,21 +85,7 @@ class ShiftMetrics(Metric):
 
 
 def by_severity(logged: Mapping[str, Any], suffix: str = "") -> dict[str, dict[int, list[float]]]:
-    """Collect the shift metrics that a test logged: each metric by severity, over all kinds.
-
-    Args:
-        logged: Logged scalars by key. Only keys of `ShiftMetrics` and of the test set are used.
-        suffix: ``"_mean"`` reads the keys of the posterior mean.
-
-    Returns:
-        For each metric, the values of all kinds by severity. Severity 0 is the unshifted test set. Empty if no shift
-        metrics were logged.
-
-    Example:
-        >>> logged = {"test/cls/Acc": 0.9, "shift/fog/1/cls/Acc": 0.8, "shift/snow/1/cls/Acc": 0.6, "shift/cls/Acc": 0.7}
-        >>> by_severity(logged)
-        {'cls/Acc': {0: [0.9], 1: [0.8, 0.6]}}
-    """
+    """The shift metrics that a test logged: for each metric, the values of all kinds by severity; 0 is the test set."""
     curves: dict[str, dict[int, list[float]]] = {}
     for key, value in logged.items():
         parts = key.split("/")

@@ -18,6 +18,7 @@ import math
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -30,6 +31,7 @@ from lightning_bayes.errors import NoMeasurementError, UnsupportedTrainingError
 from lightning_bayes.optim.finished_pass import Curvature, FinishedPass
 from lightning_bayes.optim.groups import KEY
 from lightning_bayes.optim.noise import CounterNoise
+from lightning_bayes.private_torch import version_of
 
 SMALL = 2**16  # elements; smaller tensors are concatenated before they are summed, to save kernel launches
 
@@ -181,23 +183,40 @@ class MeasuredOptimizer(Protocol):
 
 @contextmanager
 def at_sample(optimizer: MeasuredOptimizer, update: OpenUpdate, sample: int) -> Iterator[None]:
-    """Replace the means by the weight sample with this index, and restore them on exit."""
+    """Replace the means by the weight sample with this index, and restore them on exit.
+
+    What the pass itself changes in its sample, as a constraint on the weights does, changes the mean likewise.
+    """
     settings, means = optimizer.param_groups[0][KEY], dict[nn.Parameter, Tensor]()
+    seed, is_paired = int(settings["noise_seed"]), bool(settings.get("antithetic"))
+    noise = partial(CounterNoise.of_pass, seed, optimizer.num_updates, sample, antithetic=is_paired)
     update.means = means  # a pass is open while it draws
     try:
         with torch.no_grad():
-            seed, is_paired = int(settings["noise_seed"]), bool(settings.get("antithetic"))
-            drawn = optimizer.draw_sample(
-                CounterNoise.of_pass(seed, optimizer.num_updates, sample, antithetic=is_paired)
-            )
+            drawn = optimizer.draw_sample(noise())
             means.update((param, param.data) for param in drawn)
             for param, value in drawn.items():
                 param.data = value  # swapping the storage avoids copying every weight
+        marks = [(version_of(param), param.data_ptr()) for param in means]
         yield
+        both = zip(means, marks, strict=True)
+        changed = {param: param.data for param, mark in both if mark != (version_of(param), param.data_ptr())}
     finally:
         for param, mean in means.items():
             param.data = mean
         update.means = None
+    if changed:
+        _move_means(means, optimizer.draw_sample(noise()), changed)
+
+
+@torch.no_grad()
+def _move_means(
+    means: Mapping[nn.Parameter, Tensor], drawn: Mapping[nn.Parameter, Tensor], changed: Mapping[nn.Parameter, Tensor]
+) -> None:
+    """Add to each mean what a pass has added to its sample."""
+    for param, value in changed.items():
+        mean, sample = means[param], drawn[param]
+        mean.copy_(torch.where(value == sample, mean, value + (mean - sample)))  # without noise, the value
 
 
 @contextmanager

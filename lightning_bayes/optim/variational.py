@@ -19,7 +19,7 @@ from lightning_bayes.curvature import Capture, GradientEngine, make_engine
 from lightning_bayes.curvature.parameters import require_full_precision
 from lightning_bayes.optim.base_optimizer import BaseOptimizerStep, defaults_with_base, make_steps, step_for
 from lightning_bayes.optim.default_noise import DefaultNoise
-from lightning_bayes.optim.diagonal.batch_square import BatchSizeCheck
+from lightning_bayes.optim.diagonal.batch_square import BatchSizeCheck, BatchSquare
 from lightning_bayes.optim.diagonal.estimators import CurvatureEstimator, SquaredGradients
 from lightning_bayes.optim.diagonal.signed_curvature import keep_all_positive_
 from lightning_bayes.optim.diagonal.state import MeanFieldState
@@ -109,7 +109,9 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
         self._settings = GroupSettings(declaration, self.check_together, self.steps)
         self.fills_gradients = base is None
         self.family: PosteriorFamily = self.family_type(weakref.proxy(self))  # frees all tensors with us
-        self._check_batch_size = None if self.estimator.is_linear else BatchSizeCheck(type(self).__name__)
+        self._check_batch_size = (
+            BatchSizeCheck(type(self).__name__) if isinstance(self.estimator, BatchSquare) else None
+        )
         if params is None:
             params = trainable(model) if base is None else base
         engine, quantity, reduction = values["engine"], self.estimator.quantity, values["loss_reduction"]
@@ -226,7 +228,7 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
     def _finalise_curvature(self, curvature: Curvature) -> Curvature:
         measured = self._open_update.to_measure or {}
         if measured and not self.estimator.is_linear:
-            curvature = self.estimator.finalise(curvature, self.param_groups)
+            curvature = self.estimator.finalise(curvature, self.param_groups, self._open_update.examples)
         return {key: curvature[key] if key in curvature else torch.zeros_like(v) for key, v in measured.items()}
 
     def _update_all(self, measurement: UpdateMeasurement) -> None:

@@ -59,9 +59,8 @@ def vogn(**kwargs):
 def test_a_fit_ends_calibrated_and_checkpoint_test_and_prediction_use_it(tmp_path, linearized):
     callback, module = vogn(linearized=linearized), Plain()
     saved = ModelCheckpoint(tmp_path, filename="last")
-    trainer = quiet_trainer(
-        callback, saved, enable_checkpointing=True, max_epochs=150
-    )  # until the mean is overconfident
+    # Until the mean is overconfident, and the budget allows a search over widths.
+    trainer = quiet_trainer(callback, saved, enable_checkpointing=True, max_epochs=200)
     trainer.fit(module, datamodule=Data())
     posterior = callback.optimizer.posterior()
     expected = calibrate(module, posterior, batches(VALIDATION), S, linearized=linearized)

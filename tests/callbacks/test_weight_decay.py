@@ -31,22 +31,22 @@ def groups_after(configure, callback=None, **kwargs):
     return callback.optimizer.param_groups
 
 
-def first_update(module, *, lr, prior, decay):
+def first_update(module, *, lr, prior, shrinkage):
     """μ₁ of VOGN with β₁ = 0 and no noise, by hand: decay first, then the natural step from the decayed mean."""
     examples = list(zip(*loader(EXAMPLES).dataset.tensors, strict=True))
     grad, square = one_example_at_a_time(module, examples, lambda m, e: F.cross_entropy(m(e[0][None]), e[1][None]))
     updated = {}
     for name, start in module.named_parameters():
-        mean = (1 - lr * decay) * start.detach()
+        mean = (1 - shrinkage) * start.detach()
         updated[name] = mean - lr * (grad[name] + prior * mean) / (square[name] + prior)
     return updated
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.5])
 def test_adamw_weight_decay_stays_decoupled(decay):
-    """μ ← (1 - α wd) μ, and the prior stays N(0, 1)."""
-    module = Classifier(lambda m: AdamW(m.parameters(), weight_decay=decay))
-    expected = first_update(copy.deepcopy(module), lr=0.1, prior=1 / EXAMPLES, decay=decay)
+    """μ ← (1 - α wd) μ with the user's α beside an explicit one, and the prior stays N(0, 1)."""
+    module = Classifier(lambda m: AdamW(m.parameters(), lr=0.02, weight_decay=decay))
+    expected = first_update(copy.deepcopy(module), lr=0.1, prior=1 / EXAMPLES, shrinkage=0.02 * decay)
     callback = OGNCallback(lr=0.1, betas=(0.0, 0.9))
     fit(module, callback, data=loader(EXAMPLES))
     assert callback.optimizer.param_groups[0]["posterior"]["prior_precision"] == 1.0

@@ -1,11 +1,13 @@
-"""A network or a step that changes its batch in place finds it in each pass as in plain Lightning's single pass."""
+"""A network or a step that changes its batch or its weights in place does so as in plain Lightning's single pass."""
 
 from __future__ import annotations
+
+import copy
 
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny_training import Classifier, quiet_trainer
+from tiny_training import CLASSES, Classifier, assert_same_bits, fit, quiet_trainer, weights
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -16,6 +18,7 @@ from lightning_bayes import (
     LaplaceCallback,
     MCDropoutCallback,
     MultiModeCallback,
+    NoisyKFACCallback,
     SWAGCallback,
     VOGNCallback,
     mc_predict,
@@ -122,3 +125,52 @@ def test_functions_for_plain_pytorch_move_each_batch_once():
         mc_predict(net, posterior, X.clone(), samples=4, recalibrate_on=[X.clone()])
         calibrate(net, posterior, [(X.clone(), Y)], samples=4, recalibrate_on=[X.clone()])
     assert set(net.moves) == {1}
+
+
+def copies(module):
+    """https://github.com/Lightning-AI/pytorch-lightning/issues/4165: a target network."""
+    module.target.load_state_dict(module.net.state_dict())
+
+
+def averages(module):
+    for slow, fast in zip(module.target.parameters(), module.net.parameters(), strict=True):
+        slow.mul_(0.9).add_(fast, alpha=0.1)
+
+
+def clamps(module):
+    module.net[2].weight.clamp_(min=-0.1)
+
+
+def renorms(module):
+    """https://github.com/braindecode/braindecode/pull/680: a limit on the norms of a layer's rows."""
+    module.net[0].weight.data = torch.renorm(module.net[0].weight.data, p=2, dim=0, maxnorm=0.5)
+
+
+class ChangesWeights(Classifier):
+    def __init__(self, change):
+        super().__init__(lambda module: torch.optim.Adam(module.parameters(), 1e-2))
+        self.change, self.target = change, copy.deepcopy(self.net)
+        self.steps = nn.Parameter(torch.zeros(CLASSES))
+
+    def training_step(self, batch, batch_idx):
+        with torch.no_grad():
+            self.change(self)
+            self.steps.add_(1)
+            bootstrapped = self.target(batch[0]).softmax(1)
+        return super().training_step(batch, batch_idx) + F.cross_entropy(self(batch[0]), bootstrapped)
+
+
+@pytest.mark.parametrize("callback", [VOGNCallback, NoisyKFACCallback])
+@pytest.mark.parametrize("change", [copies, averages, clamps, renorms])
+def test_what_a_step_does_to_weights_stays_as_in_plain_lightning(change, callback):
+    plain, noisy = ChangesWeights(change), ChangesWeights(change)
+    fit(plain, max_epochs=3)
+    fit(noisy, callback(relative_noise=1e-12), max_epochs=3)
+    assert_same_bits(weights(noisy), weights(plain))
+
+
+@pytest.mark.parametrize("callback", [VOGNCallback, NoisyKFACCallback, lambda: VOGNCallback(antithetic=True)])
+def test_the_mean_takes_what_a_step_adds_to_its_sample(callback):
+    module = ChangesWeights(lambda module: None)
+    fit(module, callback(), max_epochs=3)
+    torch.testing.assert_close(module.steps.detach(), torch.full((CLASSES,), 18.0), rtol=1e-5, atol=0)

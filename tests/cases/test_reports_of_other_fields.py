@@ -233,6 +233,28 @@ class PointClouds(Case):
         return F.cross_entropy(logits, batch[1]) + 0.001 * (torch.eye(3) - turn @ turn.mT).norm(dim=(1, 2)).mean()
 
 
+class AdaptiveWeight(Case):
+    """https://github.com/PKU-YuanGroup/WF-VAE/issues/7: the step weighs a term by gradients of the last layer."""
+
+    def build(self):
+        self.net, self.last = nn.Linear(4, 6), nn.Linear(6, 4)
+
+    def data(self):
+        return (draw(2 * N, 4),)
+
+    def loss(self, batch):
+        errors = self.last(self.net(batch[0]).tanh()) - batch[0]
+        square, absolute = errors.square().mean(), errors.abs().mean()
+        if len(batch[0]) > 1:
+            sizes = [torch.autograd.grad(e, self.last.weight, retain_graph=True)[0].norm() for e in (square, absolute)]
+            self.ratio = (sizes[0] / (sizes[1] + 1e-4)).detach()
+        return square + self.ratio * absolute
+
+    def one(self, batch, i):
+        self.loss(batch)
+        return super().one(batch, i)
+
+
 CASES = Case.__subclasses__()
 
 

@@ -346,6 +346,8 @@ def test_objects_among_hyperparameters_are_named_with_a_way_out(value, tmp_path)
 
 @pytest.mark.parametrize(("name", "kind"), [("NAdamW", "decoupled"), ("Lion", "decoupled"), ("Lamb", "unknown")])
 def test_decay_of_another_package_is_no_prior(name, kind, caplog):
+    if not hasattr(timm.optim, name):
+        pytest.skip(f"this version of timm has no {name}")
     callback = VOGNCallback()
     with caplog.at_level(logging.INFO):
         fit(configured(of_timm(name, weight_decay=0.1)), callback)

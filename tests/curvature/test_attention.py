@@ -113,7 +113,8 @@ def test_dropout_is_that_of_the_forward(need_weights, engine, generator):
     measured = measure(model, lambda: model(x, need_weights=need_weights).mean(0).sum(), engine=engine)
     assert torch.equal(torch.get_rng_state(), drawn)
     assert relative_error(measured.grad, dict(zip(params, grads, strict=True))) < 1e-10
-    assert all((measured.curvature[k] >= measured.grad[k].square() * (1 - 1e-9)).all() for k in params)  # Jensen
+    # By Jensen's inequality, up to rounding: the bias of the keys has the gradient 0.
+    assert all((measured.curvature[k] >= measured.grad[k].square() * (1 - 1e-9) - 1e-30).all() for k in params)
 
 
 def test_a_layer_called_twice_adds_its_calls_before_the_square(generator):

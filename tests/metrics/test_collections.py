@@ -5,31 +5,25 @@ import pickle
 import pytest
 import torch
 from distributed import run_on_ranks
+from torch.distributions import Normal
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.metrics import (
-    adaptive_calibration_error,
-    aurc,
-    brier_per_example,
+    AURC,
+    AdaptiveCalibrationError,
+    ClasswiseCalibrationError,
+    CoverageAtRisk,
+    MaximumCalibrationError,
+    MisclassificationAUPR,
+    MisclassificationAUROC,
+    MisclassificationFPR95,
+    RiskAtCoverage,
     classification_metrics,
-    classwise_calibration_error,
-    coverage_at_risk,
     expected_calibration_error,
-    gaussian_nll,
-    maximum_calibration_error,
-    misclassification_aupr,
-    misclassification_auroc,
-    misclassification_fpr95,
-    nll_per_example,
-    ood_aupr,
-    ood_auroc,
-    ood_fpr95,
-    ood_metrics,
-    regression_metrics,
-    risk_at_coverage,
     sampled_regression_metrics,
 )
+from lightning_bayes.metrics.scoring import brier_per_example, nll_per_example
 
 CLASSES = 3
 
@@ -46,61 +40,29 @@ def classification_truth(prefix, probs, targets):
         f"{prefix}cls/NLL": nll_per_example(probs, targets).mean(),
         f"{prefix}cls/Brier": brier_per_example(probs, targets).mean(),
         f"{prefix}cal/ECE": expected_calibration_error(probs, targets),
-        f"{prefix}cal/MCE": maximum_calibration_error(probs, targets),
-        f"{prefix}cal/aECE": adaptive_calibration_error(probs, targets),
-        f"{prefix}cal/cECE": classwise_calibration_error(probs, targets),
-        f"{prefix}sc/AURC": aurc(probs, targets),
-        f"{prefix}sc/Cov_5Risk": coverage_at_risk(probs, targets, 0.05),
-        f"{prefix}sc/Risk_80Cov": risk_at_coverage(probs, targets, 0.8),
-        f"{prefix}mis/AUROC": misclassification_auroc(probs, targets),
-        f"{prefix}mis/AUPR": misclassification_aupr(probs, targets),
-        f"{prefix}mis/FPR95": misclassification_fpr95(probs, targets),
+        f"{prefix}cal/MCE": MaximumCalibrationError()(probs, targets),
+        f"{prefix}cal/aECE": AdaptiveCalibrationError()(probs, targets),
+        f"{prefix}cal/cECE": ClasswiseCalibrationError(CLASSES)(probs, targets),
+        f"{prefix}sc/AURC": AURC()(probs, targets),
+        f"{prefix}sc/Cov_5Risk": CoverageAtRisk(0.05)(probs, targets),
+        f"{prefix}sc/Risk_80Cov": RiskAtCoverage(0.8)(probs, targets),
+        f"{prefix}mis/AUROC": MisclassificationAUROC()(probs, targets),
+        f"{prefix}mis/AUPR": MisclassificationAUPR()(probs, targets),
+        f"{prefix}mis/FPR95": MisclassificationFPR95()(probs, targets),
     }
 
 
-def ood_data(batch=101):
-    generator = torch.Generator().manual_seed(0)
-    is_ood = torch.arange(batch) % 2 == 0
-    return torch.randn(batch, generator=generator).mul(3).round() + 2 * is_ood, is_ood
-
-
-def ood_truth(scores, is_ood):
-    return {
-        "ood/AUROC": ood_auroc(scores, is_ood),
-        "ood/AUPR": ood_aupr(scores, is_ood),
-        "ood/FPR95": ood_fpr95(scores, is_ood),
-    }
-
-
-def regression_data(batch=101):
-    mean, noise, target = torch.randn(3, batch, generator=torch.Generator().manual_seed(0))
-    return mean, noise.square() + 0.1, target
-
-
-def regression_truth(prefix, mean, variance, target):
-    return {
-        f"{prefix}reg/RMSE": (mean - target).square().mean().sqrt(),
-        f"{prefix}reg/NLL": gaussian_nll(mean, variance, target).mean(),
-    }
-
-
-def cases():
-    """The collection, data and expected values of each of the three tasks."""
+def case():
+    """The collection, data and expected values."""
     probs, targets = classification_data()
-    scores, is_ood = ood_data()
-    points = regression_data()
-    return [
-        (classification_metrics(CLASSES, "test/"), (probs, targets), classification_truth("test/", probs, targets)),
-        (ood_metrics(), (scores, is_ood), ood_truth(scores, is_ood)),
-        (regression_metrics("test/"), points, regression_truth("test/", *points)),
-    ]
+    return classification_metrics(CLASSES, "test/"), (probs, targets), classification_truth("test/", probs, targets)
 
 
 @pytest.mark.filterwarnings("ignore:The ``compute`` method of metric:UserWarning")
 def test_values_without_examples_are_undefined():
-    found = {**classification_metrics(CLASSES, "").compute(), **ood_metrics().compute()}
+    found = classification_metrics(CLASSES, "").compute()
     assert found.pop("cls/Acc") == 0  # as torchmetrics has it
-    assert len(found) == 15
+    assert len(found) == 12
     assert all(value.isnan() for value in found.values())
 
 
@@ -115,18 +77,16 @@ def assert_equal(got, expected):
         assert float(got[key]) == pytest.approx(float(value), rel=1e-5, abs=1e-6), key
 
 
-@pytest.mark.parametrize("case", cases(), ids=["classification", "ood", "regression"])
-def test_a_collection_has_exactly_the_documented_keys_and_values(case):
-    collection, data, expected = case
+def test_a_collection_has_exactly_the_documented_keys_and_values():
+    collection, data, expected = case()
     for _ in range(2):  # the second time after a reset
         update_in_parts(collection, data, 7, 50, 101)
         assert_equal(collection.compute(), expected)
         collection.reset()
 
 
-@pytest.mark.parametrize("case", cases(), ids=["classification", "ood", "regression"])
-def test_calling_a_collection_returns_batch_values_and_accumulates(case):
-    collection, data, expected = case
+def test_calling_a_collection_returns_batch_values_and_accumulates():
+    collection, data, expected = case()
     collection(*(column[:50] for column in data))
     last = collection(*(column[50:] for column in data))
     assert_equal(collection.compute(), expected)
@@ -135,9 +95,8 @@ def test_calling_a_collection_returns_batch_values_and_accumulates(case):
     assert_equal(last, collection.compute())
 
 
-@pytest.mark.parametrize("case", cases(), ids=["classification", "ood", "regression"])
-def test_a_collection_can_be_pickled_and_cloned_between_updates(case):
-    collection, data, expected = case
+def test_a_collection_can_be_pickled_and_cloned_between_updates():
+    collection, data, expected = case()
     update_in_parts(collection, data, 7, 50)
     rest = tuple(column[50:] for column in data)
     restored, clone = pickle.loads(pickle.dumps(collection)), collection.clone()
@@ -148,13 +107,15 @@ def test_a_collection_can_be_pickled_and_cloned_between_updates(case):
 
 
 def test_sampled_regression_metrics_select_their_arguments():
-    mean, variance, target = regression_data()
-    one_sample = -gaussian_nll(mean, variance, target)[None]
+    mean, noise, target = torch.randn(3, 101, generator=torch.Generator().manual_seed(0))
+    variance = noise.square() + 0.1
+    one_sample = Normal(mean, variance.sqrt()).log_prob(target)[None]
     collection = sampled_regression_metrics("test/")
     for part in (slice(0, 7), slice(7, 101)):
         points = {"mean": mean[part], "variance": variance[part], "target": target[part]}
         collection.update(**points, log_densities=one_sample[:, part])
-    assert_equal(collection.compute(), regression_truth("test/", mean, variance, target))
+    rmse = (mean - target).square().mean().sqrt()
+    assert_equal(collection.compute(), {"test/reg/RMSE": rmse, "test/reg/NLL": -one_sample.mean()})
 
 
 def test_a_clone_with_another_prefix_has_the_other_keys():
@@ -179,22 +140,19 @@ def test_one_class_is_refused():
 
 
 def logging_module():
-    """A module that logs the three collections over batches of different sizes."""
+    """A module that logs the collection, by `update` and by a call."""
     from lightning.pytorch import LightningModule  # here, so that the spawned processes below need not import it
 
     class Logs(LightningModule):
         def __init__(self):
             super().__init__()
-            self.cls = classification_metrics(CLASSES, "test/")
-            self.ood = ood_metrics()
-            self.reg = regression_metrics("test/")
+            self.updated = classification_metrics(CLASSES, "test/")
+            self.called = classification_metrics(CLASSES, "called/")
 
         def test_step(self, batch, batch_idx):
-            probs, targets, scores, is_ood, mean, variance, target = batch
-            self.cls.update(probs, targets)
-            self.ood(scores, is_ood)  # the other idiom: forward, which also computes the value of the batch
-            self.reg.update(mean, variance, target)
-            for collection in (self.cls, self.ood, self.reg):
+            self.updated.update(*batch)
+            self.called(*batch)  # also computes the value of the batch
+            for collection in (self.updated, self.called):
                 self.log_dict(collection)
 
     return Logs()
@@ -207,8 +165,8 @@ def test_lightning_logs_the_values_of_the_whole_epoch(tmp_path):
 
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = Trainer(accelerator="cpu", default_root_dir=tmp_path, **quiet)
-    columns = (*classification_data(), *ood_data(), *regression_data())
-    expected = {key: value for _, _, truth in cases() for key, value in truth.items()}
+    columns = classification_data()
+    expected = {**classification_truth("test/", *columns), **classification_truth("called/", *columns)}
     module = logging_module()
     for _ in range(2):  # Lightning has reset the metrics in between
         (got,) = trainer.test(module, DataLoader(TensorDataset(*columns), batch_size=25), verbose=False)
@@ -216,14 +174,14 @@ def test_lightning_logs_the_values_of_the_whole_epoch(tmp_path):
 
 
 def compare_over_two_ranks(rank):
-    for collection, data, expected in cases():
-        shard = slice(0, 30) if rank == 0 else slice(30, 101)
-        update_in_parts(collection, tuple(column[shard] for column in data), 5, 101)
-        assert_equal(collection.compute(), expected)
-        collection.reset()
-        if rank == 0:  # the other one sees no data at all
-            collection.update(*data)
-        assert_equal(collection.compute(), expected)
+    collection, data, expected = case()
+    shard = slice(0, 30) if rank == 0 else slice(30, 101)
+    update_in_parts(collection, tuple(column[shard] for column in data), 5, 101)
+    assert_equal(collection.compute(), expected)
+    collection.reset()
+    if rank == 0:  # the other one sees no data at all
+        collection.update(*data)
+    assert_equal(collection.compute(), expected)
 
 
 @pytest.mark.ddp

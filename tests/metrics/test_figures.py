@@ -13,18 +13,17 @@ from sklearn.metrics import roc_auc_score
 
 from lightning_bayes.errors import HyperparameterError, NonFiniteError, ShapeError
 from lightning_bayes.metrics import (
-    aurc,
     certainty_sheet,
-    entropy_histogram,
     expected_calibration_error,
-    reliability_bins,
     reliability_diagram,
-    risk_coverage,
     risk_coverage_diagram,
     score_histograms,
     shift_curves,
 )
+from lightning_bayes.metrics.calibration import reliability_bins
 from lightning_bayes.metrics.figure_style import SERIES, quiet_frame
+from lightning_bayes.metrics.selective import aurc, risk_coverage
+from lightning_bayes.metrics.top_label import top_label
 
 # Viénot, Brettel & Mollon 1999: linear RGB as seen without the L or the M cones.
 PROTANOPIA = ((0.11238, 0.88762, 0), (0.11238, 0.88762, 0), (0.00401, -0.00401, 1))
@@ -55,19 +54,6 @@ def curves():
 
 
 @pytest.fixture(scope="module")
-def entropies():
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(size, scale):
-        return scale * torch.rand(size, generator=generator)
-
-    return {
-        "Adam": {"digits": draw(100, 0.5), "photos": draw(30, 1.0)},
-        "VOGN": {"digits": draw(100, 1.0), "photos": draw(30, 2.3)},
-    }
-
-
-@pytest.fixture(scope="module")
 def scores():
     generator = torch.Generator().manual_seed(0)
 
@@ -80,12 +66,11 @@ def scores():
     }
 
 
-def test_figures_save_without_a_display_and_without_pyplot(curves, entropies, scores, tmp_path):
+def test_figures_save_without_a_display_and_without_pyplot(curves, scores, tmp_path):
     images = torch.rand(4, 3, 8, 8), torch.zeros(4, dtype=torch.long), torch.full((4, 2), 0.5)
     for figure in (
         reliability_diagram(curves),
         risk_coverage_diagram(curves),
-        entropy_histogram(entropies),
         score_histograms(scores),
         shift_curves(SHIFTS),
         certainty_sheet(*images),
@@ -99,7 +84,6 @@ def test_figures_save_without_a_display_and_without_pyplot(curves, entropies, sc
     [
         (reliability_diagram, r"model with its \(probs, targets\)"),
         (risk_coverage_diagram, r"model with its \(probs, targets\)"),
-        (entropy_histogram, r"model with its \{set of inputs: entropies\}"),
         (score_histograms, r"score with its \{set of inputs: values\}"),
         (shift_curves, r"model with its \{metric: \{severity: values\}\}"),
     ],
@@ -109,19 +93,18 @@ def test_an_empty_figure_is_refused(figure, needed):
         figure({})
 
 
-@pytest.mark.parametrize(("figure", "what"), [(entropy_histogram, "entropies"), (score_histograms, "scores")])
-def test_histograms_refuse_values_that_cannot_be_counted(figure, what):
+def test_histograms_refuse_values_that_cannot_be_counted():
     for sets, error, message in [
         ({}, ShapeError, "at least one set of inputs for VOGN"),
-        ({"digits": torch.rand(2, 1)}, ShapeError, rf"{what.title()} of VOGN, digits must be .*vector.*got \[2, 1\]"),
+        ({"digits": torch.rand(2, 1)}, ShapeError, r"Scores of VOGN, digits must be .*vector.*got \[2, 1\]"),
         ({"digits": torch.rand(0)}, ShapeError, r"VOGN, digits must be a non-empty vector .* got \[0\]"),
-        ({"photos": torch.tensor([1.0, torch.nan])}, NonFiniteError, f"1 of 2 {what} of VOGN, photos are not finite"),
-        ({"photos": torch.tensor([1.0, torch.inf])}, NonFiniteError, f"1 of 2 {what} of VOGN, photos are not finite"),
+        ({"photos": torch.tensor([1.0, torch.nan])}, NonFiniteError, "1 of 2 scores of VOGN, photos are not finite"),
+        ({"photos": torch.tensor([1.0, torch.inf])}, NonFiniteError, "1 of 2 scores of VOGN, photos are not finite"),
     ]:
         with pytest.raises(error, match=message):
-            figure({"VOGN": sets})
+            score_histograms({"VOGN": sets})
     with pytest.raises(HyperparameterError, match="at least one bin, got bins=0"):
-        figure({"VOGN": {"digits": torch.rand(2)}}, bins=0)
+        score_histograms({"VOGN": {"digits": torch.rand(2)}}, bins=0)
 
 
 @pytest.mark.parametrize("projection", [PROTANOPIA, DEUTERANOPIA], ids=["protanopia", "deuteranopia"])
@@ -177,7 +160,7 @@ def test_titles_name_the_model_and_its_ece_and_axes_their_units(curves):
 def test_lines_are_the_risk_coverage_curves_above_two_percent(curves):
     (axes,) = risk_coverage_diagram(curves).axes
     for line, (probs, targets) in zip(axes.lines, curves.values(), strict=True):
-        coverage, risk = (100 * column.numpy() for column in risk_coverage(probs, targets))
+        coverage, risk = (100 * column.numpy() for column in risk_coverage(*top_label(probs, targets)))
         shown = coverage >= 2
         assert not shown.all()
         np.testing.assert_allclose(line.get_xdata(), coverage[shown])
@@ -186,7 +169,7 @@ def test_lines_are_the_risk_coverage_curves_above_two_percent(curves):
 
 def test_the_legend_names_the_models_and_their_aurc(curves):
     (axes,) = risk_coverage_diagram(curves).axes
-    expected = [f"{name}, AURC {100 * aurc(*each):.2f} %" for name, each in curves.items()]
+    expected = [f"{name}, AURC {100 * aurc(*top_label(*each)):.2f} %" for name, each in curves.items()]
     assert [text.get_text() for text in axes.get_legend().get_texts()] == expected
     assert axes.get_xlabel() == "Coverage: inputs answered [%]"
     assert axes.get_ylabel() == "Risk: wrong answers [%]"
@@ -196,34 +179,6 @@ def test_a_constant_confidence_gives_one_point():
     probs = torch.tensor([[0.9, 0.1]]).expand(4, 2)
     (axes,) = risk_coverage_diagram({"flat": (probs, torch.tensor([0, 0, 0, 1]))}).axes
     assert axes.lines[0].get_xydata().tolist() == [[100, 25]]
-
-
-def test_outlines_are_fractions_in_shared_bins(entropies):
-    figure = entropy_histogram(entropies, bins=12)
-    largest = max(values.max().item() for sets in entropies.values() for values in sets.values())
-    assert len(figure.axes) == 2
-    for axes, sets in zip(figure.axes, entropies.values(), strict=True):
-        for patch, values in zip(axes.patches, sets.values(), strict=True):
-            share, edges, _ = patch.get_data()
-            expected, _ = np.histogram(values.double(), bins=12, range=(0, largest))
-            np.testing.assert_allclose(share, 100 * expected / len(values))
-            np.testing.assert_allclose(edges, np.linspace(0, largest, 13))
-            assert share.sum() == pytest.approx(100)
-
-
-def test_panels_name_the_model_the_sets_and_the_units(entropies):
-    figure = entropy_histogram(entropies, title="Who knows?")
-    assert figure.get_suptitle() == "Who knows?"
-    assert [axes.get_title() for axes in figure.axes] == ["Adam", "VOGN"]
-    assert [axes.get_xlabel() for axes in figure.axes] == ["Entropy [nats]"] * 2
-    assert [axes.get_ylabel() for axes in figure.axes] == ["Fraction of the set [%]", ""]
-    for axes in figure.axes:
-        assert [text.get_text() for text in axes.get_legend().get_texts()] == ["digits", "photos"]
-
-
-def test_rounding_below_zero_and_entropies_of_zero_are_counted():
-    figure = entropy_histogram({"certain": {"all": torch.tensor([0.0, -1e-8])}})
-    assert figure.axes[0].patches[0].get_data().values[0] == 100
 
 
 def test_outlines_are_fractions_that_sum_to_one_per_set(scores):

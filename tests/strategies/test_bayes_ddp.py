@@ -39,6 +39,7 @@ CALLBACKS = {
     "VOGN": lambda **more: VOGNCallback(**{**START, "betas": (0.9, 0.9), **more}),
     "Vadam": lambda **more: VadamCallback(**{**START, **more}),
     "IVON": lambda **more: IVONCallback(**{**START, **more}),
+    "IVON of one layer": lambda **more: IVONCallback(**{**START, "bayesian": r"^net\.2", **more}),
     "NoisyAdam": lambda **more: NoisyAdamCallback(**{**START, **more}),
     "NoisyKFAC": lambda **more: NoisyKFACCallback(**{**START, "stats_interval": 2, "inverse_interval": 5, **more}),
 }

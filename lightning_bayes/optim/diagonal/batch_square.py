@@ -39,13 +39,22 @@ class _Key(NamedTuple):
 
 @final
 class BatchSquare(CurvatureEstimator):
-    """Accumulates the gradient of each weight sample and squares it once all passes are done."""
+    """Accumulates the gradient of each weight sample and squares it once all passes are done.
+
+    Args:
+        times_examples: Whether to multiply each square by M, the number of examples under the weight sample, so that ĥ does
+            not depend on M where the gradients of the examples are independent with mean zero.
+    """
 
     is_linear = False
 
+    def __init__(self, *, times_examples: bool = False) -> None:
+        self._times_examples = times_examples
+
     def read(self, finished: FinishedPass, params: Sequence[nn.Parameter], scores: Scores) -> Curvature:
         """Read one pass; see `CurvatureEstimator`."""
-        grads: Curvature = {_Key(finished.sample, param): grad for param, grad in finished.gradients(params).items()}
+        grads: Curvature = {_Key(finished.sample, param): torch.zeros_like(param) for param in params}
+        grads |= {_Key(finished.sample, param): grad for param, grad in finished.gradients(params).items()}
         return {**grads, _Key(finished.sample, None): params[0].new_ones(())}
 
     def join_ranks(
@@ -57,13 +66,12 @@ class BatchSquare(CurvatureEstimator):
     ) -> None:
         """Sum the gradients of each weight sample over processes; see `CurvatureEstimator`."""
         for sample in sorted({key.sample for key in curvature if isinstance(key, _Key)}):
-            weight = curvature[_Key(sample, None)]
-            sums = [curvature.setdefault(_Key(sample, param), torch.zeros_like(param)) for param in params]
-            torch._foreach_mul_([weight, *sums], num_examples)
-            add_ranks([weight, *sums])
-            torch._foreach_div_([weight, *sums], num_examples)
+            sums = [value for key, value in curvature.items() if isinstance(key, _Key) and key.sample == sample]
+            torch._foreach_mul_(sums, num_examples)
+            add_ranks(sums)
+            torch._foreach_div_(sums, num_examples)
 
-    def finalise(self, curvature: Curvature, groups: Sequence[Mapping[str, Any]]) -> Curvature:
+    def finalise(self, curvature: Curvature, groups: Sequence[Mapping[str, Any]], num_examples: float) -> Curvature:
         """Square each sample's gradient; times Ñ/τ in groups with ``scaling="sum"``. See `CurvatureEstimator`."""
         # Summed over processes, the weights of an update may exceed 1.
         total = sum(weight for key, weight in curvature.items() if isinstance(key, _Key) and key.param is None)
@@ -71,7 +79,8 @@ class BatchSquare(CurvatureEstimator):
         for key, grad in curvature.items():
             if isinstance(key, _Key) and key.param is not None:
                 weight = curvature[_Key(key.sample, None)]
-                square = torch.square(grad).div_(weight * total)
+                square = torch.square(grad)
+                square = square.mul_(num_examples / total) if self._times_examples else square.div_(weight * total)
                 squares[key.param] = squares[key.param].add_(square) if key.param in squares else square
         for group in groups:
             if group["posterior"].get("scaling") == "sum":  # see `optim.diagonal.vprop`

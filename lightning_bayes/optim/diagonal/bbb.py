@@ -23,8 +23,8 @@ from typing import Annotated, Any, NamedTuple, TypedDict, cast, final
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from lightning_bayes.optim.diagonal.estimators import Reparameterised
 from lightning_bayes.optim.diagonal.family import DiagonalFamily
+from lightning_bayes.optim.diagonal.reparameterised import Reparameterised
 from lightning_bayes.optim.diagonal.signed_curvature import keep_positive
 from lightning_bayes.optim.diagonal.state import average
 from lightning_bayes.optim.hyperparameters import Number, VariationalArguments

@@ -36,8 +36,7 @@ class CurvatureEstimator(ABC):
     Class attributes:
         quantity: The quantity that the curvature engine measures for it; ``"gradient"`` if the gradient is enough.
         allows_loss_scale: Whether it works under a scaled loss, such as a GradScaler's.
-        is_linear: Whether ĥ is a mean over passes. If not, `join_ranks` and `finalise` combine the passes, and the scale of
-            ĥ depends on the batch size; see `BatchSizeCheck`.
+        is_linear: Whether ĥ is a mean over passes. If not, `join_ranks` and `finalise` combine them.
         reads_count: Whether ĥ of weights without noise depends on the number of examples.
     """
 
@@ -65,10 +64,10 @@ class CurvatureEstimator(ABC):
         params: Sequence[nn.Parameter],
         add_ranks: Callable[[list[Tensor]], None],
     ) -> None:
-        """Sum `curvature` in place over processes that share weight samples, if it is not linear in the passes."""
+        """Sum in place, over processes that share weight samples, what `finalise` does not average."""
         return
 
-    def finalise(self, curvature: Curvature, groups: Sequence[Mapping[str, Any]]) -> Curvature:
+    def finalise(self, curvature: Curvature, groups: Sequence[Mapping[str, Any]], num_examples: float) -> Curvature:
         """ĥ by parameter, from the averages over the passes of an update."""
         return curvature
 
@@ -85,34 +84,6 @@ class SquaredGradients(CurvatureEstimator):
         if finished.loss_scale != 1 and squares and not finished.captured.has_taken_examples:
             torch._foreach_div_(list(squares.values()), finished.loss_scale**2)
         return squares
-
-
-def reparameterised(grad: Tensor, sample: Tensor, mean: Tensor, precision: Tensor) -> Tensor:
-    """ĝ (θ - μ) / Σ, Khan et al. 2018 App. D.1; pure."""
-    return grad * (sample - mean) * precision
-
-
-@final
-class Reparameterised(CurvatureEstimator):
-    """Multiplies the gradient of a pass by its noise.
-
-    A pass without noise carries no such information. Its squared gradient times its number of examples is used instead, as
-    if the gradient were the mean of independent gradients with mean zero.
-    """
-
-    reads_count = True
-
-    def read(self, finished: FinishedPass, params: Sequence[nn.Parameter], scores: Scores) -> Curvature:
-        """Read one pass; see `CurvatureEstimator`."""
-        reached = [param for param in params if param.grad is not None]
-        curvature: Curvature = scores(reached)
-        if curvature:
-            torch._foreach_mul_(list(curvature.values()), [param.grad for param in curvature])
-            if (factor := finished.gradient_factor) != 1:
-                torch._foreach_mul_(list(curvature.values()), factor)
-        for param, grad in finished.gradients(param for param in reached if param not in curvature).items():
-            curvature[param] = grad.square_().mul_(finished.num_examples)
-        return curvature
 
 
 @final

@@ -30,9 +30,9 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from lightning_bayes.errors import HyperparameterError
-from lightning_bayes.optim.diagonal.estimators import Reparameterised
 from lightning_bayes.optim.diagonal.family import DiagonalFamily
 from lightning_bayes.optim.diagonal.ivon_start import starting_precision
+from lightning_bayes.optim.diagonal.reparameterised import Reparameterised
 from lightning_bayes.optim.diagonal.state import MeanFieldState, average, debiased, with_prior
 from lightning_bayes.optim.diagonal.von import corrected_curvature, moved_curvature
 from lightning_bayes.optim.effective import effective

@@ -33,8 +33,9 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from lightning_bayes.optim.diagonal.estimators import Reparameterised, SecondOrder
+from lightning_bayes.optim.diagonal.estimators import SecondOrder
 from lightning_bayes.optim.diagonal.family import DiagonalFamily
+from lightning_bayes.optim.diagonal.reparameterised import Reparameterised
 from lightning_bayes.optim.diagonal.signed_curvature import keep_positive
 from lightning_bayes.optim.diagonal.state import MeanFieldState, average, with_prior
 from lightning_bayes.optim.hyperparameters import VariationalArguments

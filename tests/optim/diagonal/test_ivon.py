@@ -13,9 +13,9 @@ from torch import nn
 
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim import IVON
-from lightning_bayes.optim.diagonal.estimators import reparameterised
 from lightning_bayes.optim.diagonal.ivon import update
 from lightning_bayes.optim.diagonal.state import MeanFieldState
+from tests.optimizer_family import reparameterised
 
 F64 = torch.float64
 

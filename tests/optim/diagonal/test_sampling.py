@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from lightning_bayes.optim import IVON, VOGN
-from lightning_bayes.optim.diagonal.estimators import reparameterised
 from lightning_bayes.optim.diagonal.family import DiagonalFamily
 from lightning_bayes.optim.noise import CounterNoise
+from tests.optimizer_family import reparameterised
 
 
 def network():
