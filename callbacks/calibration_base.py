@@ -34,6 +34,7 @@ class CalibrationCallback(Callback, ABC):
         self.temperature, self.seconds = 1.0, 0.0
         self._is_linearized = False  # whether the scale was chosen for linearised predictions
         self._has_ended = True  # whether the end of the current fit has chosen
+        self._epoch_end = -1  # update after which the callbacks of an epoch were called
         self._start_of_fit = math.inf
         self._kept = KeptRows()
 
@@ -66,6 +67,11 @@ class CalibrationCallback(Callback, ABC):
         self._has_ended, self._start_of_fit = False, time.perf_counter()
         self._kept.start(0)
 
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Forget the numbers of an epoch that was not the last, whatever it looked like."""
+        self.forget()
+        self._has_ended = False
+
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Forget the rows of an earlier validation of a fit."""
         if trainer.state.fn == "fit":
@@ -80,14 +86,22 @@ class CalibrationCallback(Callback, ABC):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Choose after the last epoch, before the checkpoint is written."""
+        self._epoch_end = trainer.global_step
         if is_last_epoch(trainer):
             self._end(trainer, pl_module)
             if self.scale is not None and not trainer.barebones:
                 chosen = {"val/posterior_scale": self.scale, "val/temperature": self.temperature}
                 pl_module.log_dict(chosen, sync_dist=True)
 
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Choose for the last checkpoint of a fit that `EarlyStopping` ends: it decides after the other callbacks."""
+        is_over = trainer.state.fn == "fit" and trainer.should_stop and self._epoch_end == trainer.global_step
+        if is_over and not self._has_ended:
+            self._end(trainer, pl_module)
+            checkpoint.setdefault("callbacks", {})[self.state_key] = self.state_dict()
+
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Choose after a fit that `EarlyStopping` has ended, which Lightning calls after its other callbacks."""
+        """Choose after such a fit without a checkpoint."""
         if not self._has_ended and trainer.global_step:
             self._end(trainer, pl_module)
         self._kept.start(0)

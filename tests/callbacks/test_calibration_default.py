@@ -146,10 +146,16 @@ def test_a_resumed_fit_chooses_the_same(tmp_path):
     assert calibration_of(resumed).temperature == calibration_of(whole).temperature
 
 
-def test_early_stopping_ends_with_a_temperature():
-    trainer, _ = fitted(vogn(), EarlyStopping("val_loss", patience=40), max_epochs=1000)
+@pytest.mark.parametrize("saves", [True, False])
+def test_early_stopping_ends_with_a_temperature(saves, tmp_path):
+    saved = [ModelCheckpoint(tmp_path, filename="last")] if saves else []
+    trainer, _ = fitted(
+        vogn(), EarlyStopping("val_loss", patience=40), *saved, max_epochs=1000, enable_checkpointing=saves
+    )
     assert trainer.current_epoch < 999
-    assert calibration_of(trainer).temperature > 1
+    temperature = calibration_of(trainer).temperature
+    assert temperature > 1
+    assert not saves or load_posterior(tmp_path / "last.ckpt").temperature == temperature
 
 
 @pytest.mark.parametrize("callback", [NoisyKFACCallback, IVONCallback])
