@@ -3,7 +3,6 @@
 from lightning_bayes.callbacks.base import VariationalCallback
 from lightning_bayes.callbacks.calibration import Calibration
 from lightning_bayes.callbacks.deep_ensemble import DeepEnsembleCallback
-from lightning_bayes.callbacks.diagnostics import PosteriorDiagnostics
 from lightning_bayes.callbacks.diagonal import (
     BBBCallback,
     CVICallback,
@@ -47,7 +46,6 @@ __all__ = [
     "NoisyAdamFisherCallback",
     "NoisyKFACCallback",
     "OGNCallback",
-    "PosteriorDiagnostics",
     "PredictionWriter",
     "RejectorCallback",
     "SWAGCallback",

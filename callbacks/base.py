@@ -263,7 +263,6 @@ class VariationalCallback(EvaluationCallback, ABC):
         if self.optimizer is None:
             return {}
         return {
-            "format": 2,
             "param_names": _param_names(self.optimizer),
             **self.loss_state(),
             "lr": None if callable(self.lr) else self.lr,

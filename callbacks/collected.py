@@ -30,7 +30,7 @@ class CollectedPredictions:
         self._targets: list[Tensor] = []
         self._scores: dict[str, dict[str, list[Tensor]]] = {}
 
-    def add(self, step: StepOutputs, set_name: str, mean_outputs: Tensor | None) -> Tensor:
+    def add(self, step: StepOutputs, set_name: str, mean_outputs: Tensor | None) -> None:
         """Add a batch."""
         probs = combine(step.outputs, "softmax").exp()
         if set_name == "test":
@@ -44,7 +44,6 @@ class CollectedPredictions:
             outputs = step.outputs if len(step.outputs) > 1 else step.outputs[0]
             for score, values in ood_scores(outputs).items():
                 self._scores.setdefault(score, {}).setdefault(set_name.removeprefix("ood/"), []).append(values)
-        return probs
 
     def gathered(self, gather: Gather) -> Predicted | None:
         """The predictions of all processes; None without a batch of the test set."""
@@ -56,31 +55,3 @@ class CollectedPredictions:
             for score, sets in self._scores.items()
         }
         return Predicted(probs, gather(torch.cat(self._targets)), scores)
-
-
-class ExtremeImages:
-    """Keeps the most and the least certain images of a stream."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self._extremes: tuple[Tensor, Tensor, Tensor] | None = None  # images, targets, probs
-
-    def add(self, images: Tensor, targets: Tensor, probs: Tensor) -> None:
-        """Add a batch."""
-        if images.ndim != 4 or images.shape[1] not in {1, 3}:
-            return
-        images = images.detach().cpu().float()
-        if self._extremes is not None:
-            pairs = zip(self._extremes, (images, targets, probs), strict=True)
-            images, targets, probs = (torch.cat(pair) for pair in pairs)
-        order = probs.amax(-1).argsort(descending=True, stable=True)
-        if len(order) > 2 * self.count:
-            order = torch.cat([order[: self.count], order[-self.count :]])
-        self._extremes = (images[order], targets[order], probs[order])
-
-    def gathered(self, gather: Gather) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Images, targets and probabilities of all processes; None if there are fewer than two images."""
-        if self._extremes is None:
-            return None
-        images, targets, probs = (gather(column) for column in self._extremes)
-        return (images, targets, probs) if len(targets) > 1 else None

@@ -1,8 +1,8 @@
-"""Figures of a test: calibration, selective prediction, out-of-distribution detection, shift, and sample images."""
+"""Figures of a test: calibration, selective prediction, out-of-distribution detection and shift."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, final
 
@@ -15,13 +15,11 @@ from torch import Tensor
 from torchmetrics.utilities.distributed import gather_all_tensors
 
 from lightning_bayes.callbacks.arguments import checked
-from lightning_bayes.callbacks.collected import CollectedPredictions, ExtremeImages, Gather, Predicted
-from lightning_bayes.callbacks.predictions import class_names_of
+from lightning_bayes.callbacks.collected import CollectedPredictions, Gather, Predicted
 from lightning_bayes.callbacks.step_outputs import has_class_outputs, has_labels, has_step_outputs, step_outputs
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.metrics import (
     by_severity,
-    certainty_sheet,
     reliability_diagram,
     risk_coverage_diagram,
     score_histograms,
@@ -29,17 +27,14 @@ from lightning_bayes.metrics import (
 )
 from lightning_bayes.metrics.example_scores import SCORES_FILE, write_scores
 
-SHEET = (2, 8)  # rows and columns, for the most and for the least certain images
-
 
 @final
 class EvaluationFigures(Callback):
     """Draws the results of a test, writes them to the run's folder ``figures``, and logs them.
 
-    The PNG files are ``reliability``, ``risk_coverage``, ``certainty`` (for images), ``ood_scores`` (with
-    out-of-distribution sets) and ``shift`` (with shifted test sets). TensorBoard, Weights & Biases, MLflow and Comet log
-    them as ``test/reliability`` and so on. With a posterior, each figure compares the Monte-Carlo prediction with the
-    prediction at the mean.
+    The PNG files are ``reliability``, ``risk_coverage``, ``ood_scores`` (with out-of-distribution sets) and ``shift`` (with
+    shifted test sets). TensorBoard, Weights & Biases, MLflow and Comet log them as ``test/reliability`` and so on. With a
+    posterior, each figure compares the Monte-Carlo prediction with the prediction at the mean.
 
     The scores of each example are written to ``scores.csv``, from which ``lightning-bayes report`` compares runs in pairs.
     The module's ``test_step`` must return ``{"outputs": logits, "targets": classes}`` and may add ``mean_outputs`` and
@@ -58,7 +53,6 @@ class EvaluationFigures(Callback):
 
     def _forget(self) -> None:
         self._collected = CollectedPredictions()
-        self._images = ExtremeImages(SHEET[0] * SHEET[1])
         self._is_left_alone = False  # because of a batch that cannot be drawn
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -83,10 +77,7 @@ class EvaluationFigures(Callback):
         if not self.required and not has_labels(outputs, of_classes=not name.startswith("ood/")):
             self._is_left_alone = True
             return
-        probs = self._collected.add(step, name, outputs.get("mean_outputs"))
-        inputs = batch[0] if isinstance(batch, (tuple, list)) else None
-        if name == "test" and isinstance(inputs, Tensor):
-            self._images.add(_unnormalised(inputs, trainer), step.targets, probs)
+        self._collected.add(step, name, outputs.get("mean_outputs"))
 
     def _require_classes(self, module: LightningModule, outputs: Any) -> None:
         """Raise `UnsupportedTrainingError` if figures are required but the step is no classifier's."""
@@ -102,7 +93,7 @@ class EvaluationFigures(Callback):
         """Draw, write and log."""
         folder = trainer.log_dir or trainer.default_root_dir  # log_dir is a collective, so every process reads it
         gather = _gather(trainer, pl_module)
-        predicted, images = self._collected.gathered(gather), self._images.gathered(gather)
+        predicted = self._collected.gathered(gather)
         is_left_alone = self._is_left_alone
         self._forget()
         if is_left_alone:
@@ -112,25 +103,16 @@ class EvaluationFigures(Callback):
             return
         if predicted is None or not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        names = class_names_of(trainer, pl_module)
-        figures = draw(predicted, images, names, trainer.callback_metrics)
+        figures = draw(predicted, trainer.callback_metrics)
         target = Path(folder) / "figures" if self.dirpath is None else Path(self.dirpath)
         publish(figures, target, trainer)
         write_scores(target / SCORES_FILE, next(iter(predicted.probs.values())), predicted.targets)
 
 
-def draw(
-    predicted: Predicted,
-    images: tuple[Tensor, Tensor, Tensor] | None,
-    class_names: Sequence[str],
-    logged: Mapping[str, Any],
-) -> dict[str, Figure]:
+def draw(predicted: Predicted, logged: Mapping[str, Any]) -> dict[str, Figure]:
     """Draw the figures of a test."""
     curves = {kind: (probs, predicted.targets) for kind, probs in predicted.probs.items()}
     figures = {"reliability": reliability_diagram(curves), "risk_coverage": risk_coverage_diagram(curves)}
-    if images is not None:
-        matches = len(class_names) == images[2].shape[-1]
-        figures["certainty"] = certainty_sheet(*images, class_names if matches else None, *SHEET)
     if len(next(iter(predicted.scores.values()))) > 1:
         figures["ood_scores"] = score_histograms(predicted.scores)
     first = next(iter(predicted.probs))
@@ -180,12 +162,3 @@ def _gather(trainer: Trainer, module: LightningModule) -> Gather:
         return torch.cat(gather_all_tensors(values.to(module.device))).cpu()
 
     return gather
-
-
-def _unnormalised(images: Tensor, trainer: Trainer) -> Tensor:
-    datamodule = getattr(trainer, "datamodule", None)
-    mean, std = getattr(datamodule, "mean", None), getattr(datamodule, "std", None)
-    if mean is None or std is None or images.ndim != 4:
-        return images
-    scale, shift = (torch.tensor(values, device=images.device).view(-1, 1, 1) for values in (std, mean))
-    return (images * scale + shift).clamp(0, 1)

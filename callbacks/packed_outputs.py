@@ -12,17 +12,7 @@ from lightning_bayes.private_torch import tree_flatten, tree_unflatten
 
 @final
 class PackedOutputs:
-    """Packs nested tuples, lists and dictionaries of tensors ``[batch, …]`` into one ``[batch, columns]``, and unpacks it.
-
-    A single tensor stays as it is.
-
-    Example:
-        >>> packing = PackedOutputs()
-        >>> packing.pack((torch.zeros(2), torch.ones(2, 3))).shape
-        torch.Size([2, 4])
-        >>> [part.shape for part in packing.unpack(torch.zeros(5, 4))]
-        [torch.Size([5]), torch.Size([5, 3])]
-    """
+    """Packs nested tuples, lists and dictionaries of tensors ``[batch, …]`` into one ``[batch, columns]``, and back."""
 
     def __init__(self) -> None:
         self._spec: Any = None

@@ -11,16 +11,7 @@ _MISSING: Any = object()
 
 @final
 class Patches:
-    """Changes objects, and reverts all changes on `undo`.
-
-    Example:
-        >>> class Loop: pass
-        >>> loop, patches = Loop(), Patches()
-        >>> patches.set(loop, "advance", print)
-        >>> patches.undo()
-        >>> vars(loop)
-        {}
-    """
+    """Changes objects, and reverts all changes on `undo`."""
 
     def __init__(self) -> None:
         self._undo = ExitStack()

@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
+
+from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.posteriors import atomic_save, atomic_write
 
 Column = Tensor | list[str]  # one entry per row
 UNKNOWN = -1  # target of an example without a label, or out of distribution
 
 
 def origins(datasets: Sequence[Any], dataloader_idx: Tensor, index: Tensor) -> dict[str, Column]:
-    """File and target of each row.
-
-    Args:
-        datasets: The data set of each loader. Its attributes ``file_names`` and ``targets`` are read, also through a
-            ``Subset``. In a ``TensorDataset``, the last of several tensors counts as the targets.
-        dataloader_idx: Index of each row's loader, ``[rows]``.
-        index: Position of each row in its data set, ``[rows]``.
-
-    Returns:
-        The columns ``file`` and ``target``, each if known for any row. Targets are written as they are: numbers, rows of
-        numbers, or texts. Unknown entries are ``""``, -1 for whole numbers, and ``nan`` for others.
-
-    Example:
-        >>> data = TensorDataset(torch.zeros(3, 2), torch.tensor([5, 6, 7]))
-        >>> origins([data], torch.tensor([0, 0]), torch.tensor([2, 0]))
-        {'target': tensor([7, 5])}
-    """
+    """The columns ``file`` and ``target``, if known for any row; unknown are ``""``, -1 for whole numbers, else ``nan``."""
     files = [_column(data, lambda data: getattr(data, "file_names", None)) for data in datasets]
     targets = [_column(data, _targets) for data in datasets]
     row_files: list[str] = []
@@ -64,20 +55,7 @@ def target_column(targets: Sequence[Any]) -> Column | None:
 
 
 def decisions(probs: Tensor, class_names: Sequence[str], reject_below: float | None) -> dict[str, Column]:
-    """The predicted class of each row, and whether it is rejected.
-
-    Args:
-        probs: Probabilities, ``[rows, classes]``; other shapes give no columns.
-        class_names: Names of the classes; ignored unless their number matches.
-        reject_below: Predictions whose largest probability is below this threshold are rejected; None for no threshold.
-
-    Returns:
-        The column ``label``, with names or else class indices; with a threshold also ``reject``, bool.
-
-    Example:
-        >>> decisions(torch.tensor([[0.9, 0.1], [0.4, 0.6]]), ["cat", "dog"], 0.8)
-        {'label': ['cat', 'dog'], 'reject': tensor([False,  True])}
-    """
+    """The predicted class of each row, by name if the names fit, and with a threshold whether it is rejected."""
     if probs.ndim != 2:
         return {}
     classes = probs.argmax(1)
@@ -90,19 +68,7 @@ def decisions(probs: Tensor, class_names: Sequence[str], reject_below: float | N
 
 
 def flat(table: dict[str, Column], class_names: Sequence[str]) -> dict[str, list[Any]]:
-    """Flatten a table to one number or text per cell, for CSV and Parquet.
-
-    Args:
-        table: Columns ``[rows, …]``.
-        class_names: Names of the classes, which name the columns of ``probs``.
-
-    Returns:
-        Columns ``[rows]``; those that were one-dimensional come first.
-
-    Example:
-        >>> flat({"probs": torch.tensor([[0.25, 0.75]]), "file": ["a.png"]}, ["cat", "dog"])
-        {'file': ['a.png'], 'probs_cat': [0.25], 'probs_dog': [0.75]}
-    """
+    """One number or text per cell, for CSV and Parquet; columns that were one-dimensional come first."""
     columns = sorted(table.items(), key=lambda column: isinstance(column[1], Tensor) and column[1].ndim > 1)
     return {name: cells for key, column in columns for name, cells in _flat(key, column, class_names)}
 
@@ -129,3 +95,46 @@ def _targets(dataset: Any) -> Sequence[Any] | Tensor | None:
         return dataset.tensors[-1]
     attribute: Any = getattr(dataset, "targets", None)
     return attribute if isinstance(attribute, (Tensor, list, tuple)) and len(attribute) == len(dataset) else None
+
+
+FORMATS: Final = (".pt", ".csv", ".parquet")
+_NOUN, _ADVICE = "predictions", "Free space, or choose another directory."
+
+
+def require_format(path: str) -> None:
+    """Require a file format that can be written, before predictions are computed."""
+    extension = Path(path).suffix
+    if extension not in FORMATS:
+        raise HyperparameterError(
+            f"{path}: predictions are written as {', '.join(FORMATS)}, not as {extension or 'a file without extension'}."
+        )
+    if extension == ".parquet" and find_spec("pyarrow") is None:
+        raise ModuleNotFoundError(
+            f'{path} needs pyarrow, which is not installed. Run: pip install "lightning-bayes[parquet]", or use .csv.'
+        )
+
+
+def save(table: dict[str, Column], path: Path, class_names: Sequence[str] = ()) -> None:
+    """Write a table of columns ``[rows, …]`` in the format of the file's extension."""
+    if path.suffix == ".pt":
+        atomic_save(path, table, _NOUN, _ADVICE)
+    else:
+        write = _csv if path.suffix == ".csv" else _parquet
+        atomic_write(path, write(flat(table, class_names)), _NOUN, _ADVICE)
+
+
+def _csv(columns: dict[str, list[Any]]) -> bytes:
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(columns)
+    writer.writerows(zip(*columns.values(), strict=True))
+    return text.getvalue().encode()
+
+
+def _parquet(columns: dict[str, list[Any]]) -> bytes:
+    import pyarrow
+    from pyarrow import parquet
+
+    buffer = io.BytesIO()
+    parquet.write_table(pyarrow.table(columns), buffer)
+    return buffer.getvalue()

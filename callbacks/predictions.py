@@ -15,8 +15,7 @@ from torch import Tensor
 from lightning_bayes.callbacks.arguments import checked
 from lightning_bayes.callbacks.evaluation import LINK_ATTRIBUTE
 from lightning_bayes.callbacks.neighbours import callbacks_of
-from lightning_bayes.callbacks.prediction_files import require_format, save
-from lightning_bayes.callbacks.prediction_table import Column, decisions, origins
+from lightning_bayes.callbacks.prediction_table import Column, decisions, origins, require_format, save
 from lightning_bayes.predictive import Link, as_dict, check_threshold, summarise
 
 FILENAME = "predictions.pt"
@@ -67,14 +66,7 @@ class PredictionWriter(BasePredictionWriter):
         predictions: Sequence[Any],
         batch_indices: Sequence[Any],
     ) -> None:
-        """Write the table; an existing file is replaced.
-
-        Args:
-            trainer: The trainer.
-            pl_module: The module.
-            predictions: The results of ``predict_step``, by batch, or by data loader and batch.
-            batch_indices: Positions of the examples in their data sets, by data loader and batch.
-        """
+        """Write the table; an existing file is replaced."""
         # log_dir is a collective, so every process reads it.
         folder = trainer.log_dir if self.dirpath is None else self.dirpath
         if trainer.fast_dev_run or folder is None or self._is_replaced(trainer):  # type: ignore[attr-defined]
@@ -130,37 +122,14 @@ def link_of(module: LightningModule) -> Link | None:
 
 
 def columns(output: Any, link: Link | None) -> dict[str, Tensor]:
-    """The columns of one batch's prediction.
-
-    Args:
-        output: A tensor or a dict; entries other than tensors are ignored.
-        link: How a tensor becomes a prediction; None keeps it unchanged.
-
-    Returns:
-        Tensors, ``[batch, …]`` each; empty if the output has another type.
-
-    Example:
-        >>> columns(torch.zeros(2, 4), "softmax")["entropy"]
-        tensor([1.3863, 1.3863])
-    """
+    """The tensors of one batch's prediction by name; a tensor alone becomes a prediction by `link`, or ``outputs``."""
     if isinstance(output, Tensor):
         return {"outputs": output} if link is None else as_dict(summarise(output[None], link))
     return {k: v for k, v in output.items() if isinstance(v, Tensor)} if isinstance(output, dict) else {}
 
 
 def stack(rows: Sequence[dict[str, Tensor]]) -> dict[str, Tensor] | None:
-    """Concatenate batches.
-
-    Args:
-        rows: One dict per batch, of tensors ``[batch, …]``; scalars are repeated for the whole batch.
-
-    Returns:
-        One tensor ``[rows, …]`` per column, on the CPU; None if the columns of the batches do not match.
-
-    Example:
-        >>> stack([{"p": torch.tensor([0.5, 0.1]), "set": torch.tensor(0)}, {"p": torch.zeros(1), "set": torch.tensor(1)}])
-        {'p': tensor([0.5000, 0.1000, 0.0000]), 'set': tensor([0, 0, 1])}
-    """
+    """Concatenate batches ``[batch, …]`` or scalars on the CPU; None if the columns of the batches do not match."""
     lengths = [{len(value) for value in row.values() if value.ndim > 0} for row in rows]
     shapes = [{name: value.shape[1:] for name, value in row.items()} for row in rows]
     if not rows or any(len(batch) != 1 for batch in lengths) or any(shape != shapes[0] for shape in shapes):

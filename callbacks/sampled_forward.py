@@ -33,8 +33,7 @@ from lightning_bayes.predictive import (
     find_link,
     summarise,
 )
-from lightning_bayes.predictive.mixture_output import Form, form_of, mixture_output
-from lightning_bayes.predictive.observations import Observation, observed
+from lightning_bayes.predictive.observations import Form, Observation, form_of, mixture_output, observed
 from lightning_bayes.predictive.quantiles import grouped
 from lightning_bayes.predictive.repeated import Repeatable, copied
 

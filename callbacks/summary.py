@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from lightning_bayes.callbacks.mean_comparison import Comparison
 from lightning_bayes.errors import name_some
 from lightning_bayes.optim import VariationalOptimizer
 from lightning_bayes.optim.effective import effective
-from lightning_bayes.posteriors import diagnostics
+from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.predictive import Link
 from lightning_bayes.strategies import BayesDDPStrategy
 
@@ -55,7 +56,7 @@ def at_the_end(
     """The line at the end of a fit: what the samples change on the validation set, and the size of the noise."""
     if not _params(optimizer, noisy=True):  # such as in a run resumed from a checkpoint without noise
         return f"{name}: no parameter has noise, so there is no posterior."
-    noise = f"the RMS noise is {diagnostics.noise_to_weight(optimizer.posterior()):.1g} times the RMS weight"
+    noise = f"the RMS noise is {_noise_to_weight(optimizer.posterior()):.1g} times the RMS weight"
     if path:  # of the default noise that follows the fit
         kappa = optimizer.param_groups[0]["posterior"]["relative_noise"]
         moved = f"κ ended at {kappa:.2g}" if path[-1] == max(path) else f"κ rose and fell again, to {kappa:.2g}"
@@ -63,6 +64,13 @@ def at_the_end(
     if validated is None:
         return f"{name}: {noise}. With validation data, this line shows what the samples change."
     return f"{name}: {validated.summary()}; {noise}.{_ADVICE if validated.hardly_differs else ''}"
+
+
+def _noise_to_weight(posterior: AbstractPosterior) -> float:
+    """√(Σ σ² / Σ μ²), infinite if all weights are zero."""
+    squares = (posterior.variance(), {name: mean.square() for name, mean in posterior.mean.items()})
+    noise, weights = (sum(float(part.double().sum()) for part in parts.values()) for parts in squares)
+    return math.sqrt(noise / weights) if weights else math.inf
 
 
 def epoch_metrics(trainer: Trainer, optimizer: VariationalOptimizer) -> dict[str, float]:

@@ -116,20 +116,7 @@ def _with_writer(words: Sequence[str]) -> list[str]:
 
 
 def instantiate(config: str, *arguments: str) -> BayesCLI:
-    """Set the seed and build the objects of a config without running a subcommand.
-
-    Args:
-        config: A value of ``--config``: a file, a recipe or a composition.
-        *arguments: Further command-line arguments, without a subcommand.
-
-    Returns:
-        The CLI object, with ``trainer``, ``model``, ``datamodule``, and the ``config`` that its ``parser`` can save.
-
-    Example:
-        >>> run = instantiate("digits+mlp+vogn", "--trainer.accelerator=cpu", "--trainer.logger=false")
-        >>> type(run.model).__name__, run.trainer.max_epochs
-        ('BayesClassifier', 40)
-    """
+    """Set the seed and build trainer, model and datamodule of a config without running a subcommand."""
     return BayesCLI(["--config", config, *arguments], run=False)
 
 

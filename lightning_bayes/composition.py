@@ -77,20 +77,7 @@ def packaged_presets() -> list[tuple[str, str]]:
 
 
 def configs_of(name: str) -> list[str]:
-    """Resolve one value of ``--config``.
-
-    Args:
-        name: A file, URL or YAML text, the name of a recipe, or parts joined by ``+``: packaged parts, registered models and
-            data sets, ``MODULE:NAME`` for one that MODULE registers, ``timm/NAME``, ``torchvision/NAME``, and files.
-
-    Returns:
-        Files and YAML texts for LightningCLI to merge in order.
-
-    Example:
-        >>> base, data, *_ = configs_of("digits+lenet5+vogn")
-        >>> json.loads(data)["trainer"]
-        {'max_epochs': 80, 'log_every_n_steps': 10}
-    """
+    """Files and YAML texts for LightningCLI to merge in order, from one value of ``--config``."""
     require_known(name)
     if _is_config(name):
         return [name]

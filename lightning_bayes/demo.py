@@ -24,7 +24,6 @@ from torch import Tensor
 from lightning_bayes.cli import instantiate
 from lightning_bayes.metrics import (
     OODDetection,
-    certainty_sheet,
     classification_metrics,
     reliability_diagram,
     score_histograms,
@@ -136,18 +135,16 @@ def results_table(results: dict[str, Evaluation]) -> Table:
 
 
 def write_figures(results: dict[str, Evaluation], data: Any, folder: Path) -> list[Path]:
-    """Draw the reliability diagram, the entropy histogram, and the most and least certain digits."""
-    images, targets = data.test_set.tensors
+    """Draw the reliability diagram and the entropy histogram."""
+    targets = data.test_set.tensors[1]
     names = ("digits", *data.ood_names)
     entropies = {
         model: dict(zip(names, (entropy(p) for p in (result.probs, *result.ood_probs)), strict=True))
         for model, result in results.items()
     }
-    last = list(results.values())[-1]
     figures = {
         "reliability.png": reliability_diagram({name: (r.probs, targets) for name, r in results.items()}),
         "entropy.png": score_histograms(entropies, title="Predictive entropy"),
-        "certainty.png": certainty_sheet(images * data.std + data.mean, targets, last.probs, data.class_names),
     }
     for name, figure in figures.items():
         figure.savefig(folder / name, dpi=120)

@@ -9,21 +9,7 @@ from collections.abc import Iterable
 
 
 def name_some(names: Iterable[str], characters: int = 240) -> str:
-    """Join names for a message, shortening a long list.
-
-    Args:
-        names: The names to list.
-        characters: Maximum length of the list. The first name is always included.
-
-    Returns:
-        The names that fit, joined by commas, and the number of omitted names, if any.
-
-    Example:
-        >>> name_some(["fc1.weight", "fc1.bias"])
-        'fc1.weight, fc1.bias'
-        >>> name_some((f"layer{i}" for i in range(100)), characters=20)
-        'layer0, layer1 and 98 more'
-    """
+    """Names joined by commas, as many as fit, but at least one, and the number of the others."""
     all_names = list(names)
     listed = all_names[:1]
     for name in all_names[1:]:

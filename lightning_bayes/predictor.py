@@ -72,20 +72,6 @@ class Predictor:
 
     Raises:
         HyperparameterError: If `samples` or `reject_below` is out of range.
-
-    Example:
-        >>> import numpy as np, tempfile
-        >>> from lightning_bayes import MeanField, zoo
-        >>> model = zoo.create_model("mlp", num_classes=2, in_channels=1, image_size=2, hidden=())
-        >>> mean = {name: p.detach() for name, p in model.named_parameters()}
-        >>> q = MeanField(mean, {n: torch.ones_like(p) for n, p in mean.items()}, dict.fromkeys(mean, 1.0), num_data=10)
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     path = f"{folder}/tiny.safetensors"
-        ...     _ = zoo.save_posterior(path, model, q, class_names=["no", "yes"])
-        ...     predict = Predictor.load(path, samples=8, reject_below=0.9)
-        >>> answer = predict(np.zeros((3, 1, 2, 2)))  # floats are the model's input
-        >>> answer.probs.shape, len(answer.labels), answer.reject.dtype
-        (torch.Size([3, 2]), 3, torch.bool)
     """
 
     def __init__(
@@ -165,14 +151,7 @@ class Predictor:
 
     @torch.no_grad()
     def __call__(self, inputs: Any) -> ClassPrediction | ValuePrediction:
-        """Predict.
-
-        Args:
-            inputs: Images or model inputs, see `prepare`.
-
-        Returns:
-            One row per example.
-        """
+        """Predict, with one row per example; see `prepare` for the inputs."""
         batch = self.prepare(inputs)
         with evaluation_mode(self._model):
             outputs = self._draws.outputs(self._model, Repeatable(self._model, batch))

@@ -86,7 +86,7 @@ def reparameterised(grad, sample, mean, precision):
     """ĥ of one pass by the estimator, from a gradient at a sample."""
     param = nn.Parameter(sample.clone())
     param.grad = grad
-    finished = FinishedPass(SimpleNamespace(gradient_factor=lambda: 1.0), 0, 1.0, {param: mean})
+    finished = FinishedPass(SimpleNamespace(gradient_factor=1.0), 0, 1.0, {param: mean})
     return Reparameterised().read(finished, [param], lambda ps: {p: (p.detach() - mean) * precision for p in ps})[param]
 
 

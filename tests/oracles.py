@@ -31,6 +31,13 @@ def relative_error(found: dict[str, Tensor], truth: dict[str, Tensor]) -> float:
     return max(float((found[k] - truth[k]).norm() / truth[k].norm().clamp_min(1e-30)) for k in truth)
 
 
+def assert_measures(measured, model: nn.Module, examples: list, loss: Callable, tolerance: float) -> None:
+    """Gradient and mean squared gradient are those of the loop, within a relative error."""
+    grad, square = one_example_at_a_time(model, examples, loss)
+    assert relative_error(measured.grad, grad) < tolerance
+    assert relative_error(measured.curvature, square) < tolerance
+
+
 def terms_of_the_batch(model: nn.Module, loss: Callable[[], Tensor], batch: int) -> dict[str, Tensor]:
     """Example i's term of the gradient of a whole batch, by giving each example parameters of its own.
 

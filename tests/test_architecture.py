@@ -72,8 +72,8 @@ MAY_IMPORT_LIGHTNING = {"strategies", "callbacks", "zoo", "cli", "cli_parser", "
 SUBCLASSED: dict[str, str] = {}  # concrete classes that others inherit from, with the reason
 LONG = 300  # lines of a file
 BATCH = {  # files and functions that a VOGN batch passes: lowered with the code, never raised
-    "measured": (35, 143),  # the goal is 15 and 70
-    "unmeasured": (17, 51),  # the goal is 10 and 40
+    "measured": (34, 141),  # the goal is 15 and 70
+    "unmeasured": (14, 44),  # the goal is 10 and 40
 }
 VAGUE_NAMES = {"utils.py", "util.py", "helpers.py", "helper.py", "common.py", "misc.py"}
 

@@ -226,7 +226,10 @@ def test_a_calibrated_test_prints_samples_and_mean_side_by_side(fitted, tested, 
     assert re.findall(r"\d\.\d{4}", line) == [f"{found[key]:.4f}" for key in keys]
     assert found[keys[0]] < min(found[keys[1]], logged(tested[0])[keys[0]])
     assert sorted(path.stem for path in (folder / "figures").iterdir()) == [
-        *("certainty", "ood_scores", "reliability", "risk_coverage", "scores")
+        "ood_scores",
+        "reliability",
+        "risk_coverage",
+        "scores",
     ]
 
 
@@ -237,13 +240,6 @@ def test_report_compares_a_fit_and_its_test(fitted, tested, capsys):
     page = Path("pages/both.html").read_text("utf-8")
     assert f"{logged(folder)['test/cls/NLL']:.4f}" in page
     assert f"{logged(fitted)['val/cls/NLL']:.4f}" in page
-
-
-def test_report_of_a_folder_without_a_run_is_refused(tmp_path):
-    with pytest.raises(
-        SystemExit, match=r"^lightning-bayes: RunError: There is no run in nowhere: a run is a folder with"
-    ):
-        command("report", "nowhere")
 
 
 def test_validate_repeats_the_last_validation_of_the_fit(fitted, capsys):
@@ -309,7 +305,7 @@ def test_predict_finds_the_last_run_whatever_it_writes(fitted, tmp_path):
 
 
 def test_predictions_in_a_format_that_needs_a_package_are_refused_at_once(fitted, monkeypatch):
-    monkeypatch.setattr("lightning_bayes.callbacks.prediction_files.find_spec", lambda name: None)
+    monkeypatch.setattr("lightning_bayes.callbacks.prediction_table.find_spec", lambda name: None)
     with pytest.raises(SystemExit, match=r"^lightning-bayes: ModuleNotFoundError: p\.parquet needs pyarrow"):
         evaluated("predict", fitted, "--output=p.parquet")
 
@@ -345,14 +341,6 @@ def test_the_saved_config_reloads_as_itself(fitted, capsys):
     assert yaml.safe_load(said.out) == yaml.safe_load((fitted / "config.yaml").read_text("utf-8"))
 
 
-def test_a_run_continues_from_its_checkpoint(fitted):
-    arguments = ["--config", str(fitted / "config.yaml"), *QUIET, "--trainer.max_epochs=4"]
-    command("fit", *arguments, f"--ckpt_path={fitted / 'checkpoints' / 'last.ckpt'}")
-    checkpoint = torch.load("runs/digits_lenet5_vogn/version_0/checkpoints/last.ckpt", weights_only=True)
-    assert checkpoint["epoch"] == 3
-    assert checkpoint["global_step"] == 4 * 35
-
-
 def test_a_run_that_is_stopped_has_the_last_finished_epoch(monkeypatch):
     def stop(self):
         if self.current_epoch == 2:
@@ -364,12 +352,6 @@ def test_a_run_that_is_stopped_has_the_last_finished_epoch(monkeypatch):
     (saved,) = Path("runs/digits_mlp_vogn/version_0/checkpoints").iterdir()
     assert saved.name == "last.ckpt"
     assert torch.load(saved, weights_only=True)["global_step"] == 2 * 35
-
-
-def test_evaluation_without_a_checkpoint_is_remarked_on():
-    message = "test uses the weights that BayesClassifier was constructed with. Pass --ckpt_path"
-    with pytest.warns(UserWarning, match=message):
-        command("test", "--config", "digits+lenet5+adam", *QUIET, "--trainer.limit_test_batches=1")
 
 
 def test_a_config_that_is_there_is_not_overwritten():
@@ -602,5 +584,3 @@ def test_a_trained_checkpoint_gets_a_laplace_posterior(tmp_path):
     assert type(posterior).__name__ == "EigenGaussian"
     assert set(posterior.prior_precision.values()) == {3.0}
     assert len(posterior.mean) == 4
-    with pytest.raises(SystemExit, match="laplace needs a trained checkpoint"):
-        command("laplace", "--config", "digits+mlp+adam")

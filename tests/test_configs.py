@@ -120,9 +120,6 @@ def data_options(name, tmp_path, monkeypatch):
         ]
         return [f"--data.root={tmp_path / 'pictures'}", "--data.val_size=4", *small]
     small = small_options(name)
-    if name.startswith("war_and_peace"):
-        (tmp_path / "text.txt").write_text("all happy families are alike. " * 40, "utf-8")
-        return [f"--data.path={tmp_path / 'text.txt'}", "--data.batch_size=2", *small]
     if name.startswith("imagenet"):
         for part in ("train", "val"):
             write_image_folder(tmp_path / part)

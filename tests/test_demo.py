@@ -19,7 +19,7 @@ def test_demo_prints_one_table_and_writes_what_it_names(tmp_path, capsys):
     printed = capsys.readouterr().out
     for word in ("Adam", "VOGN mean", "VOGN MC (64)", "parameters of VOGN's posterior", *demo.COLUMNS):
         assert word in printed
-    for name in ("reliability.png", "entropy.png", "certainty.png"):
+    for name in ("reliability.png", "entropy.png"):
         with Image.open(tmp_path / name) as picture:
             assert min(picture.size) > 300
             assert np.asarray(picture.convert("L")).std() > 10  # something is drawn

@@ -17,18 +17,15 @@ from lightning_bayes.zoo.data import (
     ImageFolderDataModule,
     KMNISTDataModule,
     MNISTDataModule,
-    PoolDataModule,
     SVHNDataModule,
-    TextDataModule,
     UCIDataModule,
     corruption_kinds,
 )
-from lightning_bayes.zoo.generation import Generated, generate
 from lightning_bayes.zoo.hub import from_hub, posterior_folder, push_to_hub
-from lightning_bayes.zoo.models import MLP, VGG16, AlexNet, CharRNN, CharTransformer, LeNet5, ResNet18
+from lightning_bayes.zoo.models import MLP, VGG16, AlexNet, LeNet5, ResNet18
 from lightning_bayes.zoo.posterior_file import SavedPosterior, load, save_posterior
 from lightning_bayes.zoo.registry import register_data, register_model
-from lightning_bayes.zoo.tasks import BayesClassifier, BayesLanguageModel, BayesRegressor, CosineToEnd
+from lightning_bayes.zoo.tasks import BayesClassifier, BayesRegressor, CosineToEnd
 from lightning_bayes.zoo.transforms import ImageTransform
 
 __all__ = [
@@ -36,33 +33,26 @@ __all__ = [
     "VGG16",
     "AlexNet",
     "BayesClassifier",
-    "BayesLanguageModel",
     "BayesRegressor",
     "CIFAR10DataModule",
     "CIFAR100DataModule",
-    "CharRNN",
-    "CharTransformer",
     "Corruption",
     "CosineToEnd",
     "DigitsDataModule",
     "FashionMNISTDataModule",
-    "Generated",
     "ImageFolderDataModule",
     "ImageTransform",
     "KMNISTDataModule",
     "LeNet5",
     "MNISTDataModule",
-    "PoolDataModule",
     "ResNet18",
     "SVHNDataModule",
     "SavedPosterior",
-    "TextDataModule",
     "UCIDataModule",
     "architecture",
     "corruption_kinds",
     "create_model",
     "from_hub",
-    "generate",
     "input_transform",
     "list_models",
     "load",

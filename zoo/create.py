@@ -31,18 +31,7 @@ class Architecture(NamedTuple):
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """List the names that `create_model` accepts.
-
-    Args:
-        pattern: Shell pattern, such as ``"*imagenet"``, ``"timm/resnet*"`` or ``"torchvision/*"``.
-
-    Returns:
-        The names in alphabetical order. timm and torchvision models are listed only if the pattern has their prefix.
-
-    Example:
-        >>> list_models("resnet*")
-        ['resnet18', 'resnet18_imagenet']
-    """
+    """The names that `create_model` accepts and a shell pattern matches, such as ``"timm/resnet*"``, sorted."""
     source, rest = source_of(pattern)
     prefix = pattern.removesuffix(rest)
     return [f"{prefix}{name}" for name in source.names(rest)]
@@ -108,17 +97,7 @@ def create_model(
 
 
 def architecture(model: nn.Module) -> Architecture:
-    """The arguments of the `create_model` call that built a model.
-
-    Args:
-        model: A model from `create_model`.
-
-    Returns:
-        Name and arguments.
-
-    Raises:
-        HyperparameterError: If `create_model` did not build the model.
-    """
+    """The name and the arguments of the `create_model` call that built a model."""
     built = known_architecture(model)
     if built is None:
         raise HyperparameterError(
@@ -135,15 +114,7 @@ def known_architecture(model: nn.Module) -> Architecture | None:
 
 
 def input_transform(model: nn.Module) -> ImageTransform | None:
-    """The input transform of a model's weights.
-
-    Args:
-        model: A model from `create_model`.
-
-    Returns:
-        The transform of the image data module that the model was last fitted on, or else of its pretrained weights; None if
-        both are unknown.
-    """
+    """The transform of the image data module that the model was last fitted on, or of its pretrained weights, or None."""
     transform = vars(model).get("zoo_transform")
     return transform if isinstance(transform, ImageTransform) else None
 

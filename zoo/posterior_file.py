@@ -110,18 +110,6 @@ def save_posterior(
     Raises:
         HyperparameterError: If a value is not plain, the number of class names is wrong, the temperature is not positive, or
             the path ends in ``.md``.
-
-    Example:
-        >>> import tempfile
-        >>> from lightning_bayes import MeanField, zoo
-        >>> model = zoo.create_model("mlp", num_classes=2, in_channels=1, image_size=2, hidden=())
-        >>> mean = {name: p.detach() for name, p in model.named_parameters()}
-        >>> q = MeanField(mean, {n: torch.ones_like(p) for n, p in mean.items()}, dict.fromkeys(mean, 1.0), num_data=10)
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     card = save_posterior(f"{folder}/tiny.safetensors", model, q, class_names=["no", "yes"])
-        ...     saved = load(f"{folder}/tiny.safetensors")
-        >>> card.name, saved.class_names
-        ('tiny.md', ('no', 'yes'))
     """
     check_fits(model, posterior)
     link = find_link(link)

@@ -35,13 +35,6 @@ class ImageTransform:
 
     Raises:
         HyperparameterError: If the values are inconsistent.
-
-    Example:
-        >>> import torch
-        >>> transform = ImageTransform(image_size=2, mean=(0.5,), std=(0.25,))
-        >>> transform(torch.full((1, 4, 6), 255, dtype=torch.uint8))
-        tensor([[[2., 2.],
-                 [2., 2.]]])
     """
 
     image_size: int

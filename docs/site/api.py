@@ -27,7 +27,6 @@ MOVED = {  # top-level names that serve another task than the rest of their subp
         "BatchNormRecalibration",
         "Calibration",
         "EvaluationFigures",
-        "PosteriorDiagnostics",
         "RejectorCallback",
     ),
     "predict": ("DeepEnsembleCallback", "LaplaceCallback", "MCDropoutCallback", "MultiModeCallback", "SWAGCallback"),

@@ -14,7 +14,7 @@ Only this package imports BackPACK.
 """
 
 from lightning_bayes.curvature.capture import Capture
-from lightning_bayes.curvature.engine import AbstractEngine, BareCapture, EngineName, GradientCapture, GradientEngine
+from lightning_bayes.curvature.engine import AbstractEngine, EngineName, GradientCapture, GradientEngine
 from lightning_bayes.curvature.likelihood import Bernoulli, Gaussian, Likelihood, Poisson, Softmax
 from lightning_bayes.curvature.loss import LossReduction, with_per_example_loss
 from lightning_bayes.curvature.measure import check_names, make_engine, measure
@@ -25,7 +25,6 @@ from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
 __all__ = [
     "DEFAULT_MIB",
     "AbstractEngine",
-    "BareCapture",
     "Bernoulli",
     "Capture",
     "EngineName",

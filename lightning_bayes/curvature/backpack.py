@@ -143,7 +143,7 @@ class BackpackCapture(HookedCapture):
 
     def mean_curvature(self) -> dict[nn.Parameter, Tensor]:
         """The mean of the measured quantity; see `Capture.mean_curvature`."""
-        return self.scaled_squares(self.gradient_factor())  # BackPACK's values scale with the loss, like the gradient
+        return self.scaled_squares(self.gradient_factor)  # BackPACK's values scale with the loss, like the gradient
 
     def handle_call(self, call: LayerCall, inputs: list[Any], grads: list[Tensor | None]) -> bool:
         """Leave every call to BackPACK, apart from the check."""

@@ -234,6 +234,7 @@ class Capture(ABC):
         is_known = self.loss is not None and (self.known_batch_size or 0) > 1
         return self.loss_reduction == "mean" or (is_known and self.scale.reduction == "mean")
 
+    @property
     def gradient_factor(self) -> float:
         """Factor from the gradient that backward computes to the mean gradient."""
         return 1.0 if self.scale.reduction == "mean" else 1.0 / self.num_examples

@@ -100,15 +100,9 @@ class GradientEngine(AbstractEngine):
         with examples_counted(self.model, captured):
             yield captured
 
-    @contextmanager
-    def bare(self) -> Iterator[Capture]:
-        """Neither count examples nor read the loss, for an update with a single batch whose loss is a mean."""
-        yield BareCapture(self.loss_reduction)
-
     def check_reached(self, captured: Capture) -> None:
-        """Require a call of the model unless the pass counts nothing; see `require_call`."""
-        if not isinstance(captured, BareCapture):
-            require_call(captured)
+        """Require a call of the model; see `require_call`."""
+        require_call(captured)
 
 
 @contextmanager
@@ -152,20 +146,3 @@ class GradientCapture(Capture):
 
     def measure_losses(self, losses: Tensor) -> None:
         """Measure nothing; see `Capture.measure_losses`."""
-
-
-@final
-class BareCapture(Capture):
-    """Counts no examples and does not read the loss: every pass has weight 1, and its gradient is a mean gradient."""
-
-    def measure_losses(self, losses: Tensor) -> None:
-        """Measure nothing; see `Capture.measure_losses`."""
-
-    def observe(self, loss: Tensor, divided_by_host: bool = False) -> None:
-        """Store the loss; see `Capture.observe`."""
-        self.loss = loss.detach().clone()
-
-    @property
-    def num_examples(self) -> int:
-        """The weight of a pass, 1."""
-        return 1

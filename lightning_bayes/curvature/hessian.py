@@ -56,7 +56,7 @@ class HessianCapture(Capture):
     def mean_hessian(self) -> Tensor:
         """The Hessian of the mean loss, ``[D, D]``."""
         assert self.hessian is not None
-        return self.hessian * self.gradient_factor()
+        return self.hessian * self.gradient_factor
 
 
 def hessian_of(loss: Tensor, params: Sequence[nn.Parameter]) -> Tensor:

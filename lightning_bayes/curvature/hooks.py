@@ -203,7 +203,7 @@ class HookedCapture(Capture, ABC):
         if param in self.squares:
             raise UnsupportedTrainingError(
                 "A second backward reached a parameter that was already measured in this pass. Add the losses and call "
-                "backward once, or open one pass for each backward."
+                "backward once, take gradients of inputs with torch.autograd.grad, or open one pass for each backward."
             )
         self.squares[param] = square
 

@@ -187,7 +187,7 @@ class KroneckerCapture(HookedCapture):
 
     def results(self) -> dict[nn.Module, Any]:
         """The result of each layer with factors that backward reached, see `LayerRecords.results`."""
-        return self.records.results(Scales(self.own_scale, self.factor_scale, self.gradient_factor()))
+        return self.records.results(Scales(self.own_scale, self.factor_scale, self.gradient_factor))
 
     @property
     def _examples(self) -> int:

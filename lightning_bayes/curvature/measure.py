@@ -208,7 +208,7 @@ def _by_name(model: nn.Module, captured: Capture) -> Measurement[Any]:
     curvature: Mapping[nn.Parameter, Any]
     curvature = blocks_by_parameter(captured) if isinstance(captured, KroneckerCapture) else captured.mean_curvature()
     named = [(name, p, p.grad) for name, p in model.named_parameters() if p in curvature]
-    factor = captured.gradient_factor()
+    factor = captured.gradient_factor
     assert captured.loss is not None
     return Measurement(
         loss=captured.loss,

@@ -47,7 +47,7 @@ class MeasuredModule:
         refuse_packed(self.module, [x])
         raise ExampleDimensionError(
             f"{self.label} got an input of shape {list(x.shape)} without a dimension for examples. Keep the batch in "
-            "dimension 0, or freeze the layer."
+            "dimension 0; call the layer once for all examples as layer(x[None])[0]; or freeze it."
         )
 
 

@@ -3,8 +3,7 @@
 All functions are pure. Leading dimensions ``[..., n, n]`` are a batch of matrices.
 """
 
-from lightning_bayes.linalg.block_tridiagonal import BlockTridiagonalInverse
-from lightning_bayes.linalg.difference import DifferenceInverse
+from lightning_bayes.linalg.block_tridiagonal import BlockTridiagonalInverse, DifferenceInverse
 from lightning_bayes.linalg.factors import JITTER_LADDER, cholesky, inverse_root, symmetric_eigen, upper_matmul
 from lightning_bayes.linalg.kronecker import KroneckerProduct, pi_damped, pi_ratio
 

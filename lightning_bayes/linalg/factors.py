@@ -18,24 +18,7 @@ MAX_SOLVE_SIDE = 128  # larger triangular factors are inverted by halves
 
 
 def cholesky(matrix: Tensor, name: str = "matrix") -> Tensor:
-    """Lower-triangular L with L Lᵀ = matrix + jitter · I. Raises `NonFiniteError` for non-finite entries.
-
-    Args:
-        matrix: Symmetric positive definite up to rounding, ``[..., n, n]``.
-        name: Name for error messages, such as ``"factor S of layer 'fc1'"``.
-
-    Returns:
-        L, ``[..., n, n]``.
-
-    Raises:
-        ShapeError: If the matrix is not square.
-        NotPositiveDefiniteError: If the largest jitter does not suffice.
-
-    Example:
-        >>> cholesky(torch.tensor([[4.0, 2.0], [2.0, 2.0]]))
-        tensor([[2., 0.],
-                [1., 1.]])
-    """
+    """Lower-triangular L with L Lᵀ = matrix + jitter · I, ``[..., n, n]``; `name` stands in error messages."""
     if matrix.dim() < 2 or matrix.shape[-1] != matrix.shape[-2]:
         raise ShapeError(f"The {name} has shape {list(matrix.shape)}; a Cholesky factor needs square matrices.")
     factor, failed = _attempt(matrix)
@@ -126,21 +109,7 @@ def upper_inverse(upper: Tensor) -> Tensor:
 
 
 def symmetric_eigen(matrix: Tensor, name: str = "matrix") -> tuple[Tensor, Tensor]:
-    """λ and U with U diag(λ) Uᵀ = matrix. Raises `NonFiniteError` for non-finite entries.
-
-    Negative eigenvalues, which come from rounding, are set to 0.
-
-    Args:
-        matrix: Symmetric positive semi-definite, ``[..., n, n]``.
-        name: Name for error messages.
-
-    Returns:
-        λ ``[..., n]``, ascending, and U ``[..., n, n]``.
-
-    Example:
-        >>> symmetric_eigen(torch.tensor([[2.0, 0.0], [0.0, 1.0]]))[0]
-        tensor([1., 2.])
-    """
+    """λ ``[..., n]``, ascending, and U with U diag(λ) Uᵀ = matrix; negative λ, which come from rounding, are set to 0."""
     require_finite(matrix, name, "network's outputs on these data")
     if matrix.dim() > 2:  # factors of a grouped convolution
         groups = [symmetric_eigen(part, name) for part in matrix]

@@ -28,11 +28,6 @@ class KroneckerProduct(NamedTuple):
     Attributes:
         left: L, ``[..., p, m]``. In a layer's curvature this is S, from the output gradients.
         right: R, ``[..., q, n]``. In a layer's curvature this is A, from the inputs.
-
-    Example:
-        >>> product = KroneckerProduct(2 * torch.eye(2), torch.tensor([[3.0]]))
-        >>> product.matvec(torch.ones(2, 1)).flatten(), round(product.log_det().item(), 4)
-        (tensor([6., 6.]), 3.5835)
     """
 
     left: Tensor
@@ -100,15 +95,7 @@ def _log_det(matrix: Tensor, name: str) -> Tensor:
 
 
 def pi_ratio(product: KroneckerProduct) -> Tensor:
-    """π of a product S ⊗ A of positive semi-definite factors.
-
-    Args:
-        product: S and A, ``[..., n, n]``.
-
-    Returns:
-        π, ``[...]``, within [1e-6, 1e6]. If one factor vanishes (a dead layer), the bounds make the damped product
-        nearly γ I. If both vanish, π = 1.
-    """
+    """π of S ⊗ A, ``[...]``, within [1e-6, 1e6]; the bounds make the damped product of a dead layer nearly γ I."""
     left = product.left.diagonal(dim1=-2, dim2=-1).mean(-1)
     right = product.right.diagonal(dim1=-2, dim2=-1).mean(-1)
     ratio = (right.clamp_min(0) / left.clamp_min(0)).sqrt()
@@ -116,20 +103,7 @@ def pi_ratio(product: KroneckerProduct) -> Tensor:
 
 
 def pi_damped(product: KroneckerProduct, damping: float | Tensor) -> KroneckerProduct:
-    """(S + √γ/π I) ⊗ (A + π√γ I) for a damping γ ≥ 0.
-
-    Args:
-        product: S and A, ``[..., n, n]``.
-        damping: γ, a number or ``[...]``.
-
-    Returns:
-        The damped factors.
-
-    Example:
-        >>> damped = pi_damped(KroneckerProduct(4 * torch.eye(2), torch.eye(3)), 0.01)
-        >>> damped.left.diagonal(), damped.right.diagonal()
-        (tensor([4.2000, 4.2000]), tensor([1.0500, 1.0500, 1.0500]))
-    """
+    """(S + √γ/π I) ⊗ (A + π√γ I) for a damping γ ≥ 0, a number or ``[...]``."""
     ratio = pi_ratio(product)
     root = torch.as_tensor(damping, dtype=ratio.dtype, device=ratio.device).sqrt()
     return KroneckerProduct(add_to_diagonal(product.left, root / ratio), add_to_diagonal(product.right, root * ratio))

@@ -22,7 +22,6 @@ from lightning_bayes.metrics.detection import (
     ood_auroc,
     ood_fpr95,
 )
-from lightning_bayes.metrics.figure_certainty import certainty_sheet
 from lightning_bayes.metrics.figure_curves import risk_coverage_diagram, shift_curves
 from lightning_bayes.metrics.figure_histograms import score_histograms
 from lightning_bayes.metrics.figure_reliability import reliability_diagram
@@ -66,7 +65,6 @@ __all__ = [
     "RootMeanSquaredError",
     "ShiftMetrics",
     "by_severity",
-    "certainty_sheet",
     "classification_metrics",
     "expected_calibration_error",
     "observed_metrics",

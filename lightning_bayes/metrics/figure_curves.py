@@ -29,13 +29,6 @@ def risk_coverage_diagram(curves: Mapping[str, tuple[Tensor, Tensor]]) -> Figure
 
     Returns:
         A figure of one axes.
-
-    Example:
-        >>> import torch
-        >>> probs, targets = torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1])
-        >>> figure = risk_coverage_diagram({"VOGN": (probs, targets)})
-        >>> [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
-        ['VOGN, AURC 25.00 %']
     """
     check_not_empty(curves, "model with its (probs, targets)")
     figure = Figure(figsize=(5.2, 3.8), dpi=DPI, layout="constrained")

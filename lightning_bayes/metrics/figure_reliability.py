@@ -26,14 +26,6 @@ def reliability_diagram(curves: Mapping[str, tuple[Tensor, Tensor]], bins: int =
 
     Returns:
         A figure of ``2 * len(curves)`` axes: the diagrams first, then the histograms.
-
-    Example:
-        >>> import torch
-        >>> probs, targets = torch.tensor([[0.8, 0.2], [0.4, 0.6]]), torch.tensor([0, 0])
-        >>> figure = reliability_diagram({"VOGN": (probs, targets)})
-        >>> print(figure.axes[0].get_title())
-        VOGN
-        ECE 40.0 %
     """
     check_not_empty(curves, "model with its (probs, targets)")
     figure = Figure(

@@ -1,24 +1,36 @@
-"""A pass that has just ended, from which a curvature estimator reads ĥ."""
+"""A pass that has just ended, from which a curvature estimator reads ĥ; a pass that measures nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature import BareCapture, Capture
-
 Curvature: TypeAlias = dict[Any, Tensor]  # by parameter, or by another key of its estimator
+
+
+@final
+class BarePass:
+    """Takes the place of a capture where nothing is measured: the pass has weight 1, and its loss is a mean."""
+
+    loss: Tensor | None = None
+    num_examples, gradient_factor = 1, 1.0
+    squares: Mapping[nn.Parameter, Tensor] = {}
+    paddings: Mapping[nn.Parameter, Any] = {}
+
+    def observe(self, loss: Tensor, divided_by_host: bool = False) -> None:
+        """Store the loss."""
+        self.loss = loss.detach().clone()
 
 
 @dataclass(frozen=True)
 class FinishedPass:
     """A pass that has just ended. The weights are still its sample, and ``.grad`` is its gradient alone."""
 
-    captured: Capture
+    captured: Any  # a `Capture`, or a `BarePass`
     sample: int
     loss_scale: float
     means: Mapping[nn.Parameter, Tensor]
@@ -26,8 +38,8 @@ class FinishedPass:
     @property
     def num_examples(self) -> int:
         """Number of examples in the loss."""
-        assert not isinstance(self.captured, BareCapture)
-        return self.captured.num_examples
+        assert not isinstance(self.captured, BarePass)
+        return int(self.captured.num_examples)
 
     def padding_rows(self) -> dict[nn.Parameter, int]:
         """The row of each table that all its look-ups took as padding, where it got no gradient by another use."""
@@ -43,7 +55,7 @@ class FinishedPass:
     @property
     def gradient_factor(self) -> float:
         """Factor from ``.grad`` to the gradient of the mean loss."""
-        return self.captured.gradient_factor() / self.loss_scale
+        return float(self.captured.gradient_factor) / self.loss_scale
 
     def add_to_gradient_(self, param: nn.Parameter, term: Tensor) -> None:
         """Add a term to ĝ of a parameter."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, Final, final
 
 from torch.optim import Optimizer
 
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim.base_optimizer import decay_kind, step_for
-from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.groups import KEY, SHARED, flat, split
 from lightning_bayes.optim.settings import Declaration, plain
 from lightning_bayes.optim.steps import Step
@@ -26,6 +26,7 @@ class GroupSettings:
     ) -> None:
         self._declaration, self._check_together, self._steps = declaration, check, steps
         self._schedules: list[dict[str, Callable[[int], Any]]] = []  # of each group, by hyperparameter
+        self.have_schedules = False
 
     def start(
         self, group: dict[str, Any], defaults: Mapping[str, Any], owner: Optimizer | None, *, states_precision: bool
@@ -35,6 +36,7 @@ class GroupSettings:
         if owner is not None:
             settings["decay"] = decay_kind(owner, group, states_precision=states_precision)
         self._schedules.append(take_schedules(group, self._declaration))
+        self.have_schedules |= bool(self._schedules[-1])
         settings.update(plain(settings))
         if owner is None:
             group.update(plain({name: group[name] for name in SHARED if name in group}))
@@ -61,16 +63,11 @@ class GroupSettings:
             group[KEY].update(values)
             self._check(group)
 
-    def count_update(self, index: int, group: dict[str, Any], defaults: Mapping[str, Any]) -> bool:
-        """Count an update of a group, and evaluate its schedules; whether the prior's δ̃ falls or Ñ/τ grows."""
-        while len(self._schedules) <= index:  # a group that a callback has restored follows the defaults' schedules
-            self._schedules.append({name: value for name, value in defaults.items() if callable(value)})
-        before = effective(group)
-        group[KEY]["step"] += 1
-        if self._schedules[index]:
-            apply_schedules(group, self._schedules[index], self._declaration)
-        after = effective(group)
-        return after.prior < before.prior or after.scale > before.scale
+    def apply_schedules(self, groups: Sequence[dict[str, Any]], defaults: Mapping[str, Any]) -> None:
+        """Evaluate the schedules of all groups; a group that a callback has restored follows those of the defaults."""
+        of_defaults = {name: value for name, value in defaults.items() if callable(value)}
+        for group, schedules in zip_longest(groups, self._schedules[: len(groups)], fillvalue=of_defaults):
+            apply_schedules(group, schedules, self._declaration)
 
 
 def take_schedules(group: dict[str, Any], declaration: Declaration) -> dict[str, Callable[[int], Any]]:

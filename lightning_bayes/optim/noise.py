@@ -55,39 +55,21 @@ class CounterNoise:
     """Standard normal draws for one pass.
 
     Args:
-        *key: Counter of the pass.
-        sign: Factor of the draws, 1 or -1.
-        is_paired: Whether the noise is antithetic. The counter is then (seed, pair, sample).
+        seed: Base seed.
+        update: Number of updates before this one.
+        sample: Index of the weight sample.
+        antithetic: Whether updates 2j and 2j+1 share their draws. The counter is then (seed, j, sample).
 
     Attributes:
-        sign: Factor of the draws.
+        sign: Factor of the draws, 1 or -1.
         counter: Counter of the next draws, without their sign.
+        has_twin: Whether the next update uses the same draws with the opposite sign.
     """
 
-    def __init__(self, *key: int, sign: int = 1, is_paired: bool = False) -> None:
-        self.counter, self.sign, self._is_paired = (*key, 0), sign, is_paired
-
-    @classmethod
-    def of_pass(cls, seed: int, update: int, sample: int, *, antithetic: bool) -> CounterNoise:
-        """The noise of one pass.
-
-        Args:
-            seed: Base seed.
-            update: Number of updates before this one.
-            sample: Index of the weight sample.
-            antithetic: Whether pairs of updates share their draws.
-
-        Returns:
-            The noise.
-        """
-        if not antithetic:
-            return cls(seed, update, sample)
-        return cls(seed, update // 2, sample, sign=-1 if update % 2 else 1, is_paired=True)
-
-    @property
-    def has_twin(self) -> bool:
-        """Whether the next update uses the same draws with the opposite sign."""
-        return self._is_paired and self.sign > 0
+    def __init__(self, seed: int, update: int = 0, sample: int = 0, *, antithetic: bool = False) -> None:
+        self.sign = -1 if antithetic and update % 2 else 1
+        self.counter: tuple[int, ...] = (seed, update // 2 if antithetic else update, sample, 0)
+        self.has_twin = antithetic and self.sign > 0
 
     def skip(self) -> None:
         """Advance the counter as `draw_` does."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from lightning_bayes.curvature import AbstractEngine, Capture
 from lightning_bayes.errors import NonFiniteError, UnsupportedTrainingError
-from lightning_bayes.optim.finished_pass import Curvature, FinishedPass
+from lightning_bayes.optim.finished_pass import BarePass, Curvature, FinishedPass
 from lightning_bayes.optim.finiteness import require_finite, skip_message
 from lightning_bayes.optim.groups import FORMAT, KEY, split
 from lightning_bayes.optim.noise import CounterNoise, counter_seed
@@ -69,7 +69,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         self.param_groups[0][KEY].update(loss_is_mean=False, loss_link=None)
 
     @abstractmethod
-    def capture_pass(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
+    def capture_pass(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture | BarePass]:
         """The capture of one pass, to be entered around forward and backward."""
 
     @abstractmethod

@@ -25,10 +25,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lightning_bayes.curvature import AbstractEngine, BareCapture, Capture, GradientCapture
+from lightning_bayes.curvature import AbstractEngine, Capture, GradientCapture
 from lightning_bayes.curvature.engine import require_call
 from lightning_bayes.errors import NoMeasurementError, UnsupportedTrainingError
-from lightning_bayes.optim.finished_pass import Curvature, FinishedPass
+from lightning_bayes.optim.finished_pass import BarePass, Curvature, FinishedPass
 from lightning_bayes.optim.groups import KEY
 from lightning_bayes.optim.noise import CounterNoise
 from lightning_bayes.private_torch import version_of
@@ -116,7 +116,7 @@ class OpenUpdate:
     ) -> None:
         """Add a pass to the averages. `grads` were ĝ before it; afterwards each ``param.grad`` is ĝ."""
         captured = finished.captured
-        n, factor = captured.num_examples, captured.gradient_factor()
+        n, factor = captured.num_examples, captured.gradient_factor
         weight = n / (self.examples + n)
         if weight == factor == 1:  # the first pass is the average
             self.curvature, self.loss = curvature, captured.loss
@@ -130,7 +130,7 @@ class OpenUpdate:
             self.loss = _weighted_mean(self.loss, captured.loss, weight, factor)
         self.examples += n
         self.samples.add(finished.sample)
-        self.is_counted &= not isinstance(captured, BareCapture)
+        self.is_counted &= not isinstance(captured, BarePass)
         self.final_curvature = None
 
     def require_passes(self, optimizer: str, *, is_hosted: bool) -> None:
@@ -171,7 +171,7 @@ class MeasuredOptimizer(Protocol):
     def trained(self) -> Iterator[tuple[dict[str, Any], nn.Parameter]]:
         """The parameters that are trainable now, with their groups."""
 
-    def capture_pass(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
+    def capture_pass(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture | BarePass]:
         """The capture of one pass, to be entered around forward and backward."""
 
     def draw_sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
@@ -189,7 +189,7 @@ def at_sample(optimizer: MeasuredOptimizer, update: OpenUpdate, sample: int) -> 
     """
     settings, means = optimizer.param_groups[0][KEY], dict[nn.Parameter, Tensor]()
     seed, is_paired = int(settings["noise_seed"]), bool(settings.get("antithetic"))
-    noise = partial(CounterNoise.of_pass, seed, optimizer.num_updates, sample, antithetic=is_paired)
+    noise = partial(CounterNoise, seed, optimizer.num_updates, sample, antithetic=is_paired)
     update.means = means  # a pass is open while it draws
     try:
         with torch.no_grad():
@@ -222,7 +222,7 @@ def _move_means(
 @contextmanager
 def open_pass(
     optimizer: MeasuredOptimizer, update: OpenUpdate, sample: int, *, loss_scale: float, watch_backward: bool
-) -> Iterator[Capture]:
+) -> Iterator[Capture | BarePass]:
     """Run a pass at a weight sample and add it to the update; yields the capture, which observes the loss."""
     if not update.examples:  # BatchNorm statistics, to be restored after a non-finite batch
         update.buffers = [(buffer, buffer.detach().clone()) for buffer in optimizer.model.buffers()]
@@ -233,11 +233,11 @@ def open_pass(
         capture = optimizer.capture_pass(sample, loss_scale)
         with at_sample(optimizer, update, sample):
             with capture as captured:
-                if watch_backward and not isinstance(captured, BareCapture):
+                if watch_backward and not isinstance(captured, BarePass):
                     captured.recorder.observe = captured.observe
                 yield captured
             if captured.squares or any(param.grad is not None for param in before):
-                if not isinstance(captured, BareCapture):
+                if not isinstance(captured, BarePass):
                     _require_reached(optimizer, captured)
                 finished = FinishedPass(captured, sample, loss_scale, update.means or {})
                 with torch.no_grad():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import weakref
 from abc import ABC
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -24,7 +24,7 @@ from lightning_bayes.optim.diagonal.estimators import CurvatureEstimator, Square
 from lightning_bayes.optim.diagonal.signed_curvature import keep_all_positive_
 from lightning_bayes.optim.diagonal.state import MeanFieldState
 from lightning_bayes.optim.effective import effective
-from lightning_bayes.optim.finished_pass import Curvature, FinishedPass
+from lightning_bayes.optim.finished_pass import BarePass, Curvature, FinishedPass
 from lightning_bayes.optim.group_settings import GroupSettings
 from lightning_bayes.optim.groups import KEY, apart, beside
 from lightning_bayes.optim.hyperparameters import (
@@ -185,7 +185,7 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
         fields = self.family.state_fields(param, group)
         self.state[param] |= {**self._starting.new(param, group, fields), **self.family.counters}
 
-    def capture_pass(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
+    def capture_pass(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture | BarePass]:
         """The family's capture if the update measures, else one of the gradient, bare if no count is needed."""
         if loss_scale != 1:
             self.estimator.require_scalable_loss(type(self).__name__)
@@ -194,13 +194,12 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
             update.to_measure = self.family.to_measure(always=update.always_measures)
         if update.to_measure and self.estimator.quantity != "gradient":
             return self.family.capture(sample, loss_scale)
-        self.engine.workspace.release()  # its memory is free for the model until the next measurement
         is_mean = bool(self.param_groups[0][KEY].get("loss_is_mean"))
         needs_no_count = update.is_only_batch and is_mean and self.num_updates >= FIRST_UPDATES
         if self.estimator.reads_count:  # for parameters without noise
             states = [self.state[param] for param in self._measured_params()]
             needs_no_count = needs_no_count and all(state["noisy"] and state["step"] for state in states)
-        return self._gradient_engine.bare() if needs_no_count else self._gradient_engine.capture()
+        return nullcontext(BarePass()) if needs_no_count else self._gradient_engine.capture()
 
     def draw_sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
         """Draw a posterior sample; see `PosteriorFamily`."""
@@ -232,17 +231,23 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
         return {key: curvature[key] if key in curvature else torch.zeros_like(v) for key, v in measured.items()}
 
     def _update_all(self, measurement: UpdateMeasurement) -> None:
-        list(map(effective, self.param_groups))  # raises if N is unknown, before anything changes
+        before = list(map(effective, self.param_groups))  # raises if N is unknown, before anything changes
         for group in (group for group in self.param_groups if not group[KEY]["step"]):
             self.store_initial_values(group)
         for update in self.family.updates(measurement):
             self.steps[update.group[KEY]["step_rule"]].apply(update)
         for step in self.steps.values():
             step.finish(self.param_groups, self.state)
-        for index, group in enumerate(self.param_groups):
-            if self._settings.count_update(index, group, self.posterior_defaults) and self.signed_curvature:
+        for group in self.param_groups:
+            group[KEY]["step"] += 1
+        if self._settings.have_schedules:
+            self._settings.apply_schedules(self.param_groups, self.posterior_defaults)
+        for group, old in zip(self.param_groups, before if self.signed_curvature else (), strict=False):
+            if (new := effective(group)).prior < old.prior or new.scale > old.scale:
                 keep_all_positive_(self.state, group)
         self.family.refresh(measured=bool(measurement.curvature))
+        if measurement.curvature and not self.family.to_measure():
+            self.engine.workspace.release()  # its memory is free for the model until the next measurement
         if self._default_noise is not None:
             self._default_noise.apply(self, self.param_groups[0][KEY].get("loss_link"))
         if self._check_batch_size is not None:

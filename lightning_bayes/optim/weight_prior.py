@@ -77,7 +77,7 @@ def weight_priors(model: nn.Module, posterior: AbstractPosterior | None) -> dict
         raise PosteriorError(
             f"prior= names {name_some(missing, _NAMES_LENGTH)}, which {type(model).__name__} does not have; its parameters "
             f"are {name_some(params, _NAMES_LENGTH)}. Use prior.select('prefix.') if the names differ by a prefix, or "
-            "posteriors.diagnostics.marginals(prior, names) to drop names."
+            "posteriors.marginals(prior, names) to drop names."
         )
     wrong = [
         f"{name} {tuple(mean.shape)} instead of {tuple(params[name].shape)}"
@@ -87,7 +87,7 @@ def weight_priors(model: nn.Module, posterior: AbstractPosterior | None) -> dict
     if wrong:
         raise PosteriorError(
             f"prior= has shapes that differ from {type(model).__name__}: {name_some(wrong, _NAMES_LENGTH)}. Rename the "
-            "layer if its size has changed, or drop its names with posteriors.diagnostics.marginals(prior, names)."
+            "layer if its size has changed, or drop its names with posteriors.marginals(prior, names)."
         )
     return {params[name]: WeightPrior(mean, prior.precision[name]) for name, mean in prior.mean.items()}
 
@@ -118,7 +118,7 @@ def _mean_field(posterior: AbstractPosterior) -> MeanField:
     if not isinstance(inner, MeanField):
         raise PosteriorError(
             f"prior= is a {type(inner).__name__}, which has no precision for each weight. Pass a MeanField, such as "
-            "load_posterior(path), or posteriors.diagnostics.marginals(posterior, posterior.mean), which drops the "
+            "load_posterior(path), or posteriors.marginals(posterior, posterior.mean), which drops the "
             "correlations."
         )
     scale = posterior.scale if isinstance(posterior, ScaledPosterior) else 1.0

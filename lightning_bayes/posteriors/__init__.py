@@ -1,7 +1,7 @@
 """Posterior families over weights: sample, log_prob, entropy, kl, state_dict."""
 
-from lightning_bayes.posteriors.base import AbstractPosterior
-from lightning_bayes.posteriors.block_tridiagonal import BlockTridiagonal
+from lightning_bayes.posteriors.base import AbstractPosterior, require_memory
+from lightning_bayes.posteriors.block_tridiagonal import BlockTridiagonal, linear_chain
 from lightning_bayes.posteriors.eigen_gaussian import EigenGaussian
 from lightning_bayes.posteriors.files import (
     FileKind,
@@ -12,12 +12,9 @@ from lightning_bayes.posteriors.files import (
     verify_checksums,
 )
 from lightning_bayes.posteriors.full_gaussian import FullGaussian, check_full_size
-from lightning_bayes.posteriors.layer_matrix import layer_matrix, layer_tensors
-from lightning_bayes.posteriors.linear_chain import linear_chain
 from lightning_bayes.posteriors.low_rank import LowRankGaussian
-from lightning_bayes.posteriors.matrix_gaussian import MatrixGaussian, kronecker_precision
-from lightning_bayes.posteriors.mean_field import MeanField
-from lightning_bayes.posteriors.memory import require_memory
+from lightning_bayes.posteriors.matrix_gaussian import MatrixGaussian, kronecker_precision, layer_matrix, layer_tensors
+from lightning_bayes.posteriors.mean_field import MeanField, marginals
 from lightning_bayes.posteriors.merging import merge
 from lightning_bayes.posteriors.precision import initial_curvature, minimal_precision, precision
 from lightning_bayes.posteriors.scaled import FAMILIES, ScaledPosterior
@@ -54,6 +51,7 @@ __all__ = [
     "layer_matrix",
     "layer_tensors",
     "linear_chain",
+    "marginals",
     "merge",
     "minimal_precision",
     "named_if_unreadable",

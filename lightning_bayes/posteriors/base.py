@@ -71,15 +71,7 @@ class AbstractPosterior(ABC):
         return [list(self.mean)]
 
     def variance_along(self, directions: TensorDict) -> Tensor:
-        """dᵀ Σ d for B directions: the variance of dᵀ θ.
-
-        Args:
-            directions: d by parameter name, ``[B, *shape]``, for all parameters of one or more blocks. Missing parameters
-                have d = 0.
-
-        Returns:
-            ``[B]``.
-        """
+        """dᵀ Σ d, the variance of dᵀ θ, for d ``[B, *shape]`` by name in whole blocks; missing parameters have d = 0."""
         zeros = {name: torch.zeros_like(mean) for name, mean in self.mean.items()}
         transpose = torch.func.vjp(self.transform, zeros)[1]  # Tᵀ, because transform is μ + T ε
 
@@ -91,16 +83,7 @@ class AbstractPosterior(ABC):
         return variances
 
     def variance_along_outer(self, name: str, left: Tensor, right: Tensor) -> Tensor:
-        """`variance_along` of d = vec(left rightᵀ) in a matrix that is a block by itself.
-
-        Args:
-            name: Name of the matrix, ``[out, in]``.
-            left: ``[B, out]``.
-            right: ``[B, in]``.
-
-        Returns:
-            ``[B]``.
-        """
+        """`variance_along` of d = vec(left rightᵀ), ``[B, out]`` and ``[B, in]``, in a matrix that is a block by itself."""
         return self.variance_along({name: left[:, :, None] * right[:, None, :]})
 
     def select(self: PosteriorT, prefix: str) -> PosteriorT:
@@ -129,14 +112,7 @@ class AbstractPosterior(ABC):
         )
 
     def sample(self, generator: torch.Generator | None = None) -> TensorDict:
-        """Draw one set of weights.
-
-        Args:
-            generator: Random generator on the posterior's device; the global one by default.
-
-        Returns:
-            θ by parameter name, without `constants`.
-        """
+        """Draw one set of weights by name, without `constants`; the generator is on the posterior's device."""
         return self.transform(
             {
                 name: torch.randn(mean.shape, generator=generator, device=mean.device, dtype=mean.dtype)
@@ -223,3 +199,24 @@ def moved(value: Any, device: torch.device | str) -> Any:
     if isinstance(value, dict):
         return {name: moved(inner, device) for name, inner in value.items()}
     return type(value)(moved(inner, device) for inner in value) if isinstance(value, (tuple, list)) else value
+
+
+DEFAULT_LIMIT_MIB = 1024.0
+
+
+def require_memory(what: str, elements: int, bytes_each: int, limit_mib: float, instead: str) -> None:
+    """Raise `PosteriorError` above the limit. The message starts with `what` and recommends `instead`."""
+    size = elements * bytes_each
+    if size > limit_mib * 2**20:
+        raise PosteriorError(
+            f"{what} would take {format_bytes(size)}, more than limit_mib={limit_mib:g}. Use {instead}, or raise limit_mib."
+        )
+
+
+def format_bytes(size: float) -> str:
+    """A number of bytes with one decimal and a unit."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"

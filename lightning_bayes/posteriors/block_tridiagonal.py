@@ -12,12 +12,13 @@ from itertools import pairwise
 from typing import final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_bayes.errors import PosteriorError
 from lightning_bayes.linalg import BlockTridiagonalInverse, KroneckerProduct
-from lightning_bayes.posteriors.base import AbstractPosterior, TensorDict
-from lightning_bayes.posteriors.layer_matrix import layer_matrix, set_layer
+from lightning_bayes.posteriors.base import DEFAULT_LIMIT_MIB, AbstractPosterior, TensorDict, require_memory
+from lightning_bayes.posteriors.matrix_gaussian import layer_matrix, set_layer
+from lightning_bayes.private_torch import own_parameters
 
 
 @final
@@ -33,19 +34,6 @@ class BlockTridiagonal(AbstractPosterior):
         links: (L, R) of the precision's block between each layer and the next by weight name, ``[out, next out]`` and
             ``[K, next K]``. The last layer has none.
         biases: Name of the bias in the last column of the matrix, by weight name.
-
-    Example:
-        >>> eye = torch.eye(1)
-        >>> q = BlockTridiagonal(
-        ...     {"a": torch.zeros(1, 1), "b": torch.zeros(1, 1)},
-        ...     {"a": (4 * eye, eye), "b": (4 * eye, eye)},
-        ...     {"a": (2 * eye, eye)},
-        ...     {},
-        ...     {"a": 1.0, "b": 1.0},
-        ...     num_data=10,
-        ... )
-        >>> round(q.log_det_precision().exp().item(), 4)  # 4 · 4 - 2 · 2
-        12.0
     """
 
     mean: TensorDict
@@ -132,3 +120,31 @@ class BlockTridiagonal(AbstractPosterior):
     def _block_shape(self, name: str) -> tuple[int, int]:
         weight = self.mean[name]
         return len(weight), weight[0].numel() + (name in self.biases)
+
+
+def linear_chain(model: nn.Module, limit_mib: float = DEFAULT_LIMIT_MIB) -> list[str]:
+    """The names of a model's linear layers, registered in the order of the forward pass; `limit_mib` bounds the factors."""
+    layers = [(name, m) for name, m in model.named_modules() if own_parameters(m)]
+    linear = [(name, m) for name, m in layers if type(m) is nn.Linear]
+    misfits = [f"{name or 'the model itself'} ({type(m).__name__})" for name, m in layers if type(m) is not nn.Linear]
+    misfits += [
+        f"{after} ({b.in_features} inputs after the {a.out_features} outputs of {before})"
+        for (before, a), (after, b) in pairwise(linear)
+        if a.out_features != b.in_features
+    ]
+    if misfits or not linear:
+        raise PosteriorError(
+            f"A block-tridiagonal posterior needs a chain of nn.Linear layers, but {type(model).__name__} has "
+            f"{', '.join(misfits) or 'none'}. Use MatrixGaussian instead."
+        )
+    _require_chain_memory(linear, limit_mib)
+    return [name for name, _ in linear]
+
+
+def _require_chain_memory(linear: list[tuple[str, nn.Linear]], limit_mib: float) -> None:
+    sides = [(m.out_features, m.in_features + (m.bias is not None)) for _, m in linear]
+    layers = sum(rows**2 + columns**2 for rows, columns in sides)
+    pairs = sum(a[0] * b[0] + a[1] * b[1] for a, b in pairwise(sides))
+    what = f"The factors of {len(sides)} linear layers and of the pairs of neighbours"
+    bytes_each = linear[0][1].weight.element_size()
+    require_memory(what, layers + pairs, bytes_each, limit_mib, "MeanField or smaller layers")

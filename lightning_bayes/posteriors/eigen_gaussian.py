@@ -33,18 +33,6 @@ class EigenGaussian(AbstractPosterior):
             bias name. A grouped convolution adds a leading dimension: ``[groups, out / groups, out / groups]``.
         eigenvalues: D by the same names, ``[out, K]`` or ``[groups, out / groups, K]``; K = 1 for a bias.
         precision: 1/Σ of every other parameter by name, shaped like the mean.
-
-    Example:
-        >>> q = EigenGaussian(
-        ...     {"weight": torch.zeros(2, 3), "bias": torch.zeros(2)},
-        ...     {"weight": (torch.eye(2), torch.eye(3))},
-        ...     {"weight": torch.full((2, 3), 4.0)},
-        ...     {"bias": torch.ones(2)},
-        ...     {"weight": 1.0, "bias": 1.0},
-        ...     num_data=10,
-        ... )
-        >>> q.std["weight"][0], q.blocks()
-        (tensor([0.5000, 0.5000, 0.5000]), [['weight'], ['bias']])
     """
 
     mean: TensorDict

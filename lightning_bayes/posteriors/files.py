@@ -59,19 +59,7 @@ def verified_load(
     map_location: str | torch.device = "cpu",
     parse: Callable[[str | os.PathLike[str]], Any] | None = None,
 ) -> Any:
-    """Verify a file's checksums and load it.
-
-    Damaged files, pickles and other formats raise `kind.error`; a missing file raises FileNotFoundError.
-
-    Args:
-        path: The file.
-        kind: The expected kind of file.
-        map_location: Device of the tensors.
-        parse: Reader for a format that `torch.load` does not read.
-
-    Returns:
-        The contents.
-    """
+    """Verify a file's checksums and load it; other files raise `kind.error`. `parse` reads what `torch.load` does not."""
     verify_checksums(path, kind)
     with named_if_unreadable(path, kind):
         if parse is not None:
@@ -88,17 +76,7 @@ def atomic_save(path: str | os.PathLike[str], content: Any, noun: str, advice: s
 
 
 def atomic_write(path: str | os.PathLike[str], data: bytes | memoryview, noun: str, advice: str) -> None:
-    """Write bytes to a temporary file and rename it; an existing file stays intact until then.
-
-    Args:
-        path: The file; missing folders are created.
-        data: The contents.
-        noun: The kind of file, for the error message.
-        advice: The next step, for the error message.
-
-    Raises:
-        CheckpointError: If the file cannot be written, for example on a full disk.
-    """
+    """Write bytes to a temporary file and rename it; an existing file stays intact until then."""
     try:
         _replace(Path(path), data)
     except OSError as error:

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from lightning_bayes.errors import PosteriorError
 from lightning_bayes.linalg import cholesky, inverse_root
-from lightning_bayes.posteriors.base import AbstractPosterior, TensorDict, as_rows
-from lightning_bayes.posteriors.memory import DEFAULT_LIMIT_MIB, require_memory
+from lightning_bayes.posteriors.base import DEFAULT_LIMIT_MIB, AbstractPosterior, TensorDict, as_rows, require_memory
 
 
 def check_full_size(params: Mapping[str, Tensor], limit_mib: float = DEFAULT_LIMIT_MIB) -> None:

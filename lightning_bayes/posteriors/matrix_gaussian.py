@@ -6,6 +6,9 @@ independent of each other. All other parameters, such as norms and embeddings, a
     q(W) = N(vec W; vec M, (L ⊗ R)⁻¹)        L ⊗ R = (Ñ/τ) (S + √δ̃/π I) ⊗ (A + π√δ̃ I)        vec: row by row
 
 `kronecker_precision` implements the second equation; L includes the scale.
+
+A layer's matrix is its weight and, as the last column, its bias: the weight of a constant input 1. Convolution kernels are
+flattened. The groups of a convolution do not share weights and form a batch of matrices.
 """
 
 from __future__ import annotations
@@ -19,22 +22,12 @@ from torch import Tensor
 
 from lightning_bayes.linalg import KroneckerProduct, pi_damped
 from lightning_bayes.posteriors.base import AbstractPosterior, TensorDict
-from lightning_bayes.posteriors.layer_matrix import layer_matrix, set_layer
 
 
 def kronecker_precision(
     curvature: KroneckerProduct, scale: float | Tensor, damping: float | Tensor
 ) -> KroneckerProduct:
-    """Posterior precision of a layer matrix.
-
-    Args:
-        curvature: S ⊗ A of the mean negative log-likelihood.
-        scale: Ñ/τ.
-        damping: δ̃ + γ, where γ is the damping included in the noise.
-
-    Returns:
-        (Ñ/τ) (S + √(δ̃+γ)/π I) ⊗ (A + π√(δ̃+γ) I). With zero curvature, γ = 0 and δ̃ = τδ/Ñ this is the prior precision δ.
-    """
+    """(Ñ/τ) (S + √(δ̃+γ)/π I) ⊗ (A + π√(δ̃+γ) I); `scale` is Ñ/τ and `damping` is δ̃ + γ."""
     damped = pi_damped(curvature, damping)
     return KroneckerProduct(damped.left * scale, damped.right)
 
@@ -51,18 +44,6 @@ class MatrixGaussian(AbstractPosterior):
             and ``[groups, K, K]``.
         biases: Name of the bias in the last column of the matrix, by weight name.
         precision: 1/Σ of every other parameter by name, shaped like the mean.
-
-    Example:
-        >>> q = MatrixGaussian(
-        ...     {"weight": torch.zeros(2, 3), "bias": torch.zeros(2)},
-        ...     {"weight": (4 * torch.eye(2), torch.eye(4))},
-        ...     {"weight": "bias"},
-        ...     {},
-        ...     {"weight": 1.0, "bias": 1.0},
-        ...     num_data=10,
-        ... )
-        >>> q.variance()["bias"], q.sample()["weight"].shape
-        (tensor([0.2500, 0.2500]), torch.Size([2, 3]))
     """
 
     mean: TensorDict
@@ -135,3 +116,26 @@ class MatrixGaussian(AbstractPosterior):
             return False
         rows, columns = self._matrix(self.mean, name).shape[-2:]
         return left.shape[-2:] == (rows, rows) and right.shape == (*left.shape[:-2], columns, columns)
+
+
+def layer_matrix(weight: Tensor, bias: Tensor | None = None, groups: int = 1) -> Tensor:
+    """Weight and bias as ``[out, K]`` or ``[groups, out / groups, K]``; K = in / groups · |kernel|, + 1 with a bias."""
+    matrix = weight.flatten(1)
+    if bias is not None:
+        matrix = torch.cat([matrix, bias[:, None]], 1)
+    return matrix if groups == 1 else torch.unflatten(matrix, 0, (groups, -1))
+
+
+def layer_tensors(matrix: Tensor, weight_shape: torch.Size, has_bias: bool) -> tuple[Tensor, Tensor | None]:
+    """Inverse of `layer_matrix`: the weight, and the bias or None."""
+    rows = matrix.reshape(-1, matrix.shape[-1])
+    if not has_bias:
+        return rows.reshape(weight_shape), None
+    return rows[:, :-1].reshape(weight_shape), rows[:, -1].clone()
+
+
+def set_layer(values: dict[str, Tensor], matrix: Tensor, weight: str, bias: str | None, shape: torch.Size) -> None:
+    """Split a layer matrix; store the weight of this shape, and the bias unless None, under their names."""
+    values[weight], bias_values = layer_tensors(matrix, shape, bias is not None)
+    if bias is not None and bias_values is not None:
+        values[bias] = bias_values

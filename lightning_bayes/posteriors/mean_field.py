@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import final
 
@@ -79,3 +79,14 @@ class MeanField(AbstractPosterior):
     def variance_along_outer(self, name: str, left: Tensor, right: Tensor) -> Tensor:
         """Σ_jk left_j² right_k²/P_jk; see `AbstractPosterior.variance_along_outer`."""
         return ((left.square() @ self.precision[name].reciprocal()) * right.square()).sum(1)
+
+
+def marginals(posterior: AbstractPosterior, names: Collection[str]) -> MeanField:
+    """The marginals of the named parameters: a mean-field posterior with the same means and variances."""
+    return MeanField(
+        {name: posterior.mean[name] for name in names},
+        {name: variance.reciprocal() for name, variance in posterior.variance().items() if name in names},
+        {name: posterior.prior_precision[name] for name in names},
+        posterior.num_data,
+        prior_mean={name: mean for name, mean in posterior.prior_mean.items() if name in names},
+    )

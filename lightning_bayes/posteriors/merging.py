@@ -31,13 +31,6 @@ def merge(posteriors: Sequence[MeanField | FullGaussian]) -> MeanField | FullGau
     Returns:
         A posterior of the same family for all data. Constants such as BatchNorm statistics are averaged, weighted by the
         number of examples.
-
-    Example:
-        >>> one = MeanField({"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])}, {"w": 1.0}, num_data=10)
-        >>> two = MeanField({"w": torch.tensor([0.0])}, {"w": torch.tensor([3.0])}, {"w": 1.0}, num_data=20)
-        >>> both = merge([one, two])
-        >>> both.precision["w"], both.mean["w"], both.num_data
-        (tensor([4.]), tensor([0.5000]), 30)
     """
     _check(posteriors)
     first = posteriors[0]

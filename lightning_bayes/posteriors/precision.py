@@ -23,23 +23,7 @@ def precision(
     kl_weight: float = 1.0,
     damping: float = 0.0,
 ) -> Tensor:
-    """Posterior precision of each weight.
-
-    Args:
-        curvature: s, curvature of the mean negative log-likelihood, any shape.
-        num_data: Ñ = ρN, the number of examples times the data-augmentation factor.
-        prior_precision: δ of the prior N(0, 1/δ).
-        kl_weight: τ.
-        damping: γ, added to the curvature.
-
-    Returns:
-        1/Σ, shaped like `curvature`.
-
-    Example:
-        >>> import torch
-        >>> precision(torch.tensor([0.5]), num_data=100, prior_precision=2.0)
-        tensor([52.])
-    """
+    """1/Σ = (Ñ/τ) (s + γ) + δ of each weight, shaped like `curvature`."""
     scale = num_data / kl_weight  # Ñ/τ
     return curvature.mul(scale).add_(damping * scale + prior_precision)
 
@@ -52,25 +36,7 @@ def minimal_precision(num_data: float, prior_precision: float, kl_weight: float 
 def initial_curvature(
     init_precision: float, *, num_data: float, prior_precision: float, kl_weight: float = 1.0, damping: float = 0.0
 ) -> float:
-    """The curvature s₀ whose posterior has the precision `init_precision`.
-
-    Args:
-        init_precision: P₀, the desired posterior precision.
-        num_data: Ñ.
-        prior_precision: δ.
-        kl_weight: τ.
-        damping: γ, if it is part of the noise; 0 otherwise.
-
-    Returns:
-        s₀ = τ (P₀ - δ)/Ñ - γ; 0 if the result is rounding error.
-
-    Raises:
-        HyperparameterError: If s₀ would be negative because prior and damping alone exceed P₀.
-
-    Example:
-        >>> initial_curvature(52.0, num_data=100, prior_precision=2.0)
-        0.5
-    """
+    """s₀ = τ (P₀ - δ)/Ñ - γ, whose posterior has the precision P₀; 0 if that is rounding error."""
     minimum = minimal_precision(num_data, prior_precision, kl_weight, damping)
     if abs(init_precision - minimum) <= _ROUNDING * minimum:
         return 0.0

@@ -40,13 +40,6 @@ class ScaledPosterior(AbstractPosterior):
 
     Raises:
         PosteriorError: If c is negative, T is not positive, or one of them is not finite.
-
-    Example:
-        >>> import torch
-        >>> from lightning_bayes.posteriors import MeanField
-        >>> q = MeanField({"w": torch.zeros(2)}, {"w": torch.full((2,), 4.0)}, {"w": 1.0}, num_data=10)
-        >>> ScaledPosterior(q, 3.0).std["w"], ScaledPosterior(q, 0.0).sample()["w"]
-        (tensor([1.5000, 1.5000]), tensor([0., 0.]))
     """
 
     def __init__(

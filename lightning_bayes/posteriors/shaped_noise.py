@@ -46,24 +46,7 @@ class NoiseShape(NamedTuple):
 
 
 def noise_shape(statistics: Tensor, relative_noise: float, scale: float) -> NoiseShape:
-    """Compute the shape of the noise in several tensors.
-
-    Args:
-        statistics: `noise_statistics` of each tensor, ``[tensors, 3]``.
-        relative_noise: κ.
-        scale: Ñ/τ.
-
-    Returns:
-        Ñ/τ_t and γ_t of each tensor.
-
-    Example:
-        >>> import torch
-        >>> s, mean = torch.tensor([0.0, 1.0]), torch.ones(2)
-        >>> statistics = noise_statistics(s, mean, initial_rms=torch.tensor(1.0))
-        >>> shape = noise_shape(statistics[None], relative_noise=0.3, scale=1)
-        >>> 1 / shaped_precision(s, *shape)  # the mean is nearly 0.3² = 0.09
-        tensor([0.1769, 0.0026])
-    """
+    """Ñ/τ_t and γ_t of each tensor, from the `noise_statistics` of each, ``[tensors, 3]``, κ and Ñ/τ."""
     sizes, inverse_means, dampings = statistics.unbind(-1)
     return NoiseShape(noise_scale(inverse_means, sizes, relative_noise, scale), dampings)
 
@@ -71,18 +54,7 @@ def noise_shape(statistics: Tensor, relative_noise: float, scale: float) -> Nois
 def noise_statistics(
     curvature: Tensor, mean: Tensor, initial_rms: Tensor, stated: float = 0.0, flatness: float = FLATNESS
 ) -> Tensor:
-    """The numbers of one tensor that determine the shape of its noise, together with κ and Ñ/τ.
-
-    Args:
-        curvature: s.
-        mean: μ, shaped like s.
-        initial_rms: Root mean square of μ at the start of training, a scalar.
-        stated: p: explicit prior plus damping in the noise; 0 without either.
-        flatness: ε.
-
-    Returns:
-        r_t, mean_j [1 / (s_j + γ_t)] and γ_t, ``[3]``.
-    """
+    """r_t, mean_j [1 / (s_j + γ_t)] and γ_t of one tensor, ``[3]``; `stated` is p, and `flatness` ε."""
     positive = curvature.clamp_min(0)
     damping = noise_damping(positive.mean(), stated, flatness)
     return torch.stack([tensor_size(mean, initial_rms), positive.add_(damping).reciprocal_().mean(), damping])

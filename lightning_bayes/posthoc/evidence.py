@@ -91,16 +91,7 @@ def maximise(
 
 
 def log_evidence(evidence: Evidence, prior: dict[str, float], std: float) -> float:
-    """The log marginal likelihood in nats.
-
-    Args:
-        evidence: The marginal likelihood.
-        prior: δ by parameter name.
-        std: σ.
-
-    Returns:
-        The log marginal likelihood.
-    """
+    """The log marginal likelihood in nats, for δ by parameter name and σ."""
     device = next(iter(evidence.structure.params.values())).device
     # One tensor per value: `Full.log_det` recognises a shared prior precision by identity.
     tensors = {delta: torch.tensor(delta, dtype=torch.float64, device=device) for delta in set(prior.values())}

@@ -117,15 +117,6 @@ def laplace(
 
     Raises:
         HyperparameterError: If an argument is invalid, or two arguments are incompatible.
-
-    Example:
-        >>> x = torch.linspace(-1, 1, 20)[:, None]
-        >>> model = nn.Linear(1, 1).eval()
-        >>> model.load_state_dict({"weight": torch.tensor([[2.0]]), "bias": torch.zeros(1)})
-        <All keys matched successfully>
-        >>> result = laplace(model, [(x, 2 * x + 0.1 * torch.cos(20 * x))], "regression", "full")
-        >>> type(result.posterior).__name__, round(result.likelihood.std, 2)
-        ('FullGaussian', 0.07)
     """
     check_settings(structure, prior_precision, prior_structure)
     check_curvature(curvature, mc_samples)

@@ -31,15 +31,6 @@ class SWAG:
 
     Raises:
         HyperparameterError: If the rank is too small.
-
-    Example:
-        >>> swag = SWAG(max_rank=2)
-        >>> for value in (1.0, 3.0):
-        ...     swag.collect({"w": torch.tensor([value])})
-        >>> q = swag.posterior(num_data=10, prior_precision={"w": 1.0})
-        >>> q.mean["w"], q.diagonal["w"], q.deviations["w"]  # deviations 0 and 3 - 2
-        (tensor([2.]), tensor([0.5000]), tensor([[0.0000],
-                [0.7071]]))
     """
 
     def __init__(self, max_rank: int = 20) -> None:

@@ -1,15 +1,5 @@
 """Predictions from a posterior, with their uncertainty."""
 
-from lightning_bayes.predictive.acquisition import (
-    bald,
-    batch_bald,
-    joint_information,
-    power_bald,
-    power_rows,
-    predictive_entropy,
-    top_rows,
-    variance_score,
-)
 from lightning_bayes.predictive.calibration import Calibrated, Calibration, calibrate, choose_calibration
 from lightning_bayes.predictive.closed_form import (
     ClosedFormSamples,
@@ -19,16 +9,6 @@ from lightning_bayes.predictive.closed_form import (
     predictive_samples,
     probit,
 )
-from lightning_bayes.predictive.conformal import (
-    ConformalIntervals,
-    ConformalSets,
-    Intervals,
-    aps_scores,
-    conformal_quantile,
-    raps_scores,
-    thr_scores,
-)
-from lightning_bayes.predictive.decomposition import entropy, mutual_information
 from lightning_bayes.predictive.densities import predictive_nll
 from lightning_bayes.predictive.dropout import DropoutSamples, dropout_layers
 from lightning_bayes.predictive.exported import Exported, MonteCarloNetwork, export
@@ -43,16 +23,15 @@ from lightning_bayes.predictive.links import (
     find_link,
     summarise,
 )
-from lightning_bayes.predictive.loaders import predict_loader
 from lightning_bayes.predictive.members import MemberPosteriors, MemberSamples
 from lightning_bayes.predictive.monte_carlo import mc_predict
 from lightning_bayes.predictive.observations import LinkArgument, Observation, Observed, Quantiles, find_observation
 from lightning_bayes.predictive.recalibration import RecalibratedSamples, recalibrate
 from lightning_bayes.predictive.rejection import Rejector, check_threshold, fewest_rows
-from lightning_bayes.predictive.sampled_module import SampledModule
 from lightning_bayes.predictive.samples import (
     NetworkSamples,
     PosteriorSamples,
+    SampledModule,
     Samples,
     as_input,
     at_posterior_mean,
@@ -64,9 +43,11 @@ from lightning_bayes.predictive.samples import (
 from lightning_bayes.predictive.scores import (
     OOD_SCORES,
     energy_score,
+    entropy,
     entropy_score,
     max_logit_score,
     max_probability_score,
+    mutual_information,
     mutual_information_score,
     ood_scores,
 )
@@ -77,11 +58,8 @@ __all__ = [
     "Calibrated",
     "Calibration",
     "ClosedFormSamples",
-    "ConformalIntervals",
-    "ConformalSets",
     "DropoutSamples",
     "Exported",
-    "Intervals",
     "LikelihoodName",
     "Linearized",
     "LinearizedSamples",
@@ -101,18 +79,14 @@ __all__ = [
     "Rejector",
     "SampledModule",
     "Samples",
-    "aps_scores",
     "as_dict",
     "as_input",
     "at_posterior_mean",
-    "bald",
-    "batch_bald",
     "calibrate",
     "check_fits",
     "check_threshold",
     "choose_calibration",
     "combine",
-    "conformal_quantile",
     "dropout_layers",
     "energy_score",
     "entropy",
@@ -123,7 +97,6 @@ __all__ = [
     "find_link",
     "find_observation",
     "fit_temperature",
-    "joint_information",
     "max_logit_score",
     "max_probability_score",
     "mc_predict",
@@ -133,18 +106,10 @@ __all__ = [
     "ood_scores",
     "output_covariance",
     "output_moments",
-    "power_bald",
-    "power_rows",
-    "predict_loader",
-    "predictive_entropy",
     "predictive_nll",
     "predictive_samples",
     "probit",
-    "raps_scores",
     "recalibrate",
     "summarise",
     "temporary_weights",
-    "thr_scores",
-    "top_rows",
-    "variance_score",
 ]

@@ -7,6 +7,13 @@
 
 Computing v takes one backward pass per output. Each layer's part of J is stored for one output at a time, until its
 block of Σ is complete. If every parameter is a separate block, the full J is never in memory.
+
+`probit_samples` are logits whose average is the probit approximation, so that its prediction has a mutual information too:
+
+    z_s = f + b + √v ∘ ε_s        b such that  mean_s softmax(z_s) = p,  the prediction
+
+b is found by b ← b + log p - log mean_s softmax(z_s), which scales the columns of a positive matrix whose rows softmax
+normalises (Sinkhorn 1967, https://doi.org/10.2307/2314570). As in the probit approximation, outputs are independent.
 """
 
 from __future__ import annotations
@@ -15,7 +22,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import combinations
-from typing import Literal, TypeAlias, final
+from typing import Final, Literal, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +35,6 @@ from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.predictive.linearized import LinearizedSamples
 from lightning_bayes.predictive.links import CLASS_DIMS, Link
-from lightning_bayes.predictive.probit_samples import probit_samples
 from lightning_bayes.predictive.samples import PosteriorSamples, Samples, require_tensor, temporary_weights
 
 Linearized: TypeAlias = bool | Literal["closed_form"]
@@ -38,23 +44,7 @@ _VarianceOf: TypeAlias = Callable[[Tensor], Tensor]
 def output_moments(
     model: nn.Module, posterior: AbstractPosterior, forward: Callable[[], Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Mean and variance of the linearised outputs.
-
-    Args:
-        model: The model, in evaluation mode. Its own weights are not used.
-        posterior: The posterior of its weights, on the model's device.
-        forward: Computes the model's output, ``[B, …]``. It must not run under ``torch.inference_mode``.
-
-    Returns:
-        f(x, μ) and v, of the same shape.
-
-    Example:
-        >>> from lightning_bayes.posteriors import MeanField
-        >>> model = nn.Linear(2, 1, bias=False)
-        >>> q = MeanField({"weight": torch.zeros(1, 2)}, {"weight": torch.ones(1, 2)}, {"weight": 1.0}, num_data=1)
-        >>> output_moments(model, q, lambda: model(torch.tensor([[3.0, 4.0]])))[1]  # xᵀ Σ x
-        tensor([[25.]])
-    """
+    """f(x, μ) and v, of the shape of the output of `forward`, which must not run under ``torch.inference_mode``."""
     with _along_columns(model, posterior, forward) as (outputs, variance_of):
         variances = [variance_of(column) for column in unit_columns(outputs)]
     return outputs, torch.stack(variances, 1).view_as(outputs)
@@ -63,25 +53,7 @@ def output_moments(
 def output_covariance(
     model: nn.Module, posterior: AbstractPosterior, forward: Callable[[], Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Mean and covariance of the linearised outputs of every example, from C (C + 1)/2 backward passes.
-
-    Args:
-        model: As in `output_moments`.
-        posterior: As in `output_moments`.
-        forward: Computes the model's output, ``[B, …]``, with C values per example.
-
-    Returns:
-        f(x, μ), ``[B, C]``, and J Σ Jᵀ, ``[B, C, C]``.
-
-    Example:
-        >>> from lightning_bayes.posteriors import MeanField
-        >>> model = nn.Linear(1, 2, bias=False)
-        >>> precision = {"weight": torch.tensor([[1.0], [0.5]])}
-        >>> q = MeanField({"weight": torch.zeros(2, 1)}, precision, {"weight": 1.0}, num_data=1)
-        >>> output_covariance(model, q, lambda: model(torch.tensor([[3.0]])))[1]
-        tensor([[[ 9.,  0.],
-                 [ 0., 18.]]])
-    """
+    """f(x, μ), ``[B, C]``, and J Σ Jᵀ, ``[B, C, C]``, from C (C + 1)/2 backward passes."""
     with _along_columns(model, posterior, forward) as (outputs, variance_of):
         covariance = _polarised(list(unit_columns(outputs)), variance_of)
     return outputs.reshape(len(outputs), -1), covariance
@@ -156,19 +128,7 @@ class _Blocks:
 
 
 def probit(outputs: Tensor, variance: Tensor) -> Tensor:
-    """Logits κ ∘ f, whose softmax or sigmoid approximates the average over N(f, v).
-
-    Args:
-        outputs: f.
-        variance: v, of the same shape.
-
-    Returns:
-        Logits, of the same shape.
-
-    Example:
-        >>> probit(torch.tensor([3.0]), torch.tensor([8 * 3 / torch.pi]))
-        tensor([1.5000])
-    """
+    """Logits κ ∘ f, whose softmax or sigmoid approximates the average over N(f, v)."""
     return outputs / (1 + math.pi / 8 * variance).sqrt()
 
 
@@ -183,15 +143,7 @@ def spread_points(count: int) -> Tensor:
 
 @final
 class ClosedFormSamples(Samples):
-    """The linearised predictive in closed form, behind the interface of `Samples`.
-
-    For classes there are S samples whose mean probability is that of the probit approximation (`probit_samples`). Otherwise
-    there are S samples with the mean and variance of each output.
-
-    Args:
-        samples: The posterior, S, and the seed.
-        link: How outputs become predictions.
-    """
+    """The linearised predictive in closed form: S samples with the probit's mean probability, or the outputs' moments."""
 
     def __init__(self, samples: PosteriorSamples, link: Link) -> None:
         self.samples, self.link = samples, link
@@ -216,22 +168,36 @@ class ClosedFormSamples(Samples):
 
 
 def predictive_samples(samples: PosteriorSamples, linearized: Linearized, link: Link) -> Samples:
-    """Turn weight samples into the output samples of a predictive.
-
-    Args:
-        samples: The weight samples.
-        linearized: False for networks with the sampled weights, True for the model's first-order expansion under the
-            sampled weights, ``"closed_form"`` for the expansion in closed form.
-        link: How outputs become predictions.
-
-    Returns:
-        The samples of the predictive.
-
-    Raises:
-        HyperparameterError: If `linearized` has another value.
-    """
+    """The output samples of a predictive; `linearized` as in `mc_predict`."""
     if linearized not in {False, True, "closed_form"}:
         raise HyperparameterError(f"linearized={linearized!r} is unknown; use False, True or 'closed_form'.")
     if linearized == "closed_form":
         return ClosedFormSamples(samples, link)
     return LinearizedSamples(samples) if linearized else samples
+
+
+_ITERATIONS: Final = 100  # a variance of 100 leaves errors of 1e-3
+_TOLERANCE: Final = 1e-6  # of probabilities
+
+
+def probit_samples(
+    outputs: Tensor, variance: Tensor, prediction: Tensor, count: int, dim: int, seed: int = 0
+) -> Tensor:
+    """S logits ``[S, batch, …]`` of N(f + b, v) whose mean probability is that of `prediction`; classes in `dim`."""
+    if count == 1:
+        return prediction[None]
+    deviations = _deviations(count, outputs.shape[1:], seed).to(outputs.device) * variance.double().sqrt()
+    centre, target = outputs.double(), prediction.double().log_softmax(dim)
+    for _ in range(_ITERATIONS):
+        found = (centre + deviations).log_softmax(dim if dim < 0 else dim + 1).logsumexp(0) - math.log(count)
+        centre = centre + target - found
+        if float((found.exp() - target.exp()).abs().max()) < _TOLERANCE:
+            break
+    return (centre + deviations).to(outputs.dtype)
+
+
+def _deviations(count: int, shape: torch.Size, seed: int) -> Tensor:
+    """Normal values ``[S, 1, …]`` with mean 0 and mean square 1 over samples."""
+    values = torch.randn(count, 1, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    values = values - values.mean(0)
+    return values / values.square().mean(0).sqrt()

@@ -36,26 +36,7 @@ def predictive_nll(
     noise_std: float | None = None,
     reduce: Reduce = lambda total: total,
 ) -> float:
-    """Negative log-likelihood of a sampled prediction, averaged over targets.
-
-    Args:
-        outputs: Outputs under each sample, ``[S, B, C, …]`` logits or ``[S, B, …]`` values.
-        targets: Class indices or class probabilities for the softmax; otherwise one value per output of a sample.
-        link: ``"softmax"``, ``"softmax_last"``, ``"sigmoid"``, ``"exp"`` or ``"identity"``.
-        noise_std: σ of the identity link. None fits it to these targets; see `fit_noise_std`.
-        reduce: Sums a tensor over processes that each hold some of the examples.
-
-    Returns:
-        NLL in nats per target; NaN if an output is NaN.
-
-    Raises:
-        ShapeError: If the shapes of targets and outputs do not match, or there are no targets.
-        HyperparameterError: If `noise_std` is not positive and finite.
-
-    Example:
-        >>> round(predictive_nll(torch.zeros(3, 2, 10), torch.tensor([0, 1]), "softmax"), 4)
-        2.3026
-    """
+    """Negative log-likelihood of a sampled prediction in nats per target; None fits `noise_std` to the targets."""
     if outputs.dim() < 2 or len(outputs) == 0 or targets.shape[:1] != outputs.shape[1:2]:
         raise ShapeError(
             f"A predictive NLL needs outputs [samples, examples, …] and targets [examples, …], got "

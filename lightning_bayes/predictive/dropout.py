@@ -35,19 +35,7 @@ def dropout_rate(layer: nn.Module) -> float | None:
 
 
 def dropout_layers(model: nn.Module) -> list[nn.Module]:
-    """Find the layers in which dropout is the only difference between training and evaluation mode.
-
-    Args:
-        model: The model.
-
-    Returns:
-        Dropout layers, stochastic depth, and attention and recurrent layers with internal dropout, if their probability is
-        above 0. Modules that call `torch.nn.functional.dropout` in ``forward`` are not detected.
-
-    Example:
-        >>> dropout_layers(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1), nn.Dropout(0.0)))
-        [Dropout(p=0.1, inplace=False)]
-    """
+    """Layers in which dropout with p > 0 is the only difference between the modes; `F.dropout` is not found."""
     return [module for module in model.modules() if dropout_rate(module)]
 
 
@@ -58,13 +46,7 @@ def inactive_dropout(model: nn.Module) -> list[str]:
 
 @final
 class DropoutSamples(NetworkSamples):
-    """S reproducible forward passes with dropout. Every batch and pass uses different random numbers.
-
-    Args:
-        layers: Layers that apply dropout in training mode; see `dropout_layers`.
-        count: S.
-        seed: Seed of the passes. The state of the global random number generators is restored.
-    """
+    """S reproducible passes with dropout in `layers`, with other random numbers in every batch and pass."""
 
     fixed = False
 

@@ -35,19 +35,7 @@ class Exported(NamedTuple):
 
 @final
 class MonteCarloNetwork(nn.Module):
-    """An ordinary module with fixed weights that averages the predictions of S networks.
-
-    Args:
-        model: The trained architecture. Its own weights are not used.
-        posterior: The posterior of its weights.
-        samples: S, at least 1.
-        link: As in `mc_predict`.
-        seed: Seed of the weight samples, as in `mc_predict`.
-        temperature: Divides the logits; None uses the posterior's.
-
-    Raises:
-        HyperparameterError: If `samples` is below 1, or the posterior's scale was fitted for the linearised predictive.
-    """
+    """An ordinary module with fixed weights that averages the predictions of S networks; arguments as in `export`."""
 
     def __init__(
         self,
@@ -111,17 +99,6 @@ def export(
     Raises:
         HyperparameterError: If the file suffix is unknown.
         ModuleNotFoundError: If the suffix is ``.onnx`` and ONNX is not installed.
-
-    Example:
-        >>> import tempfile
-        >>> from lightning_bayes.posteriors import MeanField
-        >>> model = nn.Linear(2, 3, bias=False)
-        >>> q = MeanField({"weight": torch.zeros(3, 2)}, {"weight": torch.ones(3, 2)}, {"weight": 1.0}, num_data=1)
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     file = export(model, q, f"{folder}/tiny.pt2", torch.zeros(1, 2), samples=4)
-        ...     network = torch.export.load(file.path).module()
-        >>> file.outputs, network(torch.ones(5, 2))[0].shape
-        (('probs', 'entropy', 'mutual_information'), torch.Size([5, 3]))
     """
     path = Path(path)
     if path.suffix not in {".pt2", ".onnx"}:

@@ -12,23 +12,7 @@ import numpy as np
 def minimise_over_logarithm(
     loss: Callable[[float], float], smallest: float, largest: float, steps: int, tolerance: float
 ) -> float:
-    """Minimise without derivatives; the function may have several minima.
-
-    Args:
-        loss: A function of a positive number. A ``nan`` value counts as infinite.
-        smallest: First grid point, above 0.
-        largest: Last grid point.
-        steps: Number of grid points, equally spaced in the logarithm.
-        tolerance: Absolute tolerance of the logarithm in Brent's method, which searches between the neighbours of the
-            best grid point.
-
-    Returns:
-        The best number evaluated.
-
-    Example:
-        >>> round(minimise_over_logarithm(lambda x: math.log(x / 3) ** 2, 0.1, 10.0, steps=7, tolerance=1e-6), 5)
-        3.0
-    """
+    """The best x of a grid in log x, refined by Brent's method to `tolerance`; a loss of ``nan`` counts as infinite."""
     from scipy.optimize import minimize_scalar  # slow to import
 
     @cache

@@ -36,15 +36,6 @@ class LinearizedSamples(Samples):
 
     Args:
         samples: The weight samples.
-
-    Example:
-        >>> from lightning_bayes.posteriors import MeanField
-        >>> model = nn.Linear(2, 1, bias=False)
-        >>> q = MeanField({"weight": torch.zeros(1, 2)}, {"weight": torch.ones(1, 2)}, {"weight": 1.0}, num_data=1)
-        >>> samples, x = PosteriorSamples(q, count=3), torch.ones(4, 2)
-        >>> linear = LinearizedSamples(samples).outputs(model, lambda: model(x))
-        >>> torch.equal(linear, samples.outputs(model, lambda: model(x)))  # this model is linear in its weights
-        True
     """
 
     def __init__(self, samples: PosteriorSamples) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_bayes.errors import HyperparameterError, ShapeError
-from lightning_bayes.predictive.decomposition import entropy, mutual_information
+from lightning_bayes.predictive.scores import entropy, mutual_information
 
 Link: TypeAlias = Literal["softmax", "softmax_last", "sigmoid", "identity", "exp"]
 CLASS_DIMS: Final[dict[str, int]] = {"softmax": 2, "softmax_last": -1}  # of outputs [S, B, …]
@@ -48,23 +48,7 @@ class Moments(NamedTuple):
 
 
 def find_link(name: str, argument: str = "link") -> Link:
-    """Return the link of a name, which may be a likelihood's.
-
-    Args:
-        name: ``"classification"``, ``"binary"``, ``"multilabel"``, ``"regression"``, ``"counts"``, or a synonym;
-            ``"softmax_last"`` for classes in the last dimension.
-        argument: The argument that has this value, for the message.
-
-    Returns:
-        The link.
-
-    Raises:
-        HyperparameterError: If the name is unknown.
-
-    Example:
-        >>> find_link("poisson")
-        'exp'
-    """
+    """The link of a name, which may be a likelihood's; `argument` has this value and is named in the message."""
     if name in LINKS:
         return LINKS[name]
     close = difflib.get_close_matches(str(name).lower(), LINKS, 1)
@@ -123,15 +107,7 @@ def predicted(outputs: Tensor, link: Link) -> Tensor:
 
 
 def summarise(outputs: Tensor, link: Link) -> Prediction | Moments:
-    """Summarise the outputs of all samples as a prediction with its uncertainty.
-
-    Args:
-        outputs: As in `combine`.
-        link: As in `combine`.
-
-    Returns:
-        `Moments` for the links ``"identity"`` and ``"exp"``, `Prediction` otherwise.
-    """
+    """`Moments` for the links ``"identity"`` and ``"exp"``, `Prediction` otherwise, from outputs as in `combine`."""
     _check_shape(outputs, link)
     samples = predicted(outputs, link)
     mean = samples.mean(0)

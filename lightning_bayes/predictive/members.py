@@ -14,18 +14,7 @@ from lightning_bayes.predictive.samples import NetworkSamples, PosteriorSamples,
 
 @final
 class MemberSamples(NetworkSamples):
-    """M networks of one architecture, trained independently.
-
-    Args:
-        members: Parameters and buffers of each network, by name.
-
-    Example:
-        >>> import torch
-        >>> model = nn.Linear(1, 1, bias=False)
-        >>> members = MemberSamples([{"weight": torch.tensor([[1.0]])}, {"weight": torch.tensor([[3.0]])}])
-        >>> members.outputs(model, lambda: model(torch.ones(1, 1))).mean().item()
-        2.0
-    """
+    """M networks of one architecture, trained independently: the parameters and buffers of each, by name."""
 
     has_mean = False
 
@@ -39,13 +28,7 @@ class MemberSamples(NetworkSamples):
 
 @final
 class MemberPosteriors(NetworkSamples):
-    """S networks from each of M posteriors around independently trained networks, as in Multi-SWAG.
-
-    Args:
-        posteriors: The posteriors, with the constants of their networks.
-        count: S.
-        seed: Seed of the weight samples.
-    """
+    """S networks from each of M posteriors around independently trained networks, as in Multi-SWAG."""
 
     has_mean = False
 

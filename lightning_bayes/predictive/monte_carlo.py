@@ -71,19 +71,6 @@ def mc_predict(
 
     Raises:
         HyperparameterError: If `samples`, `link`, `temperature` or `linearized` is invalid.
-
-    Example:
-        >>> from lightning_bayes.posteriors import MeanField
-        >>> model = nn.Linear(2, 3)
-        >>> q = MeanField(
-        ...     {"weight": torch.zeros(3, 2), "bias": torch.zeros(3)},
-        ...     {"weight": torch.ones(3, 2), "bias": torch.ones(3)},
-        ...     {"weight": 1.0, "bias": 1.0},
-        ...     num_data=1,
-        ... )
-        >>> p = mc_predict(model, q, torch.ones(5, 2), samples=8)
-        >>> p.probs.shape, p.sample_probs.shape
-        (torch.Size([5, 3]), torch.Size([8, 5, 3]))
     """
     link = find_link(link)
     if not isinstance(posterior, AbstractPosterior):

@@ -2,6 +2,9 @@
 
 p(y | x) ≈ (1/S) Σ_s p(y | f(x, θ_s))        Var y = E_s Var[y | θ_s] + Var_s E[y | θ_s]
 aleatoric          epistemic
+
+`mixture_output` is one output that represents the mixture over samples, E[y] = mean_s μ_s and, by the law of total variance,
+Var[y] = mean_s σ²_s + Var_s μ_s. An average of raw outputs would leave out Var_s μ_s, and average log-variances.
 """
 
 from __future__ import annotations
@@ -36,24 +39,7 @@ class Observed(NamedTuple):
 
 
 def observed(distribution: Distribution, samples: int, interval: float = 0.9) -> Observed:
-    """Mean, variances and central interval of each target under the mixture over samples.
-
-    Args:
-        distribution: p(y | x, θ_s), with batch shape ``[samples · examples, …]``, the samples first.
-        samples: S.
-        interval: Probability of the interval between the quantiles (1 ± interval) / 2 of the mixture.
-
-    Returns:
-        The prediction. A variance that does not exist is infinite or ``nan``.
-
-    Raises:
-        HyperparameterError: If `interval` is not between 0 and 1.
-
-    Example:
-        >>> prediction = observed(Normal(torch.tensor([1.0, 3.0]), torch.tensor([1.0, 2.0])), samples=2)
-        >>> prediction.mean, prediction.aleatoric, prediction.epistemic
-        (tensor([2.]), tensor([2.5000]), tensor([1.]))
-    """
+    """Mean, variances and central interval of each target under the mixture over samples, with batch ``[S · B, …]``."""
     if not 0 < interval < 1:
         raise HyperparameterError(f"interval={interval!r} must be a probability between 0 and 1, such as 0.9.")
     means, variances = (grouped(value, samples) for value in (distribution.mean, distribution.variance))
@@ -69,18 +55,7 @@ def log_densities(distribution: Distribution, samples: int, targets: Tensor) -> 
 
 
 def mean_variance(output: Any) -> Normal:
-    """N(mean, variance), from the two columns of a tensor, or two tensors.
-
-    Args:
-        output: ``[…, 2 k]``, the means of k targets and then their variances, or a pair ``[…]``, ``[…]``.
-
-    Returns:
-        A normal distribution ``[…, k]``; for k = 1 in a tensor ``[B, 2]``, ``[B]``.
-
-    Example:
-        >>> mean_variance(torch.tensor([[1.0, 4.0]])).stddev
-        tensor([2.])
-    """
+    """N(mean, variance), from outputs ``[…, 2 k]``, the means of k targets and then their variances, or from a pair."""
     mean, variance = _pair(output)
     return Normal(mean, variance.clamp_min(1e-12).sqrt(), validate_args=False)
 
@@ -117,15 +92,7 @@ _OBSERVATIONS: Final[dict[str, Observation]] = {
 
 
 def find_observation(link: LinkArgument) -> tuple[Link, Observation | None]:
-    """The link of an argument, and the distribution of targets given outputs, if it states one.
-
-    Args:
-        link: A name (see `find_link`); ``"mean_variance"``, ``"mean_log_variance"`` or ``"mean_std"`` for networks that
-            return both; or a function from the output to a distribution of `torch.distributions`, such as `Quantiles`.
-
-    Returns:
-        The link, and the function or None.
-    """
+    """The link of an argument, and the distribution of targets given outputs, if it states one."""
     if callable(link):
         return "identity", link
     if link in _OBSERVATIONS:
@@ -166,12 +133,7 @@ class Quantiles:
 
 @final
 class QuantileDistribution(Distribution):
-    """Linear between quantiles; what lies outside counts at the first and the last of them. It has no density.
-
-    Args:
-        values: ``[…, K]``; sorted, so that crossing quantiles count in the right order.
-        levels: ``[K]``.
-    """
+    """Linear between sorted quantiles ``[…, K]``; all mass outside lies at the first and the last."""
 
     arg_constraints: ClassVar[dict[str, Any]] = {}
     support = constraints.real
@@ -209,3 +171,36 @@ class QuantileDistribution(Distribution):
     def log_prob(self, value: Tensor) -> Tensor:
         """``nan``: quantiles determine no density."""
         return torch.full_like(value, math.nan)
+
+
+class Form(NamedTuple):
+    """How the second half of an output's columns states the variance; the first half is the mean."""
+
+    read: Callable[[Tensor], Tensor]  # to the variance
+    write: Callable[[Tensor], Tensor]  # from it
+
+
+_FORMS: Final = (  # variance, log-variance, standard deviation, and its logarithm
+    Form(lambda v: v, lambda v: v),
+    Form(torch.exp, torch.log),
+    Form(torch.square, torch.sqrt),
+    Form(lambda v: (2 * v).exp(), lambda v: v.log() / 2),
+)
+
+
+def form_of(outputs: Tensor, mean: Tensor, variance: Tensor) -> Form | None:
+    """The form of outputs ``[S, …, 2 k]`` whose distributions have these moments, of as many values; None for another."""
+    if outputs.shape[-1] % 2 or mean.numel() * 2 != outputs.numel():
+        return None
+    first, second = outputs.chunk(2, -1)
+    if not torch.allclose(first, mean.reshape(first.shape), rtol=1e-4, atol=1e-6):
+        return None
+    spread = variance.reshape(first.shape)
+    return next((f for f in _FORMS if torch.allclose(f.read(second), spread, rtol=1e-3, atol=2e-6)), None)
+
+
+def mixture_output(outputs: Tensor, form: Form) -> Tensor:
+    """Mean and variance of the mixture over the first dimension of outputs ``[S, …, 2 k]``, in the form of one output."""
+    means, second = outputs.chunk(2, -1)
+    variance = form.read(second).mean(0) + means.var(0, correction=0)
+    return torch.cat([means.mean(0), form.write(variance)], -1)

@@ -3,12 +3,7 @@
     F(y) = (1/S) Σ_s F_s(y)        q_p = inf {y : F(y) ≥ p}
 
 torch.distributions has no distribution function of Student's t, of the Poisson and of the negative binomial distribution:
-
-    Student-t, y ≥ 0     1 - ½ I_x(ν/2, ½)             x = ν / (ν + y²)
-    Poisson              Q(⌊y⌋ + 1, λ)                 regularised upper incomplete gamma function
-    negative binomial    1 - I_p(⌊y⌋ + 1, r)           p the probability of a success, r the number of failures
-
-I is the regularised incomplete beta function, from its continued fraction (Lentz's method).
+these are SciPy's, or Q(⌊y⌋ + 1, λ), the regularised upper incomplete gamma function.
 """
 
 from __future__ import annotations
@@ -29,27 +24,10 @@ from torch.distributions import (
 
 _DOUBLINGS = 64  # of the interval that encloses a quantile
 _HALVINGS = 60
-_FRACTIONS = 200  # terms of the continued fraction
-_TINY = 1e-300
 
 
 def mixture_quantile(distribution: Distribution, samples: int, level: float) -> Tensor:
-    """Quantile of each target's mixture over samples.
-
-    Args:
-        distribution: p(y | x, θ_s), with batch shape ``[samples · examples, …]``, the samples first.
-        samples: S.
-        level: p, between 0 and 1.
-
-    Returns:
-        ``[examples, …]``.
-
-    Example:
-        >>> from torch.distributions import Normal
-        >>> two = Normal(torch.tensor([-5.0, 5.0]), torch.ones(2))  # two samples, one example
-        >>> round(float(mixture_quantile(two, 2, 0.25)), 4)
-        -5.0
-    """
+    """The quantile p of each target's mixture over samples, ``[examples, …]``, from a batch ``[samples · examples, …]``."""
     means = grouped(_finite(distribution.mean), samples)
     width = grouped(_finite(distribution.stddev), samples).amax(0).clamp_min(1e-6)
     low, high = means.amin(0) - width, means.amax(0) + width
@@ -92,9 +70,7 @@ def distribution_function(distribution: Distribution, y: Tensor) -> Tensor:
 
 
 def _student(distribution: StudentT, y: Tensor) -> Tensor:
-    scaled, df = (y - distribution.loc) / distribution.scale, distribution.df.double()
-    tail = incomplete_beta(df / (df + scaled.square()), df / 2, torch.full_like(df, 0.5)) / 2
-    return torch.where(scaled < 0, tail, 1 - tail)
+    return _of_scipy("stdtr", distribution.df, (y - distribution.loc) / distribution.scale)
 
 
 def _poisson(distribution: Poisson, y: Tensor) -> Tensor:
@@ -103,10 +79,17 @@ def _poisson(distribution: Poisson, y: Tensor) -> Tensor:
 
 
 def _negative_binomial(distribution: NegativeBinomial, y: Tensor) -> Tensor:
-    values = 1 - incomplete_beta(
-        distribution.probs.double(), y.floor().clamp_min(0) + 1, distribution.total_count.double()
-    )
+    count = y.floor().clamp_min(0) + 1
+    values = _of_scipy("betainc", distribution.total_count, count, 1 - distribution.probs.double())
     return torch.where(y < 0, torch.zeros_like(values), values)
+
+
+def _of_scipy(name: str, *arguments: Tensor) -> Tensor:
+    """A function of `scipy.special` in float64."""
+    from scipy import special  # slow to import
+
+    values = getattr(special, name)(*(value.detach().cpu().double().numpy() for value in arguments))
+    return torch.as_tensor(values, dtype=torch.float64, device=arguments[0].device)
 
 
 _FUNCTIONS: Final[dict[type[Distribution], Callable[..., Tensor]]] = {
@@ -114,50 +97,6 @@ _FUNCTIONS: Final[dict[type[Distribution], Callable[..., Tensor]]] = {
     Poisson: _poisson,
     NegativeBinomial: _negative_binomial,
 }
-
-
-def incomplete_beta(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """I_x(a, b), the regularised incomplete beta function, in float64.
-
-    Args:
-        x: Between 0 and 1.
-        a: Positive.
-        b: Positive.
-
-    Returns:
-        Values between 0 and 1, of the broadcast shape.
-
-    Example:
-        >>> incomplete_beta(torch.tensor(0.5), torch.tensor(2.0), torch.tensor(2.0))
-        tensor(0.5000, dtype=torch.float64)
-    """
-    x, a, b = torch.broadcast_tensors(x.double(), a.double(), b.double())  # type: ignore[no-untyped-call]
-    swap = x > (a + 1) / (a + b + 2)  # where the fraction of the complement converges faster
-    x, a, b = torch.where(swap, 1 - x, x), torch.where(swap, b, a), torch.where(swap, a, b)
-    log_front = a * x.log() + b * torch.log1p(-x) - (torch.lgamma(a) + torch.lgamma(b) - torch.lgamma(a + b))
-    values = (log_front.exp() / a * _fraction(x, a, b)).nan_to_num()
-    return torch.where(swap, 1 - values, values)
-
-
-def _fraction(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """The continued fraction of the incomplete beta function."""
-    c = torch.ones_like(x)
-    d = 1 / _away_from_zero(1 - (a + b) * x / (a + 1))
-    value = d
-    for m in range(1, _FRACTIONS):
-        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        for term in (even, odd):
-            d = 1 / _away_from_zero(1 + term * d)
-            c = _away_from_zero(1 + term / c)
-            value = value * d * c
-        if bool(((d * c - 1).abs() < 1e-14).all()):
-            break
-    return value
-
-
-def _away_from_zero(values: Tensor) -> Tensor:
-    return torch.where(values.abs() < _TINY, torch.full_like(values, _TINY), values)
 
 
 def grouped(values: Tensor, samples: int) -> Tensor:

@@ -41,13 +41,7 @@ class SharedStatistics(Samples):
 
 @final
 class RecalibratedSamples(NetworkSamples):
-    """Sampled networks that each have their own running statistics; see `recalibrate`.
-
-    Args:
-        samples: The samples.
-        statistics: The statistics of each sample.
-        at_mean: The statistics at the mean of the samples, or None to keep the model's.
-    """
+    """Sampled networks that each have their own running statistics; None at the mean keeps the model's."""
 
     def __init__(self, samples: NetworkSamples, statistics: Sequence[Statistics], at_mean: Statistics | None) -> None:
         self.samples, self.count, self.has_mean = samples, samples.count, samples.has_mean
@@ -90,16 +84,6 @@ def recalibrate(
 
     Raises:
         HyperparameterError: If there is no batch, `of` is unknown, or the samples do not allow these statistics.
-
-    Example:
-        >>> from lightning_bayes.predictive import MemberSamples
-        >>> model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.BatchNorm1d(1)).eval()
-        >>> members = MemberSamples([{"0.weight": torch.tensor([[1.0]])}, {"0.weight": torch.tensor([[3.0]])}])
-        >>> x = torch.tensor([[1.0], [2.0]])
-        >>> for s in recalibrate(model, members, [lambda: model(x)]).statistics:
-        ...     print(s["1.running_mean"].item())
-        1.5
-        4.5
     """
     _check(samples, of)
     initial = {name: torch.zeros_like(value) for name, value in running_statistics(model).items()}

@@ -53,13 +53,7 @@ class _NoRecipeError(Exception):
 
 @final
 class RecipeTape(TorchFunctionMode):
-    """Records how values inside the context follow from outputs, batch and weights.
-
-    Args:
-        weights: Parameters and buffers by name.
-        batch: The tensors of the batch.
-        watched: What to call before a function, with the function and its arguments.
-    """
+    """Records how values follow from outputs, batch and weights; calls `watched` before a function."""
 
     def __init__(
         self,
@@ -179,22 +173,7 @@ def _constant(value: Tensor, num_examples: int) -> Recipe:
 def cook(
     recipe: Recipe, outputs: Sequence[Tensor], batch: Sequence[Tensor] = (), weights: Mapping[str, Tensor] | None = None
 ) -> Any:
-    """Compute the value of a recipe.
-
-    Args:
-        recipe: From `RecipeTape.recipe`.
-        outputs: The tensors of the output, with any number of examples.
-        batch: The tensors of the batch.
-        weights: Parameters and buffers by name.
-
-    Returns:
-        A tensor or a number.
-
-    Example:
-        >>> log_std = ("call", "Tensor.__getitem__", [("output", 0), [("ellipsis",), 1]], {}, None)
-        >>> cook(("call", "torch.exp", [log_std], {}, None), [torch.zeros(3, 2)])
-        tensor([1., 1., 1.])
-    """
+    """The value of a recipe, a tensor or a number, for outputs with any number of examples."""
     like = outputs[0] if outputs else next(iter(batch))
 
     def value_of(node: Recipe) -> Any:

@@ -23,13 +23,7 @@ Arguments: TypeAlias = dict[str, Any]
 
 
 class RecordedNoise(NamedTuple):
-    """A call that scored targets.
-
-    Attributes:
-        family: Name of a loss function or of a class of `torch.distributions`.
-        arguments: Its arguments as recipes; for a mixture, records of its parts.
-        targets: The recipe of the targets; None if it has none.
-    """
+    """A call that scored targets: a loss or a class of `torch.distributions`, its arguments and targets as recipes."""
 
     family: str
     arguments: Arguments

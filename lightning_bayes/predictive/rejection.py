@@ -39,15 +39,6 @@ class Rejector:
         confidence: 1 - δ, probability over calibration rows that the risk is at most r*.
         coverage: Fraction of the calibration rows that are answered.
         error: Fraction of errors among the answered calibration rows.
-
-    Example:
-        >>> generator = torch.Generator().manual_seed(0)
-        >>> confidence = 0.5 + 0.5 * torch.rand(1000, generator=generator)
-        >>> probs = torch.stack([confidence, 1 - confidence], 1)
-        >>> labels = (torch.rand(1000, generator=generator) > confidence).long()  # calibrated
-        >>> rejector = Rejector.fit(probs, labels, risk=0.1)
-        >>> rejector.accepts(torch.tensor([[0.99, 0.01], [0.6, 0.4]]))
-        tensor([ True, False])
     """
 
     threshold: float
@@ -110,19 +101,7 @@ def check_threshold(reject_below: float | None) -> None:
 
 
 def fewest_rows(risk: float, confidence: float = 0.95) -> int:
-    """The number n of calibration rows that a threshold needs if none of them is wrong: (1 - r*)^n ≤ δ / sequences.
-
-    Args:
-        risk: r*.
-        confidence: 1 - δ.
-
-    Returns:
-        n.
-
-    Example:
-        >>> fewest_rows(0.1)
-        42
-    """
+    """The number n of calibration rows that a threshold needs if none is wrong: (1 - r*)^n ≤ δ / sequences."""
     return math.ceil(math.log((1 - confidence) / SEQUENCES) / math.log1p(-risk))
 
 

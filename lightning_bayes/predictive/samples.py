@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -32,19 +32,7 @@ class Samples(ABC):
 
     @abstractmethod
     def subset_outputs(self, model: nn.Module, forward: Callable[[], Tensor], indices: Iterable[int]) -> Tensor:
-        """Run `forward` under a subset of the samples.
-
-        Args:
-            model: The model that `forward` uses. It is unchanged afterwards.
-            forward: Computes the model's output.
-            indices: Sample indices.
-
-        Returns:
-            Outputs, stacked in the order of `indices`.
-
-        Raises:
-            ShapeError: If an output is not a tensor.
-        """
+        """Outputs of `forward`, which uses `model`, under the samples `indices`, stacked in their order."""
 
     def at_mean(self, model: nn.Module) -> AbstractContextManager[None]:
         """Context in which `model` is the mean of the samples; by default the model as it is."""
@@ -109,14 +97,7 @@ class PosteriorSamples(NetworkSamples):
         self._average: dict[str, Tensor] | None = None  # θ̄'
 
     def scaled(self, scale: float) -> PosteriorSamples:
-        """The same samples with the posterior's standard deviations multiplied by `scale`.
-
-        Args:
-            scale: c. At 0 a single sample remains, the mean.
-
-        Returns:
-            Samples μ + c (θ_s - μ), from the same noise.
-        """
+        """The same samples with standard deviations multiplied by `scale`; at 0 a single sample remains, the mean."""
         return PosteriorSamples(ScaledPosterior(self.posterior, scale), self.count if scale else 1, self.seed)
 
     def weights(self, index: int) -> dict[str, Tensor]:
@@ -184,15 +165,7 @@ def sample_seed(seed: int, index: int) -> int:
 
 @contextmanager
 def temporary_weights(model: nn.Module, weights: dict[str, Tensor]) -> Iterator[None]:
-    """Context in which `model` has the given weights. The originals are restored bit for bit, also after an exception.
-
-    Args:
-        model: The model.
-        weights: Values by parameter or buffer name. Other parameters and buffers keep their values.
-
-    Yields:
-        Nothing.
-    """
+    """Context in which `model` has the given weights."""
     # With duplicates: a posterior's constants name tied weights by each of their names.
     tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     targets = {name: tensors[name] for name in weights}
@@ -213,15 +186,7 @@ def _copy_all_(targets: dict[str, Tensor], values: dict[str, Tensor]) -> None:
 
 @contextmanager
 def at_posterior_mean(model: nn.Module, posterior: AbstractPosterior) -> Iterator[None]:
-    """Context in which `model` is in evaluation mode and has the posterior's mean and constants; restored on exit.
-
-    Args:
-        model: The model.
-        posterior: A posterior of the model's weights; see `check_fits` for the error otherwise.
-
-    Yields:
-        Nothing.
-    """
+    """Context in which `model` is in evaluation mode and has the posterior's mean and constants; restored on exit."""
     check_fits(model, posterior)
     with evaluation_mode(model), temporary_weights(model, {**posterior.constants, **posterior.mean}):
         yield
@@ -233,15 +198,7 @@ def as_input(value: Tensor, like: Tensor) -> Tensor:
 
 
 def check_fits(model: nn.Module, posterior: AbstractPosterior) -> None:
-    """Require that the names and shapes of `posterior` match the weights of `model`.
-
-    Args:
-        model: The model.
-        posterior: The posterior.
-
-    Raises:
-        PosteriorError: Lists the missing, unknown and mis-shaped names.
-    """
+    """Raise `PosteriorError`, with all differences, unless the posterior has the names and shapes of the model's weights."""
     differences = misfits(model, {**posterior.constants, **posterior.mean})
     if differences:
         raise PosteriorError(
@@ -251,15 +208,7 @@ def check_fits(model: nn.Module, posterior: AbstractPosterior) -> None:
 
 
 def misfits(model: nn.Module, weights: Mapping[str, Any]) -> str:
-    """Describe how the names and shapes of `weights` differ from the ``state_dict`` of `model`.
-
-    Args:
-        model: The model.
-        weights: Tensors by name, as in a ``state_dict``. Other entries are ignored.
-
-    Returns:
-        The missing, unknown and mis-shaped names as text; empty if the weights fit.
-    """
+    """How names and shapes of `weights` differ from the ``state_dict`` of `model`; empty if the weights fit."""
     expected, actual = _shapes(model.state_dict()), _shapes(weights)
     problems = {
         "missing": expected.keys() - actual.keys(),
@@ -271,3 +220,24 @@ def misfits(model: nn.Module, weights: Mapping[str, Any]) -> str:
 
 def _shapes(weights: Mapping[str, Any]) -> dict[str, torch.Size]:
     return {name: value.shape for name, value in weights.items() if isinstance(value, Tensor)}
+
+
+@runtime_checkable
+class SampledModule(Protocol):
+    """A module whose evaluation steps see the outputs of every posterior sample.
+
+    Evaluation callbacks replace these attributes while they are active and restore them afterwards. In a module without
+    them, ``self(...)`` returns the average over samples. `lightning_bayes.zoo.BayesClassifier` is an example.
+
+    Attributes:
+        averages: Whether `sampled_forward` returns several samples; False unless an evaluation callback is active.
+        mean_forward: Computes the output at the posterior mean, ``[batch, ...]``. None unless an evaluation callback is
+            active and its samples have a mean.
+    """
+
+    averages: bool
+    mean_forward: Callable[..., Tensor] | None
+
+    def sampled_forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """The outputs under each sample, ``[samples, batch, ...]``; one sample unless a callback is active."""
+        ...

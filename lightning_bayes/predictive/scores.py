@@ -4,76 +4,41 @@ A higher score means more OOD.
 
     max probability    -max_c p̄_c         Hendrycks & Gimpel 2017, https://arxiv.org/abs/1610.02136
     entropy            H[p̄]               in nats
-    mutual information I                  in nats, of samples only; see `decomposition`
+    mutual information I                  in nats, of samples only
     energy             -log Σ_c exp f̄_c   Liu et al. 2020, https://arxiv.org/abs/2010.03759, at temperature 1
     max logit          -max_c f̄_c         Hendrycks et al. 2022, https://arxiv.org/abs/1911.11132
 
 p̄ is the mean of the samples' probabilities, f̄ the mean of their logits. The last two scores were published for one network.
 Here they score the mean logits. Samples that are confident in different classes cancel in this mean, whereas the mean of
 their scores would rate such an input as in-distribution.
+
+Entropy is the total uncertainty, of which the mutual information is the epistemic part:
+
+    H[p̄] = -Σ_c p̄_c log p̄_c        I = H[p̄] - (1/S) Σ_s H[p_s]
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from lightning_bayes.errors import ShapeError
-from lightning_bayes.predictive.decomposition import entropy, mutual_information
 
 
 def max_probability_score(outputs: Tensor) -> Tensor:
-    """Negative of the largest probability of the averaged prediction.
-
-    Args:
-        outputs: Logits, ``[samples, batch, classes]`` or ``[batch, classes]``.
-
-    Returns:
-        Values from -1 (certain) to ``-1 / classes``, ``[batch]``.
-
-    Example:
-        >>> import torch
-        >>> max_probability_score(torch.tensor([[[100.0, 0.0]], [[0.0, 0.0]]]))
-        tensor([-0.7500])
-    """
+    """Negative of the largest probability of the averaged prediction, ``[batch]``; -1 is certain."""
     return -_samples(outputs).softmax(-1).mean(0).amax(-1)
 
 
 def entropy_score(outputs: Tensor) -> Tensor:
-    """Entropy of the averaged prediction: the total uncertainty.
-
-    Args:
-        outputs: Logits, ``[samples, batch, classes]`` or ``[batch, classes]``.
-
-    Returns:
-        Values in nats from 0 to ``log(classes)``, ``[batch]``.
-
-    Example:
-        >>> import torch
-        >>> entropy_score(torch.zeros(1, 2))
-        tensor([0.6931])
-    """
+    """Entropy of the averaged prediction in nats: the total uncertainty, ``[batch]``."""
     return entropy(_samples(outputs).softmax(-1).mean(0))
 
 
 def mutual_information_score(outputs: Tensor) -> Tensor:
-    """Disagreement among the samples: the epistemic part of the entropy.
-
-    Args:
-        outputs: Logits, ``[samples, batch, classes]``.
-
-    Returns:
-        Values in nats from 0 to ``log(classes)``, ``[batch]``.
-
-    Raises:
-        ShapeError: If there is no sample dimension.
-
-    Example:
-        >>> import torch
-        >>> mutual_information_score(torch.tensor([[[100.0, 0.0]], [[0.0, 100.0]]]))
-        tensor([0.6931])
-    """
+    """Disagreement among the samples in nats: the epistemic part of the entropy, ``[batch]``."""
     if outputs.ndim != 3:
         raise ShapeError(
             f"The mutual information needs the logits of several samples, [samples, batch, classes], got "
@@ -83,36 +48,12 @@ def mutual_information_score(outputs: Tensor) -> Tensor:
 
 
 def energy_score(outputs: Tensor) -> Tensor:
-    """Free energy of the averaged logits.
-
-    Args:
-        outputs: Logits, ``[samples, batch, classes]`` or ``[batch, classes]``.
-
-    Returns:
-        Real values, ``[batch]``.
-
-    Example:
-        >>> import torch
-        >>> energy_score(torch.zeros(1, 2))
-        tensor([-0.6931])
-    """
+    """Free energy of the averaged logits, ``[batch]``."""
     return -_samples(outputs).mean(0).logsumexp(-1)
 
 
 def max_logit_score(outputs: Tensor) -> Tensor:
-    """Negative of the largest averaged logit.
-
-    Args:
-        outputs: Logits, ``[samples, batch, classes]`` or ``[batch, classes]``.
-
-    Returns:
-        Real values, ``[batch]``.
-
-    Example:
-        >>> import torch
-        >>> max_logit_score(torch.tensor([[[8.0, 0.0]], [[0.0, 6.0]]]))
-        tensor([-4.])
-    """
+    """Negative of the largest averaged logit, ``[batch]``."""
     return -_samples(outputs).mean(0).amax(-1)
 
 
@@ -126,19 +67,7 @@ OOD_SCORES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def ood_scores(outputs: Tensor) -> dict[str, Tensor]:
-    """All scores of a batch.
-
-    Args:
-        outputs: Logits, ``[samples, batch, classes]`` or ``[batch, classes]``.
-
-    Returns:
-        Scores by name, ``[batch]`` each. The mutual information is left out for outputs without a sample dimension.
-
-    Example:
-        >>> import torch
-        >>> list(ood_scores(torch.zeros(5, 3)))
-        ['entropy', 'max_probability', 'energy', 'max_logit']
-    """
+    """All scores by name, ``[batch]`` each; without the mutual information for outputs ``[batch, classes]``."""
     names = [name for name in OOD_SCORES if name != "mutual_information" or outputs.ndim == 3]
     return {name: OOD_SCORES[name](outputs) for name in names}
 
@@ -150,3 +79,17 @@ def _samples(outputs: Tensor) -> Tensor:
             f"{list(outputs.shape)}."
         )
     return outputs if outputs.ndim == 3 else outputs.unsqueeze(0)
+
+
+def entropy(probs: Tensor, dim: int = -1) -> Tensor:
+    """Shannon entropy in nats of probabilities that sum to one along `dim`, which the result lacks."""
+    terms: Tensor = torch.special.entr(probs)
+    return terms.sum(dim)
+
+
+def mutual_information(sample_probs: Tensor, dim: int = -1) -> Tensor:
+    """Mutual information between label and weights (BALD) in nats, ``[B, …]``, from probabilities ``[S, B, …]``."""
+    if sample_probs.dim() < 3:
+        raise ShapeError(f"sample_probs has shape {tuple(sample_probs.shape)}; expected [samples, batch, …, classes].")
+    expected = entropy(sample_probs, dim).mean(0)
+    return (entropy(sample_probs.mean(0), dim if dim < 0 else dim - 1) - expected).clamp_min(0)

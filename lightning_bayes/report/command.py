@@ -14,15 +14,7 @@ _NAMES: Final = ("report.html", *(f"report-{number}.html" for number in range(1,
 
 
 def write_report(folders: Iterable[str | Path], output: str | Path) -> Path:
-    """Compare runs on one self-contained HTML page.
-
-    Args:
-        folders: Folders of runs, or folders that contain runs.
-        output: The file to write. Missing folders are created, and an existing file is replaced.
-
-    Returns:
-        The path of the page.
-    """
+    """Write one self-contained HTML page that compares the runs in `folders`; return its path."""
     from lightning_bayes.report.page import render  # imports matplotlib and torch
 
     path = Path(output)

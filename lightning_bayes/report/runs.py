@@ -48,23 +48,7 @@ class Run(NamedTuple):
 
 
 def read_runs(folders: Iterable[str | Path]) -> list[Run]:
-    """Read all runs in the given folders.
-
-    Args:
-        folders: Folders of runs, or folders that contain runs, such as ``runs`` or ``runs/digits_lenet5_vogn``.
-
-    Returns:
-        The runs without duplicates. Their names are the parts in which their paths differ.
-
-    Raises:
-        RunError: If a folder contains no run; the message lists all such folders.
-
-    Example:
-        >>> read_runs(["nowhere"])
-        Traceback (most recent call last):
-        ...
-        lightning_bayes.errors.RunError: There is no run in nowhere: a run is a folder with metrics.csv, ...
-    """
+    """All runs in the given folders, once each. Their names are the parts in which their paths differ."""
     run_folders: dict[Path, Path] = {}  # resolved path → path as given
     missing = []
     for folder in folders:
@@ -168,20 +152,7 @@ def _flat(value: Any, prefix: str = "") -> Iterable[tuple[str, Any]]:
 
 
 def changed_settings(fit: Mapping[str, Any], test: Mapping[str, Any], callbacks: bool = False) -> list[str]:
-    """The settings of model and data that a test does not share with its fit.
-
-    Args:
-        fit: Config of the fit, nested or flat.
-        test: Config of the test.
-        callbacks: Whether to compare arguments of callbacks too.
-
-    Returns:
-        One phrase per setting.
-
-    Example:
-        >>> changed_settings({"data": {"image_size": 96, "root": "a"}}, {"data": {"image_size": 224, "root": "b"}})
-        ['data.image_size is 224 instead of 96']
-    """
+    """The settings of model and data, one phrase each, that a test does not share with its fit."""
     before, after = dict(_flat(dict(fit))), dict(_flat(dict(test)))
     keys = [key for key in dict.fromkeys([*before, *after]) if key.startswith(("model.", "data."))]
     if callbacks:  # whose arguments matter, such as the number of samples; a test may add callbacks

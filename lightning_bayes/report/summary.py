@@ -32,7 +32,6 @@ _CALLBACK: Final = re.compile(r"trainer\.callbacks\.(\d+)\.class_path")
 _NOT_METHODS: Final = (
     "EvaluationFigures",
     "PredictionWriter",
-    "PosteriorDiagnostics",
     "Calibration",
     "RejectorCallback",
     "BatchNormRecalibration",

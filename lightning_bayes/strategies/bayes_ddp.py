@@ -16,8 +16,7 @@ from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from torch import Tensor
 
 from lightning_bayes.errors import HyperparameterError
-from lightning_bayes.strategies.agreement import check_agreement
-from lightning_bayes.strategies.reduce import all_reduce_mean_, all_reduce_sum_
+from lightning_bayes.strategies.reduce import all_reduce_mean_, all_reduce_sum_, check_agreement
 
 Mode: TypeAlias = Literal["data", "samples"]
 
@@ -71,19 +70,7 @@ class BayesDDPStrategy(DDPStrategy):
         return self.world_size if self.num_groups is None else self.num_groups
 
     def noise_samples(self, mc_samples: int, micro_batch: int = 0, micro_batches: int = 1) -> list[int]:
-        """Assign noise to this rank's passes over one batch.
-
-        Args:
-            mc_samples: K, the number of passes over the batch.
-            micro_batch: Index of the batch within the update on this rank, from 0.
-            micro_batches: Number of batches per update on each rank.
-
-        Returns:
-            K noise indices of this rank's group.
-
-        Raises:
-            HyperparameterError: If the groups would have unequal sizes.
-        """
+        """K noise indices of this rank's group, for batch `micro_batch` of the `micro_batches` of an update."""
         groups = self._groups
         passes = self.world_size * micro_batches
         if passes % groups:
@@ -106,11 +93,7 @@ class BayesDDPStrategy(DDPStrategy):
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """The number of parts into which Lightning's sampler divides the data, and the index of this rank's part.
-
-        Raises:
-            HyperparameterError: If ``mode="samples"`` and the ranks cannot be divided into equal groups.
-        """
+        """The number of parts into which Lightning's sampler divides the data, and the index of this rank's part."""
         if self.mode == "data":
             return super().distributed_sampler_kwargs
         groups = self._groups
@@ -130,16 +113,7 @@ class BayesDDPStrategy(DDPStrategy):
         self.reduced_bytes = all_reduce_mean_(tensors, weight, bucket_mib=self.bucket_mib)
 
     def add_noise_group_(self, tensors: Sequence[Tensor]) -> None:
-        """Replace `tensors` by their sums over the ranks of this rank's noise group.
-
-        Methods that square the mean gradient of a weight sample, such as Vadam, need this before the reduction.
-
-        Args:
-            tensors: Floating-point tensors, in the same order and with the same shapes on all ranks.
-
-        Raises:
-            HyperparameterError: If a rank's batches are in several noise groups, some of which span several ranks.
-        """
+        """Replace tensors by their sums over the noise group, as methods that square the mean gradient of a sample need."""
         if not self.shares_noise:
             return
         if self.world_size % self._groups:

@@ -8,11 +8,14 @@ DDP's own buffer synchronisation is off.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from lightning_bayes.errors import RankError
 
 _MIB = 2**20
 
@@ -24,17 +27,7 @@ def all_reduce_mean_(
     group: dist.ProcessGroup | None = None,
     bucket_mib: float | None = None,
 ) -> int:
-    """Replace `tensors` by their weighted mean over ranks. Does nothing in a single process.
-
-    Args:
-        tensors: Floating-point tensors, in the same order and with the same shapes on all ranks.
-        weight: Weight of this rank, such as its number of examples.
-        group: Process group; the default group if None.
-        bucket_mib: Maximum MiB per collective; None for a single collective.
-
-    Returns:
-        Number of bytes that this rank contributed to the collectives.
-    """
+    """Replace tensors by their weighted mean over ranks, in collectives of `bucket_mib`; returns the bytes sent."""
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(group) == 1 or not tensors:
         return 0
     dtype = torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
@@ -64,3 +57,26 @@ def all_reduce_sum_(
 
 def _elements(bucket_mib: float | None, flat: Tensor) -> int:
     return flat.numel() if bucket_mib is None else max(1, int(bucket_mib * _MIB) // flat.element_size())
+
+
+def check_agreement(settings: Mapping[str, object], group: dist.ProcessGroup | None = None) -> None:
+    """Raise `RankError` on every rank, with all differences, unless the settings are equal on all, compared by `repr`."""
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(group) == 1:
+        return
+    by_rank: list[dict[str, str]] = [{} for _ in range(dist.get_world_size(group))]
+    dist.all_gather_object(by_rank, {name: repr(value) for name, value in settings.items()}, group=group)
+    different = list(_differences(by_rank))
+    if different:
+        raise RankError(
+            f"The ranks of this run would drift apart: {'; '.join(different)}. Start every rank with the same arguments, "
+            "data and versions."
+        )
+
+
+def _differences(by_rank: list[dict[str, str]]) -> Iterator[str]:
+    for name in dict.fromkeys(name for settings in by_rank for name in settings):
+        values = [settings.get(name, "missing") for settings in by_rank]
+        usual = Counter(values).most_common(1)[0][0]  # on a tie, the value of the lowest rank
+        others = [f"{value} on rank {rank}" for rank, value in enumerate(values) if value != usual]
+        if others:
+            yield f"{name} is {usual} on rank {values.index(usual)}, but {', '.join(others)}"

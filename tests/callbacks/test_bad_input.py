@@ -99,16 +99,11 @@ def frozen(module):
             lambda m: adamw(mlp()),
             r"parameters that Classifier does not, of the shapes \[\(6, 4\), .*that owns them a submodule",
         ),
-        (
-            lambda m: torch.optim.AdamW(m.parameters(), lr=-1.0),
-            r"Invalid learning rate: -1\.0",  # AdamW's own
-        ),
     ],
-    ids=["LBFGS", "maximize", "frozen", "noisy_already", "foreign", "negative_lr"],
+    ids=["LBFGS", "maximize", "frozen", "noisy_already", "foreign"],
 )
 def test_optimizer_that_cannot_be_swapped_is_refused(configure, message):
-    error = ValueError if "Invalid" in message else UnsupportedTrainingError
-    assert_refused(error, message, Classifier(configure))
+    assert_refused(UnsupportedTrainingError, message, Classifier(configure))
 
 
 @pytest.mark.parametrize("optimizer_class", [torch.optim.Rprop, torch.optim.Adadelta])
@@ -129,11 +124,6 @@ def test_explicit_learning_rate_makes_any_first_order_optimizer_swappable(optimi
 def test_configure_optimizers_that_returns_none_is_refused():
     message = r"swaps one optimizer, and configure_optimizers returned None\. Return one optimizer"
     assert_refused(UnsupportedTrainingError, message, Classifier(lambda m: None))
-
-
-def test_several_optimizers_are_refused_by_lightning():
-    halves = Classifier(lambda m: [adamw(m.net[0]), adamw(m.net[2])])
-    assert_refused(RuntimeError, "multiple optimizers is only supported with manual optimization", halves)
 
 
 # -- the trainer ----------------------------------------------------------------------------------------------------------
@@ -195,14 +185,6 @@ class Noisy(LightningModule):
         return adamw(self)
 
 
-@pytest.mark.filterwarnings("ignore:log_noise. all examples share these:UserWarning")
-def test_parameter_of_the_module_itself_is_trained():
-    module, callback = Noisy(), VOGNCallback()
-    fit(module, callback)
-    assert module.log_noise.item() != 0
-    assert module.log_noise in callback.optimizer.state
-
-
 def test_parameter_that_no_rule_reaches_is_named_before_any_update():
     module, callback = Noisy(), NoisyKFACCallback()
     before = {name: param.detach().clone() for name, param in module.named_parameters()}
@@ -250,11 +232,6 @@ def test_hyperparameter_out_of_range_is_refused_at_construction(argument, value,
     assert str(caught.value) == f"{argument}={value!r} must be {wanted}."
 
 
-def test_every_offending_hyperparameter_is_listed():
-    with pytest.raises(HyperparameterError, match=r"prior_precision=-1 must be above 0; .*mc_samples=0 must be"):
-        VOGNCallback(prior_precision=-1, mc_samples=0)
-
-
 @pytest.mark.parametrize(
     ("argument", "choices"),
     [
@@ -268,12 +245,6 @@ def test_unknown_choice_is_refused_before_the_first_step(argument, choices):
         fit(Classifier(), VOGNCallback(**{argument: "nonsense"}))
 
 
-@pytest.mark.parametrize("wrong", [{"engine": "opacus"}, {"loss_reduction": "max"}])
-def test_unknown_engine_and_reduction_are_refused_at_once(wrong):
-    with pytest.raises(HyperparameterError, match="is unknown; use"):
-        VOGNCallback(**wrong)
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
@@ -283,12 +254,7 @@ def test_unknown_engine_and_reduction_are_refused_at_once(wrong):
             r"prior='nope.ckpt' is not a file. Pass the checkpoint of an earlier fit",
         ),
         ({"prior": 3.0}, PosteriorError, r"prior=3.0 is a float. Pass a posterior or the path of a checkpoint."),
-        (
-            {"bayesian": "("},
-            HyperparameterError,
-            r"bayesian='\(' is not a regular expression: .* Pass one for names",
-        ),
-        ({"bayesian": 3}, HyperparameterError, "bayesian=3 is not a regular expression"),
+        ({"bayesian": "("}, HyperparameterError, r"bayesian='\(' is not a regular expression: .* Pass one for names"),
     ],
 )
 def test_a_file_that_is_missing_and_a_bad_pattern_are_refused_at_construction(arguments, error, message):

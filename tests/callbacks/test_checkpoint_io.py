@@ -111,11 +111,6 @@ def test_a_damaged_file_is_not_tested(saved, tmp_path):
     assert_same_bits(weights(module), before)
 
 
-class Reordered(Classifier):
-    def configure_optimizers(self):
-        return torch.optim.AdamW(list(self.parameters())[::-1], lr=1e-2)
-
-
 def same_contents(found, expected):
     if isinstance(expected, torch.Tensor):
         return torch.equal(found, expected)

@@ -230,16 +230,6 @@ def test_noise_does_not_touch_the_global_generator():
         assert torch.equal(their_rng, rng)
 
 
-def test_seed_decides_the_noise():
-    runs = []
-    for seed in (0, 0, 1):
-        module = Classifier()
-        fit(module, VOGNCallback(seed=seed))
-        runs.append(weights(module))
-    assert_same_bits(runs[1], runs[0])
-    assert not torch.equal(runs[2]["net.0.weight"], runs[0]["net.0.weight"])
-
-
 def test_the_data_are_learned_from_a_sum_as_from_a_mean():
     """reduction="sum" is recognised: the same posterior as with the mean, although Lightning divides the loss."""
 

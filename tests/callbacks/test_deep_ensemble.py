@@ -368,13 +368,9 @@ def test_a_member_of_another_architecture_is_named_with_all_that_differs(members
 
 
 def test_a_file_that_is_no_checkpoint_is_named(members, tmp_path):
-    broken, plain = tmp_path / "broken.ckpt", tmp_path / "plain.ckpt"
-    broken.write_bytes(b"nonsense")
-    torch.save({"weights": torch.zeros(1)}, plain)
+    (tmp_path / "broken.ckpt").write_bytes(b"nonsense")
     with pytest.raises(PosteriorError, match=r"broken\.ckpt cannot be read as a checkpoint"):
-        evaluated(Net(), DeepEnsembleCallback([*members[0], broken]))
-    with pytest.raises(PosteriorError, match=r"plain\.ckpt is not a Lightning checkpoint: it has no 'state_dict'"):
-        evaluated(Net(), DeepEnsembleCallback([plain]))
+        evaluated(Net(), DeepEnsembleCallback([*members[0], tmp_path / "broken.ckpt"]))
     with pytest.raises(
         FileNotFoundError, match=r"missing\.ckpt does not exist. Pass the paths .* the number of networks"
     ):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
+from tiny_training import quiet_trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -37,14 +38,7 @@ def fit(callback, module=None):
     """The optimizer after a fit."""
     module, generator = module or Images(), torch.Generator().manual_seed(1)
     x, y = torch.randn(SIZE, 1, 4, 4, generator=generator), torch.randint(4, (SIZE,), generator=generator)
-    quiet = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
-    trainer = Trainer(accelerator="cpu", max_epochs=3, callbacks=[callback], **quiet)
-    trainer.fit(module, DataLoader(TensorDataset(x, y), batch_size=10))
+    quiet_trainer(callback, max_epochs=3).fit(module, DataLoader(TensorDataset(x, y), batch_size=10))
     return callback.optimizer
 
 
@@ -109,12 +103,3 @@ def test_regressions_have_the_least_noise():
 
     (group,) = fit(VOGNCallback(), Curve()).param_groups
     assert (group["posterior"]["relative_noise"], group["posterior"]["noise_flatness"]) == (0.01, 0.03)
-
-
-def test_a_stated_scale_comes_with_the_shape_of_the_curvature():
-    optimizer = fit(VOGNCallback(relative_noise=0.2))
-    assert list(relative_widths(optimizer).values()) == pytest.approx([0.2, 0.2], rel=0.05)
-    s = optimizer.state[optimizer.model.net[0].weight]["curvature"]
-    expected = 1 / shaped_precision(s, torch.ones(()), 0.03 * s.mean())
-    found = optimizer.posterior().variance()["net.0.weight"]
-    torch.testing.assert_close(found / found.mean(), expected / expected.mean())

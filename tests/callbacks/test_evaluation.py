@@ -272,12 +272,6 @@ def test_prediction_of_a_regression_tells_mean_and_variance():
     torch.testing.assert_close(torch.cat([p["variance"] for p in predictions]), each.var(0, correction=0))
 
 
-def test_the_modules_link_counts():
-    net, callback, host = fitted(net=SquaredError(1))
-    host.test(net, loader(), verbose=False)
-    torch.testing.assert_close(torch.cat(net.seen), by_hand(net, callback.optimizer.posterior(), data()[0]).mean(0))
-
-
 def test_the_callbacks_link_comes_before_the_modules():
     class Wrong(BinaryCrossEntropy):
         lightning_bayes_link = "identity"

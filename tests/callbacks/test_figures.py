@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bayes import VOGNCallback
 from lightning_bayes.callbacks import EvaluationFigures, figures
-from lightning_bayes.callbacks.collected import Predicted
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.metrics import expected_calibration_error
 from lightning_bayes.zoo import BayesClassifier
@@ -81,7 +80,7 @@ def run_with(*callbacks, logger=False, folder=None):
 def test_all_figures_are_written_below_the_run(tmp_path, drawn):
     run_with(VOGNCallback(eval_samples=3), EvaluationFigures(), folder=tmp_path)
     written = {path.name: path.read_bytes() for path in (tmp_path / "figures").glob("*.png")}
-    names = ["certainty.png", "ood_scores.png", "reliability.png", "risk_coverage.png", "shift.png"]
+    names = ["ood_scores.png", "reliability.png", "risk_coverage.png", "shift.png"]
     assert sorted(written) == names
     assert all(content.startswith(PNG) for content in written.values())
     assert list(drawn["predicted"].probs) == ["Monte Carlo", "mean"]
@@ -116,32 +115,7 @@ def test_the_scores_of_each_example_are_those_of_the_metrics(tmp_path):
         assert sum(columns[key]) / 60 == pytest.approx(found[f"test/{key}"], rel=1e-5)
 
 
-def test_images_are_shown_in_their_own_colours_with_their_class_names(tmp_path, drawn):
-    run_with(EvaluationFigures(), folder=tmp_path)
-    sheet = drawn["figures"]["certainty"]
-    shown = [axes for axes in sheet.axes if axes.images]
-    assert len(shown) == 32
-    probs, images = drawn["predicted"].probs["prediction"], pictures(60, 2).tensors[0]
-    most = probs.amax(-1).argmax()
-    expected = (images[most, 0] * 0.25 + 0.5).clamp(0, 1)
-    torch.testing.assert_close(torch.as_tensor(shown[0].images[0].get_array()), expected)
-    name = Pictures.class_names[probs[most].argmax()]
-    assert f"pred {name}" in shown[0].get_title()
-
-
-@pytest.mark.parametrize(
-    ("names", "expected"), [(("cat", "dog", "cow"), {"cat", "dog", "cow"}), (("cat", "dog"), {"0", "1", "2"})]
-)
-def test_class_names_that_do_not_fit_the_classes_are_left_out(names, expected):
-    targets, probs = torch.arange(3), torch.eye(3)
-    predicted = Predicted({"prediction": probs}, targets, {"entropy": {"test": torch.zeros(3)}})
-    sheet = figures.draw(predicted, (torch.zeros(3, 1, 6, 6), targets, probs), names, {})["certainty"]
-    shown = {axes.get_title().split()[1] for axes in sheet.axes if axes.images}
-    assert len(shown) == 2
-    assert shown < expected
-
-
-def test_without_images_other_sets_and_samples_there_are_two_figures(tmp_path, drawn):
+def test_without_other_sets_and_samples_there_are_two_figures(tmp_path, drawn):
     module = classifier(mlp())
     quiet_trainer(EvaluationFigures(str(tmp_path / "here"))).test(module, loader(), verbose=False)
     names = sorted(path.name for path in (tmp_path / "here").iterdir())
@@ -154,9 +128,7 @@ def test_tensorboard_gets_the_figures(tmp_path):
     logger = TensorBoardLogger(tmp_path, name="tb")
     run_with(EvaluationFigures(), logger=logger, folder=tmp_path)
     events = events_of(logger.log_dir, size_guidance={"images": 0}).Reload()
-    assert {"test/reliability", "test/risk_coverage", "test/certainty", "test/ood_scores", "test/shift"} == set(
-        events.Tags()["images"]
-    )
+    assert {"test/reliability", "test/risk_coverage", "test/ood_scores", "test/shift"} == set(events.Tags()["images"])
 
 
 def test_a_logger_that_takes_images_gets_the_files(tmp_path):

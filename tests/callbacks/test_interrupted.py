@@ -12,7 +12,6 @@ from tiny_training import Classifier, assert_same_bits, fit, flat_state, loader,
 from torch import nn
 
 from lightning_bayes import VOGNCallback
-from lightning_bayes.errors import NonFiniteError
 from lightning_bayes.optim.groups import state_of
 
 NATURAL = {"lr": 0.05, "init_precision": 100.0}  # noise from the first pass on
@@ -53,12 +52,6 @@ class Means(Callback):
         self.last = weights(pl_module)
 
 
-def assert_undone(trainer, callback):
-    assert "setup_optimizers" not in vars(trainer.strategy)
-    assert "_make_closure" not in vars(trainer.fit_loop.epoch_loop.automatic_optimization)
-    assert callback.optimizer.stashed_means() == {}
-
-
 @pytest.mark.usefixtures("_sigint")
 @pytest.mark.parametrize("where", ["training_step", "backward"])
 @pytest.mark.parametrize(
@@ -72,19 +65,12 @@ def test_interrupted_training_leaves_the_mean_and_no_patch(error, seen, where):
     assert module.training_steps == 5
     assert not torch.equal(module.sampled["net.0.weight"], means.last["net.0.weight"])
     assert_same_bits(weights(module), means.last)
-    assert_undone(trainer, callback)
-    assert all("forward" not in vars(sub) for sub in module.modules())
+    assert callback.optimizer.stashed_means() == {}
 
     module.error = None
     fit(module, callback)
     assert callback.optimizer.num_updates == 6
     assert not torch.equal(module.net[0].weight, means.last["net.0.weight"])
-
-
-def test_finished_training_leaves_no_patch():
-    callback = VOGNCallback()
-    trainer = fit(Classifier(), callback)
-    assert_undone(trainer, callback)
 
 
 class Diverges(Classifier):
@@ -135,16 +121,6 @@ def test_one_bad_micro_batch_spoils_its_window_only():
     fit(module, callback, accumulate_grad_batches=2)
     assert (callback.optimizer.num_updates, callback.optimizer.skipped_steps) == (2, 1)
     assert all(tensor.isfinite().all() for tensor in weights(module).values())
-
-
-@pytest.mark.filterwarnings("ignore:Update . has a non-finite gradient or curvature")
-def test_too_many_bad_updates_in_a_row_are_an_error():
-    module, callback, states = Diverges({1, 2, 3, 4}), VOGNCallback(max_nonfinite_steps=3), States()
-    with pytest.raises(NonFiniteError, match=r"3 in a row.*lower the learning rate\. Stopped at max_nonfinite_steps=3"):
-        fit(module, callback, states)
-    assert module.training_steps == 4
-    first = {name: value for name, value in states.seen[0].items() if name in weights(module)}
-    assert_same_bits(weights(module), first)
 
 
 @pytest.mark.filterwarnings("ignore:Update . has a non-finite gradient or curvature")

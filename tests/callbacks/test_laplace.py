@@ -9,7 +9,7 @@ from tiny_training import Classifier, NormedClassifier, assert_same_bits, blobs,
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_bayes import Calibration, LaplaceCallback, VOGNCallback, laplace, load_posterior, mc_predict
+from lightning_bayes import Calibration, LaplaceCallback, laplace, load_posterior, mc_predict
 from lightning_bayes.curvature import Gaussian
 from lightning_bayes.errors import HyperparameterError, PosteriorError, UnsupportedLayerError, UnsupportedTrainingError
 from lightning_bayes.posteriors import EigenGaussian, MeanField
@@ -220,11 +220,6 @@ def test_mc_predict_takes_the_result_of_laplace():
 def test_online_needs_an_l2_penalty():
     with pytest.raises(UnsupportedTrainingError, match=r"which AdamW does not have.*Use Adam or SGD"):
         trained(LaplaceCallback(subset="all", online_every=1))
-
-
-def test_two_posteriors_are_refused():
-    with pytest.raises(UnsupportedTrainingError, match=r"LaplaceCallback and VOGNCallback each average predictions"):
-        fit(NormedClassifier(), LaplaceCallback(), VOGNCallback())
 
 
 def test_a_full_matrix_that_does_not_fit_is_refused_before_the_fit():

@@ -8,7 +8,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 from tiny_training import CLASSES, FEATURES, loader, mlp, quiet_trainer
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_bayes import DeepEnsembleCallback, OGNCallback, VOGNCallback, load_posterior
+from lightning_bayes import DeepEnsembleCallback, OGNCallback, VOGNCallback
 from lightning_bayes.metrics import classification_metrics
 from lightning_bayes.predictive import PosteriorSamples, ood_scores
 from lightning_bayes.zoo import BayesClassifier
@@ -87,17 +87,6 @@ def test_without_samples_there_is_only_the_mean(callback):
     assert not any(key.startswith(("test_mean", "ood_mean")) or "mutual_information" in key for key in found)
 
 
-def test_a_checkpoint_gives_the_same_metrics_in_a_fresh_process(tmp_path):
-    module, trainer = classifier(), quiet_trainer(VOGNCallback(eval_samples=S), max_epochs=2)
-    trainer.fit(module, loader())
-    trainer.save_checkpoint(tmp_path / "last.ckpt")
-    (first,) = trainer.test(module, loader(), verbose=False)
-    fresh = quiet_trainer(VOGNCallback(eval_samples=S))
-    (second,) = fresh.test(classifier(), loader(), ckpt_path=tmp_path / "last.ckpt", verbose=False)
-    assert second == pytest.approx(first, rel=1e-5, nan_ok=True)
-    assert load_posterior(tmp_path / "last.ckpt").num_data == 48
-
-
 def test_an_ensemble_has_a_mutual_information_but_no_mean(tmp_path):
     paths = [tmp_path / f"{seed}.ckpt" for seed in range(2)]
     for seed, path in enumerate(paths):
@@ -110,12 +99,3 @@ def test_an_ensemble_has_a_mutual_information_but_no_mean(tmp_path):
     found = {key: value for row in rows for key, value in row.items()}
     assert "ood/set1/mutual_information/AUROC" in found
     assert not any(key.startswith(("test_mean", "ood_mean")) for key in found)
-
-
-def test_nothing_is_left_on_the_module():
-    _, module, _ = evaluated(VOGNCallback(eval_samples=S), loader())
-    assert module.mean_forward is None
-    assert not module.averages
-    assert not {"forward", "sampled_forward", "mean_forward", "averages"} & set(vars(module))
-    (again,) = quiet_trainer().test(module, loader(), verbose=False)
-    assert not any(key.startswith("test_mean") for key in again)

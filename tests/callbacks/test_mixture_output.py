@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
+from tiny_training import quiet_trainer
 from torch import nn
 from torch.distributions import Normal
 from torch.utils.data import DataLoader, TensorDataset
@@ -40,9 +41,7 @@ class Net(LightningModule):
 
 def evaluated(head, loss):
     torch.manual_seed(0)
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    net, callback = Net(head, loss), MCDropoutCallback(eval_samples=7)
-    trainer = Trainer(accelerator="cpu", max_epochs=4, enable_model_summary=False, callbacks=[callback], **quiet)
+    net, trainer = Net(head, loss), quiet_trainer(MCDropoutCallback(eval_samples=7), max_epochs=4)
     trainer.fit(net, LOADER)
     trainer.test(net, LOADER, verbose=False)
     return net.seen, trainer.predict(net, LOADER)

@@ -6,13 +6,10 @@ import pytest
 import torch
 from lightning.pytorch import callbacks as lightning_callbacks
 from lightning.pytorch.callbacks import (
-    BackboneFinetuning,
     BatchSizeFinder,
     Callback,
-    EarlyStopping,
     GradientAccumulationScheduler,
     LearningRateFinder,
-    ModelCheckpoint,
     StochasticWeightAveraging,
 )
 from lightning.pytorch.tuner import Tuner
@@ -101,43 +98,10 @@ def test_batch_size_finder_does_not_change_num_data(tmp_path):
     assert_prepared(callback)
 
 
-def test_early_stopping_stops():
-    trainer = quiet_trainer(VOGNCallback(), EarlyStopping("val_loss", patience=0, min_delta=1e9), max_epochs=5)
-    trainer.fit(ValidatedClassifier(), loader(), loader())
-    assert trainer.current_epoch == 2
-
-
-def test_model_checkpoint_holds_the_mean(tmp_path):
-    module, saver = ValidatedClassifier(), ModelCheckpoint(tmp_path, monitor="val_loss", save_last=True)
-    quiet_trainer(VOGNCallback(), saver, enable_checkpointing=True, max_epochs=2).fit(module, loader(), loader())
-    assert_same_bits(torch.load(saver.last_model_path, weights_only=True)["state_dict"], weights(module))
-
-
 def test_gradient_accumulation_scheduler_changes_the_number_of_updates():
     callback = VOGNCallback(mc_samples=2)
     trainer = fit(Classifier(), callback, GradientAccumulationScheduler({0: 1, 1: 3}), max_epochs=2)
     assert callback.optimizer.num_updates == trainer.global_step == 6 + 2
-
-
-class Finetuned(Classifier):
-    def __init__(self) -> None:
-        super().__init__(lambda m: torch.optim.Adam([p for p in m.parameters() if p.requires_grad], 1e-2))
-        self.backbone = self.net[0]
-
-
-@pytest.mark.parametrize("first", [True, False], ids=["before_ours", "after_ours"])
-def test_backbone_finetuning_adds_a_group_that_learns_and_is_sampled(first):
-    ours, theirs = VOGNCallback(mc_samples=2), BackboneFinetuning(unfreeze_backbone_at_epoch=1, verbose=False)
-    module = Finetuned()
-    start = weights(module.backbone)
-    quiet_trainer(*([theirs, ours] if first else [ours, theirs]), max_epochs=1).fit(module, loader())
-    assert_same_bits(weights(module.backbone), start)
-
-    ours, theirs = VOGNCallback(mc_samples=2), BackboneFinetuning(unfreeze_backbone_at_epoch=1, verbose=False)
-    module = Finetuned()
-    quiet_trainer(*([theirs, ours] if first else [ours, theirs]), max_epochs=3).fit(module, loader())
-    assert not torch.equal(module.backbone.weight, start["weight"])
-    assert set(ours.optimizer.posterior().mean) == {name for name, _ in module.net.named_parameters(prefix="net")}
 
 
 def test_stochastic_weight_averaging_averages_means_and_recomputes_statistics_without_noise():

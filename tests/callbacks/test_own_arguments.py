@@ -1,9 +1,12 @@
-"""Callbacks pass on hyperparameters that only their algorithm has, and refuse bad values before the fit."""
+"""Callbacks pass on hyperparameters that only their algorithm has, refuse bad values before the fit, and train."""
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
-from tiny_training import Classifier, loader, quiet_trainer
+from tiny_training import Classifier, fit, loader, quiet_trainer
+from torch import nn
 
 from lightning_bayes import (
     BBBCallback,
@@ -23,8 +26,22 @@ from lightning_bayes import (
     Vprop0Callback,
     VpropCallback,
 )
-from lightning_bayes.errors import HyperparameterError
-from lightning_bayes.optim import IVON, NoisyAdam, NoisyAdamFisher, VadaGrad, Vadam, Vprop, Vprop0
+from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError
+from lightning_bayes.optim import (
+    BBB,
+    CVI,
+    IVON,
+    VON,
+    MomentumVON,
+    NoisyAdam,
+    NoisyAdamFisher,
+    ReparameterisedVON,
+    VadaGrad,
+    Vadam,
+    Vprop,
+    Vprop0,
+)
+from lightning_bayes.optim.groups import flat
 
 CASES = [
     (VadamCallback, Vadam, {}),
@@ -34,18 +51,25 @@ CASES = [
     (VadaGradCallback, VadaGrad, {"temperature": 0.25}),
     (NoisyAdamCallback, NoisyAdam, {"damping": 1e-3}),
     (NoisyAdamFisherCallback, NoisyAdamFisher, {"damping": 1e-3}),
+    (VONCallback, VON, {"positivity": "correction"}),
+    (partial(VONCallback, hessian="reparameterised"), ReparameterisedVON, {"positivity": "backtracking"}),
+    (MomentumVONCallback, MomentumVON, {"positivity": "backtracking", "lr": 0.01}),
+    (CVICallback, CVI, {"mc_samples": 2}),
+    (BBBCallback, BBB, {"std_lr": 0.02}),
 ]
 
 
 @pytest.mark.parametrize(("callback", "optimizer", "arguments"), CASES)
 def test_arguments_arrive_in_the_groups(callback, optimizer, arguments):
     ours = callback(**arguments)
-    quiet_trainer(ours, max_steps=2).fit(Classifier(), loader())
+    fit(Classifier(), ours, max_epochs=2)
+    found = {**flat(ours.optimizer.param_groups[0]), "mc_samples": ours.mc_samples}
     assert type(ours.optimizer) is optimizer
-    group = ours.optimizer.param_groups[0]["posterior"]
-    assert {name: group[name] for name in arguments if name != "lr"} == {
+    assert {name: found[name] for name in arguments if name != "lr"} == {
         n: v for n, v in arguments.items() if n != "lr"
     }
+    assert ours.optimizer.num_updates == 12
+    assert all((precision > 0).all() for precision in ours.optimizer.posterior().precision.values())
 
 
 def test_a_temperature_falls_with_the_updates():
@@ -64,6 +88,9 @@ def test_a_temperature_falls_with_the_updates():
         (VadaGradCallback, {"temperature": LinearSchedule(2.0, 0.0, 5)}, r"temperature=2\.0 must be at least 0"),
         (VadaGradCallback, {"kl_weight": 0.5}, r"kl_weight=0\.5, but its temperature"),
         (VadamCallback, {"betas": (1.0, 0.9)}, r"betas=\(1\.0, 0\.9\) must be two numbers"),
+        (VONCallback, {"hessian": "ggn"}, r"hessian='ggn' must be one of 'exact', 'reparameterised'"),
+        (VONCallback, {"positivity": "clip"}, r"positivity='clip' must be 'backtracking'"),
+        (BBBCallback, {"std_lr": -1.0}, r"std_lr=-1\.0 must be at least 0"),
     ],
 )
 def test_bad_arguments_are_refused_by_the_callback(callback, arguments, message):
@@ -71,8 +98,21 @@ def test_bad_arguments_are_refused_by_the_callback(callback, arguments, message)
         callback(**arguments)
 
 
-VARIATIONAL = {*(callback for callback, _, _ in CASES), VOGNCallback, VONCallback, MomentumVONCallback, CVICallback}
-VARIATIONAL |= {OGNCallback, BBBCallback, KFACCallback, NoisyKFACCallback}
+def test_cvi_takes_ten_samples_by_default():
+    module = Classifier()
+    fit(module, CVICallback(), limit_train_batches=1)
+    assert module.training_steps == 10
+
+
+def test_a_model_without_hessian_is_refused_by_name():
+    net = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 3))
+    with pytest.raises(UnsupportedLayerError, match=r"net\.1 \(LayerNorm\)\. .*VOGN, or hessian='reparameterised' in"):
+        fit(Classifier(net=net), VONCallback())
+    fit(Classifier(net=net), VONCallback(hessian="reparameterised"))
+
+
+VARIATIONAL = {*(kind for kind, _, _ in CASES if isinstance(kind, type)), VOGNCallback}
+VARIATIONAL |= {OGNCallback, KFACCallback, NoisyKFACCallback}
 
 
 @pytest.mark.parametrize("callback", sorted(VARIATIONAL, key=lambda each: each.__name__))

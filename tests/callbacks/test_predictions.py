@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
+from tiny_training import quiet_trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -49,18 +50,8 @@ def loader(count=7, **kwargs):
     return DataLoader(TensorDataset(torch.arange(count).float()[:, None], torch.arange(count) % 3), 3, **kwargs)
 
 
-def trainer(folder, *callbacks, **kwargs):
-    quiet = {
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "enable_checkpointing": False,
-        "logger": False,
-    }
-    return Trainer(accelerator="cpu", default_root_dir=folder, callbacks=list(callbacks), **quiet, **kwargs)
-
-
 def written(folder, module, loaders, **kwargs):
-    trainer(folder, PredictionWriter(), **kwargs).predict(module, loaders)
+    quiet_trainer(PredictionWriter(), default_root_dir=folder, **kwargs).predict(module, loaders)
     return torch.load(folder / "predictions.pt", weights_only=True)
 
 
@@ -82,7 +73,7 @@ def test_without_a_link_outputs_stay_as_they_are(tmp_path):
 
 def test_the_posterior_average_is_written(tmp_path):
     module, callback = Plain(), VOGNCallback(eval_samples=4)
-    fitted = trainer(tmp_path, callback, PredictionWriter(str(tmp_path / "there")), max_epochs=1, log_every_n_steps=1)
+    fitted = quiet_trainer(callback, PredictionWriter(str(tmp_path / "there")))
     fitted.fit(module, loader())
     fitted.predict(module, loader())
     table = torch.load(tmp_path / "there" / "predictions.pt", weights_only=True)
@@ -125,12 +116,12 @@ def test_a_predict_step_of_the_users_own_is_not_passed_through_the_link(tmp_path
 @pytest.mark.filterwarnings("ignore:predict returned None:UserWarning")  # Lightning's warning about the first of them
 def test_what_is_no_table_is_not_written(make, tmp_path):
     with pytest.warns(UserWarning, match=r"Returning\.predict_step returned no table.*Return a tensor, or a dict"):
-        trainer(tmp_path, PredictionWriter()).predict(Returning(make), loader())
+        quiet_trainer(PredictionWriter(), default_root_dir=tmp_path).predict(Returning(make), loader())
     assert not (tmp_path / "predictions.pt").exists()
 
 
 def test_a_fast_run_writes_nothing(tmp_path):
-    trainer(tmp_path, PredictionWriter(), fast_dev_run=True).predict(Stated(), loader())
+    quiet_trainer(PredictionWriter(), default_root_dir=tmp_path, fast_dev_run=True).predict(Stated(), loader())
     assert not (tmp_path / "predictions.pt").exists()
 
 

@@ -23,16 +23,12 @@ from torch.optim.lr_scheduler import (
     LambdaLR,
     LinearLR,
     OneCycleLR,
-    ReduceLROnPlateau,
     SequentialLR,
     StepLR,
 )
 
 from lightning_bayes import (
-    BBBCallback,
-    IVONCallback,
     LinearSchedule,
-    VadaGradCallback,
     VOGNCallback,
     load_posterior,
 )
@@ -81,25 +77,6 @@ def test_schedule_gives_the_sequence_of_plain_pytorch(build, optimizer_class):
     assert recorder.seen == rates
 
 
-class Plateau(Classifier):
-    """Monitors a metric that does not improve after the first epoch."""
-
-    def training_step(self, batch, batch_idx):
-        self.log("flat", 1.0)
-        return super().training_step(batch, batch_idx)
-
-    def configure_optimizers(self):
-        optimizer = AdamW(self.parameters(), lr=1e-2)
-        schedule = ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
-        return {"optimizer": optimizer, "lr_scheduler": schedule, "monitor": "flat"}
-
-
-def test_reduce_on_plateau_reduces_the_noisy_optimizers_rate():
-    recorder = LearningRates()
-    fit(Plateau(), VOGNCallback(), recorder, max_epochs=3)
-    assert recorder.seen == [[1e-2]] * 12 + [[5e-3]] * 6
-
-
 def test_resumed_run_does_not_take_cycled_momentum_for_a_changed_argument(tmp_path):
     """Warnings are errors here; the sequence continues where it stopped."""
     configure, whole, rest = per_step(lambda o: OneCycleLR(o, 0.01, total_steps=14)), LearningRates(), LearningRates()
@@ -136,14 +113,6 @@ def test_a_function_for_the_learning_rate_excludes_a_scheduler():
         fit(module, callback)
 
 
-@pytest.mark.parametrize("lr", [None, 1e-3], ids=["default step", "natural step"])
-def test_betas_may_be_a_function_of_the_update(lr):
-    callback = VOGNCallback(lr=lr, betas=lambda update: (0.9, 1 - 1 / (update + 2)))
-    fit(Classifier(), callback, max_epochs=1)
-    (group,) = callback.optimizer.param_groups
-    assert group["posterior"]["betas"] == (0.9, 1 - 1 / (BATCHES + 2))
-
-
 def test_a_resumed_run_goes_on_with_a_function_for_the_betas(tmp_path):
     """Also with a schedule that returns a list; warnings are errors here."""
 
@@ -154,12 +123,6 @@ def test_a_resumed_run_goes_on_with_a_function_for_the_betas(tmp_path):
     resumed = VOGNCallback(betas=betas)
     quiet_trainer(resumed, max_epochs=2).fit(Classifier(), loader(), ckpt_path=tmp_path / "half.ckpt")
     assert resumed.optimizer.param_groups[0]["posterior"]["betas"] == (0.9 / (1 + 2 * BATCHES), 0.99)
-
-
-def test_the_bound_of_ivon_s_step_follows_a_function():
-    callback = IVONCallback(lr=0.1, clip_radius=LinearSchedule(1.0, 0.5, BATCHES))
-    fit(Classifier(), callback)
-    assert callback.optimizer.param_groups[0]["posterior"]["clip_radius"] == 0.5
 
 
 @pytest.mark.parametrize(
@@ -174,11 +137,6 @@ def test_the_bound_of_ivon_s_step_follows_a_function():
             lambda: VOGNCallback(num_data=lambda t: 2, seed=lambda t: 2),
             "num_data, seed cannot be a function of the step",
         ),
-        (
-            lambda: VadaGradCallback(temperature=LinearSchedule(1.5, 0.0, 5)),
-            r"temperature=1\.5 must be at least 0 and at",
-        ),
-        (lambda: BBBCallback(std_lr=LinearSchedule(-1.0, 0.0, 5)), r"std_lr=-1\.0 must be at least 0"),
     ],
 )
 def test_functions_out_of_range_or_place_are_refused_before_the_fit(build, message):
@@ -190,22 +148,6 @@ def test_a_function_that_leaves_its_range_is_named_with_the_step():
     callback = VOGNCallback(lr=0.1, prior_precision=lambda t: 1.0 if t < 4 else None)
     with pytest.raises(HyperparameterError, match=r"prior_precision=None must be above 0\. A function .* at step 4\."):
         fit(Classifier(), callback)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"lr": np.float64(0.05), "num_data": np.int64(48)},
-        {"lr": np.float32(0.05), "prior_precision": np.float64(0.5), "betas": np.array([0.9, 0.99])},
-        {"kl_weight": lambda t: 1 - 0.5 * np.exp(-t), "init_precision": torch.tensor(50.0)},
-    ],
-    ids=["rate and count", "prior and betas", "function and tensor"],
-)
-def test_checkpoints_of_numbers_from_numpy_load_safely(arguments, tmp_path):
-    trainer = fit(Classifier(per_step(lambda o: StepLR(o, 4))), VOGNCallback(**arguments))
-    trainer.save_checkpoint(tmp_path / "numpy.ckpt")
-    torch.load(tmp_path / "numpy.ckpt", weights_only=True)
-    assert load_posterior(tmp_path / "numpy.ckpt").num_data == EXAMPLES
 
 
 @pytest.mark.parametrize("factor", [np.float64(0.9), np.float32(0.9)], ids=["float64", "float32"])

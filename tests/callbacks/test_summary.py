@@ -6,12 +6,12 @@ import logging
 import re
 
 import pytest
+import torch
 import torch.nn.functional as F
 from lightning.pytorch.callbacks import EarlyStopping
 from tiny_training import EXAMPLES, Classifier, ValidatedClassifier, fit, loader, quiet_trainer
 
 from lightning_bayes import OGNCallback, VOGNCallback, mc_predict
-from lightning_bayes.posteriors import diagnostics
 
 WEIGHTS = 4 * 6 + 6 + 6 * 3 + 3
 
@@ -35,7 +35,10 @@ def test_the_default_fit_prints_its_settings_and_its_posterior(caplog):
         "Predictions average 10 weight samples (softmax link)",
     )
     assert start == ". ".join(parts) + "."
-    size = diagnostics.noise_to_weight(callback.optimizer.posterior())
+    posterior = callback.optimizer.posterior()
+    weights = torch.cat([mean.flatten() for mean in posterior.mean.values()])
+    noise = torch.cat([variance.flatten() for variance in posterior.variance().values()])
+    size = float((noise.mean() / weights.square().mean()).sqrt())
     assert end.startswith(f"VOGNCallback: the RMS noise is {size:.1g} times the RMS weight.")
 
 

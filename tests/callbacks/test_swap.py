@@ -149,14 +149,6 @@ def test_parameters_left_out_of_the_optimizer_do_not_move():
     assert sorted(callback.optimizer.posterior().mean) == ["net.2.bias", "net.2.weight"]
 
 
-def test_frozen_parameters_do_not_move():
-    module = Classifier()
-    module.net[0].requires_grad_(False)
-    before = weights(module.net[0])
-    fit(module, VOGNCallback())
-    assert_same_bits(weights(module.net[0]), before)
-
-
 def test_groups_added_later_take_the_callbacks_and_the_users_settings():
     callback = VOGNCallback(kl_weight=0.5)
     fit(Classifier(lambda m: Adam(m.net[0].parameters(), lr=1e-3, weight_decay=0.02)), callback)

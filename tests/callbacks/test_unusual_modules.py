@@ -11,12 +11,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from oracles import one_example_at_a_time, relative_error
-from tiny_training import Classifier, adamw, assert_close, assert_same_bits, fit, mlp, weights
-from torch import nn
+from tiny_training import Classifier, assert_close, assert_same_bits, fit, weights
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bayes import VOGNCallback
-from lightning_bayes.errors import BayesError, ExampleDimensionError, UnsupportedTrainingError
+from lightning_bayes.errors import BayesError
 
 ENGINES = ("fused", "backpack")
 BATCH = 6
@@ -67,18 +66,6 @@ every_engine = pytest.mark.parametrize("engine", ENGINES)
 
 
 @every_engine
-def test_one_example_at_batch_statistics(engine):
-    """Vectors then have no variance, which torch refuses; an image has one."""
-    x, y = vectors(3)
-    net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
-    data = one_batch(x, y, batch_size=1)
-    assert_refused(Classifier(net=net), ValueError, "Expected more than 1 value per channel", data, engine)
-    images = nn.Sequential(nn.Conv2d(1, 2, 2, bias=False), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(18, 3))
-    x = torch.randn(1, 1, 4, 4, generator=torch.Generator().manual_seed(0))
-    assert_right(Classifier(net=images), x, torch.tensor([1]), engine)
-
-
-@every_engine
 @pytest.mark.parametrize("init_precision", [None, 200.0], ids=["no noise yet", "noise"])
 def test_a_batch_without_examples_is_refused(engine, init_precision):
     x, y = vectors()
@@ -97,54 +84,6 @@ def test_a_batch_without_examples_in_the_middle_leaves_the_mean_of_the_batches_b
     fit(twin, VOGNCallback(num_data=100), data=one_batch(x, y, batch_size=3), max_epochs=None, max_steps=1)
     assert callback.optimizer.num_updates == 1
     assert_same_bits(weights(module), weights(twin))
-
-
-@every_engine
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_parameters_in_half_precision_are_refused(dtype, engine):
-    x, y = vectors()
-    module = Classifier(net=mlp().to(dtype))
-    match = rf"Parameters are stored as {dtype}.*train with precision='bf16-mixed'"
-    assert_refused(module, UnsupportedTrainingError, match, one_batch(x.to(dtype), y), engine)
-
-
-def test_one_layer_in_half_precision_is_refused_too():
-    x, y = vectors()
-    net = mlp()
-    net[2].bfloat16()
-    match = r"Parameters are stored as torch\.bfloat16"
-    assert_refused(Classifier(net=net), UnsupportedTrainingError, match, one_batch(x, y))
-
-
-class Complex(Classifier):
-    def forward(self, x):
-        return self.net(x.to(torch.cfloat)).abs()
-
-
-@every_engine
-def test_complex_parameters_are_refused(engine):
-    net = nn.Sequential(nn.Linear(4, 3, dtype=torch.cfloat))
-    match = r"are complex: net\.0\.weight, net\.0\.bias\. The square"
-    assert_refused(Complex(net=net), BayesError, match, one_batch(*vectors()), engine)
-
-
-class Vocabulary(nn.Module):
-    """A linear layer and an embedding with the same parameter: two rules."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.out = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
-        self.out.weight = self.embed.weight
-
-    def forward(self, tokens):
-        return self.out(self.embed(tokens).mean(1).tanh())
-
-
-def test_a_parameter_shared_by_layers_with_different_rules():
-    generator = torch.Generator().manual_seed(0)
-    x, y = torch.randint(0, 7, (BATCH, 3), generator=generator), torch.randint(0, 7, (BATCH,), generator=generator)
-    for engine in ENGINES:
-        assert_right(Classifier(net=Vocabulary()), x, y, engine)
 
 
 def sgd(module):
@@ -177,38 +116,6 @@ def test_a_compiled_module_trains_as_the_plain_one(how, engine):
         fit(fitted, callback, data=one_batch(x, y, batch_size=3), max_epochs=2)
     found = {name.replace("_orig_mod.", ""): value for name, value in weights(module).items()}
     assert_close(found, weights(plain), rtol=1e-4, atol=1e-6)
-
-
-class Outputs(nn.Module):
-    """Nested layer outputs, with entries that are not tensors."""
-
-    def __init__(self, kind) -> None:
-        super().__init__()
-        self.first, self.second, self.kind = nn.Linear(4, 3), nn.Linear(4, 3), kind
-
-    def forward(self, x):
-        first, second = self.first(x), self.second(x)
-        return (first, [second, None], "name") if self.kind is tuple else {"first": first, "rest": {"second": second}}
-
-
-def logits_of(outputs):
-    if isinstance(outputs, dict):
-        return outputs["first"] + outputs["rest"]["second"].tanh()
-    return outputs[0] + outputs[1][0].tanh()
-
-
-class Nested(Classifier):
-    def training_step(self, batch, batch_idx):
-        return F.cross_entropy(logits_of(self(batch[0])), batch[1])
-
-
-@every_engine
-@pytest.mark.parametrize("kind", [tuple, dict])
-def test_a_forward_that_returns_a_tuple_or_a_dictionary(kind, engine):
-    def loss(module, example):
-        return F.cross_entropy(logits_of(module(example[0][None])), example[1][None])
-
-    assert_right(Nested(net=Outputs(kind)), *vectors(), engine, loss)
 
 
 class SecondForward(Classifier):
@@ -265,12 +172,3 @@ def test_a_loss_without_a_graph_is_refused_by_torch_and_changes_nothing():
             return super().training_step(batch, batch_idx).detach()
 
     assert_refused(Detached(), RuntimeError, "does not require grad", one_batch(*vectors()))
-
-
-def test_examples_without_a_dimension_of_their_own_are_refused():
-    class Single(Classifier):
-        def training_step(self, batch, batch_idx):
-            return self.net(batch[0][0]).sum()
-
-    match = "without a dimension for examples"
-    assert_refused(Single(adamw), ExampleDimensionError, match, one_batch(*vectors()))

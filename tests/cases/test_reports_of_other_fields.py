@@ -255,6 +255,20 @@ class AdaptiveWeight(Case):
         return super().one(batch, i)
 
 
+class SharedCode(Case):
+    """https://github.com/shyamsn97/hyper-nn/issues/6: a learned code makes the weights of a layer."""
+
+    def build(self):
+        self.code, self.weights, self.head = nn.Parameter(torch.randn(2)), nn.Linear(2, 12), nn.Linear(3, 2)
+
+    def data(self):
+        return draw(2 * N, 4), torch.arange(2 * N) % 2
+
+    def loss(self, batch):
+        weight = self.weights(self.code[None])[0].view(3, 4)
+        return F.cross_entropy(self.head(F.linear(batch[0], weight).tanh()), batch[1])
+
+
 CASES = Case.__subclasses__()
 
 

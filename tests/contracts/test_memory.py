@@ -125,17 +125,16 @@ def test_a_measured_pass_keeps_no_output_that_autograd_does_not_need(layer):
 
 
 @pytest.mark.parametrize("interval", [1, 4])
-def test_an_update_that_does_not_measure_frees_the_workspace(interval):
+def test_the_workspace_is_freed_before_an_update_that_does_not_measure(interval):
     """The model uses the memory until the next measurement."""
     torch.manual_seed(0)
     model = nn.Linear(SIDE, SIDE)
     opt = VOGN(model, base=torch.optim.Adam(model.parameters()), num_data=100, curvature_interval=interval)
     x, y = torch.randn(8, SIDE), torch.randint(SIDE, (8,))
     workspace = opt.engine.workspace
-    for update in range(11):
+    for _ in range(10):  # the tenth always measures; the eleventh does under T = 1
         with opt.sampled_params():
             F.cross_entropy(model(x), y).backward()
+        stored = weakref.ref(workspace.empty("test", (SIDE,), model.weight).untyped_storage())
         opt.step()
-        if update == 9:  # the tenth always measures; the eleventh does under T = 1
-            stored = weakref.ref(workspace.empty("test", (SIDE,), model.weight).untyped_storage())
     assert (stored() is None) == (interval > 1)

@@ -169,6 +169,7 @@ def test_densities_are_those_of_torch_distributions(posterior, truth, generator)
     torch.testing.assert_close(posterior.entropy(), truth.entropy())
     torch.testing.assert_close(posterior.kl(), kl_divergence(truth, prior))
     torch.testing.assert_close(joint(posterior.variance()), truth.variance)
+    torch.testing.assert_close(joint(posterior.std), truth.stddev)
 
 
 def test_the_variance_along_directions_is_that_of_the_dense_gaussian(posterior, truth, generator):

@@ -116,6 +116,9 @@ def test_groups_have_learning_rates_of_their_own(optimizer, step_rule):
 def test_an_error_inside_a_pass_leaves_the_mean(optimizer, error):
     model, opt = build(optimizer)
     before = train(model, opt, [(0, slice(None))])
+    grads = {param: torch.full_like(param, 7.0) for param in model.parameters()}
+    for param, grad in grads.items():
+        param.grad = grad
 
     def broken_pass():
         with opt.sampled_params():
@@ -125,6 +128,8 @@ def test_an_error_inside_a_pass_leaves_the_mean(optimizer, error):
     with pytest.raises(error):
         broken_pass()
     assert torch.equal(flat(model), before)
+    assert all(param.grad is grad and (grad == 7).all() for param, grad in grads.items())
+    opt.zero_grad()
     assert train(model, opt, [(0, slice(None))]).isfinite().all()  # the optimizer still works
 
 

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from oracles import one_example_at_a_time, relative_error
+from oracles import assert_measures, one_example_at_a_time, relative_error
 from torch import nn
 
 from lightning_bayes.curvature import measure
@@ -37,10 +37,8 @@ class Attends(nn.Module):
 
 def assert_measured(model, x, engine, **call):
     """Every example alone has the gradient that `measure` squares."""
-    grad, square = one_example_at_a_time(model, list(x), lambda m, e: m(e[None], **call).mean(0).sum())
     measured = measure(model, lambda: model(x, **call).mean(0).sum(), engine=engine)
-    assert relative_error(measured.grad, grad) < 1e-10
-    assert relative_error(measured.curvature, square) < 1e-10
+    assert_measures(measured, model, list(x), lambda m, e: m(e[None], **call).mean(0).sum(), 1e-10)
 
 
 @ENGINES

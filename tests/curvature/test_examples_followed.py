@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from oracles import one_example_at_a_time, relative_error
+from oracles import assert_measures, one_example_at_a_time, relative_error
 from torch import nn
 
 from lightning_bayes.curvature import make_engine, measure
@@ -116,25 +116,16 @@ def drawn(examples, positions, generator):
 
 def assert_equals_the_loop(model, batch, loss, **options):
     measured = measure(model, lambda: loss(model, batch), **options)
-    grad, square = one_example_at_a_time(model, list(zip(*(t.split(1) for t in batch), strict=True)), loss)
     assert measured.num_examples == len(batch[0])
-    assert relative_error(measured.grad, grad) < 1e-9
-    assert relative_error(measured.curvature, square) < 1e-9
+    assert_measures(measured, model, list(zip(*(t.split(1) for t in batch), strict=True)), loss, 1e-9)
 
 
 @pytest.mark.parametrize(("examples", "positions"), SIZES)
 @pytest.mark.parametrize("name", MODELS)
-def test_any_layout_equals_the_loop(name, examples, positions, generator):
+@pytest.mark.parametrize("engine", ["fused", "backpack"])
+def test_any_layout_equals_the_loop(engine, name, examples, positions, generator):
     model, batch = MODELS[name]().double(), drawn(examples, positions, generator)
-    assert_equals_the_loop(model, batch, of_tokens)
-
-
-@pytest.mark.parametrize(("examples", "positions"), SIZES)
-@pytest.mark.parametrize("name", MODELS)
-def test_any_layout_equals_the_loop_with_backpack(name, examples, positions, generator):
-    model, batch = MODELS[name]().double(), drawn(examples, positions, generator)
-    _, square = one_example_at_a_time(model, list(zip(*(part.split(1) for part in batch), strict=True)), of_tokens)
-    assert relative_error(measure(model, lambda: of_tokens(model, batch), engine="backpack").curvature, square) < 1e-9
+    assert_equals_the_loop(model, batch, of_tokens, engine=engine)
 
 
 @pytest.mark.parametrize(("examples", "positions"), SIZES)
@@ -142,18 +133,6 @@ def test_a_mean_over_positions_in_dimension_zero(examples, positions, generator)
     model, batch = SequenceFirst(nn.Linear(8, 8)).double(), drawn(examples, positions, generator)
     pooled = lambda m, e: F.cross_entropy(m(e[0]).mean(1), e[1][:, 0])  # noqa: E731
     assert_equals_the_loop(model, batch, pooled)
-
-
-def test_siamese_networks(generator):
-    layer, head = nn.Linear(3, 5).double(), nn.Linear(5, 2).double()
-    model = nn.ModuleDict({"layer": layer, "head": head})
-
-    def contrast(model, pair):
-        first, second = model["layer"](torch.cat(pair[:2])).tanh().chunk(2)
-        return F.cross_entropy(model["head"]((first - second).abs()), pair[2])
-
-    batch = [torch.randn(4, 3, generator=generator, dtype=torch.float64) for _ in range(2)]
-    assert_equals_the_loop(model, [*batch, torch.tensor([0, 1, 1, 0])], contrast)
 
 
 PAIRS = {  # of a network and pairs, both through one call

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from oracles import one_example_at_a_time, relative_error
+from oracles import assert_measures, one_example_at_a_time, relative_error
 from torch import nn
 
 from lightning_bayes.curvature import make_engine, measure
@@ -24,9 +24,7 @@ def square_loss(model, example):
 
 def assert_equals_loop(model, x, **options):
     measured = measure(model, lambda: model(x).square().mean(), **options)
-    grad, square = one_example_at_a_time(model, list(x), square_loss)
-    assert relative_error(measured.grad, grad) < 1e-10
-    assert relative_error(measured.curvature, square) < 1e-10
+    assert_measures(measured, model, list(x), square_loss, 1e-10)
 
 
 class Tokens(nn.Module):
@@ -136,18 +134,6 @@ def test_gradient_of_the_input_is_not_overwritten(generator):
     torch.testing.assert_close(x.grad, truth)
 
 
-def test_bilinear_has_two_inputs_and_falls_to_the_generic_rule(generator):
-    class Pair(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.form = nn.Bilinear(2, 3, 4)
-
-        def forward(self, x):
-            return self.form(x[:, :2], x[:, 2:])
-
-    assert_equals_loop(Pair().double(), normal(5, 5, generator=generator))
-
-
 class DropPath(nn.Module):
     """Noise that no module type gives away; it keeps a record of its draws."""
 
@@ -228,12 +214,6 @@ class Shift(nn.Module):
         return x + self.shift
 
 
-def test_empty_batch_is_refused_by_the_same_error():
-    model = nn.Sequential(Scale(4))
-    with pytest.raises(ExampleDimensionError, match=r"The batch holds no example \(seen by 0 \(Scale\)\)"):
-        measure(model, lambda: F.mse_loss(model(torch.zeros(0, 4)), torch.zeros(0, 4), reduction="sum"))
-
-
 def test_half_precision_is_measured_in_single_precision(generator):
     layer, x = nn.Bilinear(3, 3, 2), torch.randn(4, 3, generator=generator).bfloat16()
     layer.bias.requires_grad_(False)  # a frozen parameter takes part in the replay
@@ -270,9 +250,7 @@ def test_hooks_of_a_generic_unit_run_once(generator):
     measured = measure(model, lambda: model(x).square().mean())
     torch.testing.assert_close(measured.loss, expected.detach())
     assert len(calls) == 1
-    grad, square = one_example_at_a_time(model, list(x), lambda m, e: m(e[None]).square().mean())
-    assert relative_error(measured.grad, grad) < 1e-10
-    assert relative_error(measured.curvature, square) < 1e-10
+    assert_measures(measured, model, list(x), lambda m, e: m(e[None]).square().mean(), 1e-10)
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated:FutureWarning")  # it is what is tested
@@ -280,19 +258,7 @@ def test_weight_norm_by_hooks_equals_the_loop(generator):
     model = nn.utils.weight_norm(nn.Linear(4, 3)).double()
     x = torch.randn(5, 4, generator=generator, dtype=torch.float64)
     measured = measure(model, lambda: model(x).square().mean())
-    grad, square = one_example_at_a_time(model, list(x), lambda m, e: m(e[None]).square().mean())
-    assert relative_error(measured.grad, grad) < 1e-10
-    assert relative_error(measured.curvature, square) < 1e-10
-
-
-@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
-def test_recurrent_layers_in_float32_equal_the_loop(layer, generator):
-    model = layer(4, 3, batch_first=True)
-    x = torch.randn(5, 6, 4, generator=generator)
-    measured = measure(model, lambda: model(x)[0].square().mean())
-    grad, square = one_example_at_a_time(model, list(x), lambda m, e: m(e[None])[0].square().mean())
-    assert relative_error(measured.grad, grad) < 1e-5
-    assert relative_error(measured.curvature, square) < 1e-5
+    assert_measures(measured, model, list(x), lambda m, e: m(e[None]).square().mean(), 1e-10)
 
 
 class Frequencies(nn.Module):
@@ -338,11 +304,9 @@ class Positions(nn.Module):
 def test_an_input_that_all_examples_share_may_come_first(position, batch, generator):
     model, mask = Positions().double(), normal(7, 7, generator=generator)  # the mask has more rows than the batch
     x = normal(batch, 4, generator=generator)
-    grad, square = one_example_at_a_time(model, list(x), lambda m, e: m(position, e[None], mask).square().mean())
     measured = measure(model, lambda: model(position, x, mask).square().mean())
     assert measured.num_examples == batch
-    assert relative_error(measured.grad, grad) < 1e-10
-    assert relative_error(measured.curvature, square) < 1e-10
+    assert_measures(measured, model, list(x), lambda m, e: m(position, e[None], mask).square().mean(), 1e-10)
 
 
 class Centred(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from oracles import one_example_at_a_time, relative_error
+from oracles import assert_measures, one_example_at_a_time, relative_error
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence, pad_packed_sequence
 
@@ -62,10 +62,8 @@ def test_packed_sequences_equal_the_loop(name, has_states, generator):
         return F.cross_entropy(logits, y[rows]) + tags.square().sum((1, 2)).mean()
 
     measured = measure(model, lambda: loss(model, list(range(5))))
-    grad, square = one_example_at_a_time(model, [[i] for i in range(5)], loss)
     assert measured.num_examples == 5
-    assert relative_error(measured.grad, grad) < 1e-10
-    assert relative_error(measured.curvature, square) < 1e-10
+    assert_measures(measured, model, [[i] for i in range(5)], loss, 1e-10)
 
 
 @pytest.mark.parametrize("options", [{}, {"bidirectional": True, "num_layers": 2, "proj_size": 3}], ids=str)
@@ -78,9 +76,7 @@ def test_final_cells_of_packed_sequences_equal_the_loop(options, generator):
         return (hidden.square().sum((0, 2)) + cells.square().sum((0, 2))).mean()
 
     measured = measure(layer, lambda: loss(layer, list(range(5))))
-    grad, square = one_example_at_a_time(layer, [[i] for i in range(5)], loss)
-    assert relative_error(measured.grad, grad) < 1e-10
-    assert relative_error(measured.curvature, square) < 1e-10
+    assert_measures(measured, layer, [[i] for i in range(5)], loss, 1e-10)
 
 
 def test_packed_sequences_are_counted_by_methods_that_measure_no_examples(generator):
@@ -168,7 +164,5 @@ def test_bags_by_offsets_equal_the_loop(mode, includes_last, padding, engine, ge
         return F.cross_entropy(model[1](model[0](FLAT[part], ends, some)), y[i : i + 1])
 
     measured = measure(model, lambda: F.cross_entropy(head(bag(FLAT, offsets, weight)), y), engine=engine)
-    grad, square = one_example_at_a_time(model, list(range(5)), one)
     assert measured.num_examples == 5
-    assert relative_error(measured.grad, grad) < 1e-10
-    assert relative_error(measured.curvature, square) < 1e-10
+    assert_measures(measured, model, list(range(5)), one, 1e-10)

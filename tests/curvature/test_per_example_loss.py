@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from oracles import one_example_at_a_time, relative_error
+from oracles import assert_measures, one_example_at_a_time, relative_error
 from tiny_training import Classifier, blobs, fit, loader
 from torch import nn
 
@@ -79,9 +79,7 @@ def test_the_value_tells_a_mean_from_a_sum_where_the_graph_does_not(reduced, gen
         )
 
     measured = measure(model, loss)
-    grad, square = one_example_at_a_time(model, list(range(5)), lambda m, i: m(x[i]).square().sum())
-    assert relative_error(measured.grad, grad) < 1e-10
-    assert relative_error(measured.curvature, square) < 1e-10
+    assert_measures(measured, model, list(range(5)), lambda m, i: m(x[i]).square().sum(), 1e-10)
 
 
 def test_examples_that_are_compared_have_the_gradients_of_their_own_losses(generator):
@@ -98,9 +96,7 @@ def test_examples_that_are_compared_have_the_gradients_of_their_own_losses(gener
 
     with pytest.warns(UserWarning, match="all examples share"):
         measured = measure(model, loss)
-    grad, square = one_example_at_a_time(model, list(range(4)), lambda m, i: losses()[i])
-    assert relative_error(measured.grad, grad) < 1e-10
-    assert relative_error(measured.curvature, square) < 1e-10
+    assert_measures(measured, model, list(range(4)), lambda m, i: losses()[i], 1e-10)
 
 
 def test_rows_of_several_examples_are_told_apart_by_their_losses(generator):
@@ -132,10 +128,8 @@ def test_examples_that_go_through_the_network_in_pieces(pieces, generator):
     with pytest.warns(UserWarning, match="all examples share"):
         measured = measure(model, loss)
     one = lambda m, i: F.cross_entropy(m(x[i : i + 1]), y[i : i + 1])  # noqa: E731
-    grad, square = one_example_at_a_time(model, list(range(6)), one)
     assert measured.num_examples == 6
-    assert relative_error(measured.grad, grad) < 1e-10
-    assert relative_error(measured.curvature, square) < 1e-10
+    assert_measures(measured, model, list(range(6)), one, 1e-10)
 
 
 @pytest.mark.parametrize("views", [1, 2, 4])

@@ -26,22 +26,23 @@ def finished(setting):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """Runs that nothing happened to, by number of ranks."""
+    """Runs that nothing happened to, by number of ranks and micro-batches."""
     folder = tmp_path_factory.mktemp("whole")
-    return {ranks: finished(Setting(folder / str(ranks), ranks=ranks)) for ranks in (1, 2)}
+    kinds = {f"{ranks} {micro}": (ranks, micro) for ranks, micro in ((1, 1), (2, 1), (2, 2))}
+    return {kind: finished(Setting(folder / name, *kind)) for name, kind in kinds.items()}
 
 
 def goes_on(setting, whole, checkpoint="within.ckpt"):
     """Resume from what the fault has left, and end at the same bits as without it."""
     resumed = finished(replace(setting, fault=None, resume=setting.folder / checkpoint))
     assert resumed[0]["global_step"] == UPDATES
-    for found, expected in zip(resumed, whole[setting.ranks], strict=True):
+    for found, expected in zip(resumed, whole[setting.ranks, setting.micro_batches], strict=True):
         assert_same_bits(found, expected)
 
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_run_goes_on_after_a_rank_was_killed(victim, whole, tmp_path):
-    setting = Setting(tmp_path, ranks=2, fault=faults.kill_rank_1 if victim else faults.kill_rank_0)
+    setting = Setting(tmp_path, 2, 1 + victim, fault=faults.kill_rank_1 if victim else faults.kill_rank_0)
     codes = finish(start(setting), 60)
     assert codes[victim] == -signal.SIGKILL
     assert codes[1 - victim] != 0

@@ -145,7 +145,7 @@ def test_a_prior_too_strong_for_the_data_is_refused_once_their_number_is_known()
 def fit_overflowing(*callbacks, **options):
     """Each update multiplies the weights by 1e24."""
     callback = lightning_bayes.VOGNCallback(lr=1e12, prior_precision=1e-30, num_data=48)
-    module = Classifier(lambda m: torch.optim.AdamW(m.parameters(), weight_decay=1e12))
+    module = Classifier(lambda m: torch.optim.AdamW(m.parameters(), weight_decay=1e27))
     quiet_trainer(callback, *callbacks, **options).fit(module, loader())
 
 

@@ -6,7 +6,7 @@ import torch
 from sklearn.calibration import calibration_curve
 from torchmetrics.functional.classification import multiclass_calibration_error
 
-from lightning_bayes.errors import HyperparameterError, ShapeError
+from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.metrics.calibration import (
     AdaptiveCalibrationError,
     ClasswiseCalibrationError,
@@ -137,23 +137,6 @@ def test_adaptive_error_does_not_depend_on_the_order_of_ties():
         assert got.item() == pytest.approx(0.3)
 
 
-@pytest.mark.parametrize(
-    "metric",
-    [
-        ExpectedCalibrationError(),
-        MaximumCalibrationError(),
-        AdaptiveCalibrationError(),
-        ClasswiseCalibrationError(num_classes=4),
-    ],
-)
-def test_uneven_batches_give_the_value_of_one_batch(metric):
-    probs, targets = predictions(sharpness=20.0)
-    expected = metric.clone()(probs, targets)
-    metric.update(probs[:11], targets[:11])
-    metric.update(probs[11:], targets[11:])
-    assert metric.compute().item() == pytest.approx(expected.item(), abs=1e-6)
-
-
 def test_zero_bins_are_refused():
     probs, targets = predictions(4)
     message = r"at least one bin, got bins=0\. The usual number is 15"
@@ -174,10 +157,3 @@ def test_states_over_equal_width_bins_do_not_grow(metric):
     before = {name: value.shape for name, value in metric.metric_state.items()}
     metric.update(*predictions())
     assert {name: value.shape for name, value in metric.metric_state.items()} == before
-
-
-def test_metrics_refuse_logits():
-    metrics = (ExpectedCalibrationError(), MaximumCalibrationError(), AdaptiveCalibrationError())
-    for metric in (*metrics, ClasswiseCalibrationError(2)):
-        with pytest.raises(ShapeError, match="need probabilities, not logits"):
-            metric.update(torch.tensor([[3.0, -1.0]]), torch.tensor([0]))

@@ -8,7 +8,7 @@ from distributed import run_on_ranks
 from torch.distributions import Normal
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.errors import HyperparameterError, ShapeError
 from lightning_bayes.metrics import (
     AURC,
     AdaptiveCalibrationError,
@@ -132,6 +132,12 @@ def test_a_first_batch_of_perfect_predictions_does_not_couple_the_metrics():
     collection.update(probs, targets)
     everything = torch.cat([perfect, probs]), torch.cat([torch.arange(CLASSES), targets])
     assert_equal(collection.compute(), classification_truth("", *everything))
+
+
+def test_every_metric_refuses_logits():
+    for metric in classification_metrics(2, "").values():
+        with pytest.raises(ShapeError, match=r"need probabilities, not logits: pass logits.softmax\(-1\)"):
+            metric.update(torch.tensor([[3.0, -1.0]]), torch.tensor([0]))
 
 
 def test_one_class_is_refused():

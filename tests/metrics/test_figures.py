@@ -13,7 +13,6 @@ from sklearn.metrics import roc_auc_score
 
 from lightning_bayes.errors import HyperparameterError, NonFiniteError, ShapeError
 from lightning_bayes.metrics import (
-    certainty_sheet,
     expected_calibration_error,
     reliability_diagram,
     risk_coverage_diagram,
@@ -67,13 +66,11 @@ def scores():
 
 
 def test_figures_save_without_a_display_and_without_pyplot(curves, scores, tmp_path):
-    images = torch.rand(4, 3, 8, 8), torch.zeros(4, dtype=torch.long), torch.full((4, 2), 0.5)
     for figure in (
         reliability_diagram(curves),
         risk_coverage_diagram(curves),
         score_histograms(scores),
         shift_curves(SHIFTS),
-        certainty_sheet(*images),
     ):
         figure.savefig(tmp_path / "figure.png")
         assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")

@@ -3,7 +3,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from distributed import run_on_ranks
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
 from lightning_bayes.errors import HyperparameterError, NonFiniteError, ShapeError
@@ -76,27 +75,6 @@ def test_values_are_undefined_without_any_input():
     found = OODDetection(["svhn"], ["entropy"]).compute()
     assert len(found) == 6
     assert all(value.isnan() for value in found.values())
-
-
-def shard_and_compute(rank):
-    names, data = ["svhn", "lsun"], scored(2)
-    metric = OODDetection(names, SCORES)
-    feed(metric, data, [(0, 5), (5, 21)] if rank == 0 else [(21, None)])
-    found = metric.compute()
-    metric.reset()
-    if rank == 0:  # the other one sees no data at all
-        feed(metric, data)
-    again = metric.compute()
-    return {key: [found[key].item(), again[key].item()] for key in found}
-
-
-@pytest.mark.ddp
-def test_two_ranks_with_uneven_shards_agree_with_one_process(tmp_path):
-    values = expected(scored(2), ["svhn", "lsun"])
-    for found in run_on_ranks(shard_and_compute, 2, tmp_path):
-        assert set(found) == set(values)
-        for key, value in values.items():
-            assert found[key] == pytest.approx([value, value], abs=1e-6), key
 
 
 def test_invalid_input_is_refused():

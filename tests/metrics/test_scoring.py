@@ -7,11 +7,8 @@ import torch
 from sklearn.metrics import accuracy_score, log_loss
 from torch.nn.functional import nll_loss
 
-from lightning_bayes.errors import ShapeError
 from lightning_bayes.metrics.scoring import (
     Accuracy,
-    BrierScore,
-    NegativeLogLikelihood,
     brier_per_example,
     nll_per_example,
 )
@@ -48,25 +45,6 @@ def test_brier_sums_the_squared_errors_of_all_classes(row, target, expected):
     assert brier_per_example(torch.tensor([row]), torch.tensor([target])).item() == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    ("metric_class", "function"), [(NegativeLogLikelihood, nll_per_example), (BrierScore, brier_per_example)]
-)
-def test_a_metric_is_the_mean_over_examples_of_uneven_batches(metric_class, function):
-    probs, targets = predictions()
-    metric = metric_class()
-    metric.update(probs[:3], targets[:3])
-    metric.update(probs[3:], targets[3:])
-    assert metric.compute().item() == pytest.approx(function(probs, targets).mean().item(), rel=1e-6)
-
-
-def test_reset_clears_the_states():
-    metric = BrierScore()
-    metric.update(*predictions(seed=1))
-    metric.reset()
-    metric.update(torch.tensor([[1.0, 0.0]]), torch.tensor([1]))
-    assert metric.compute().item() == 2
-
-
 def test_accuracy_averages_over_examples_not_classes():
     probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]])
     targets = torch.tensor([0, 0, 0, 1])  # the mean over classes would be 1/2
@@ -74,10 +52,3 @@ def test_accuracy_averages_over_examples_not_classes():
     metric.update(probs, targets)
     assert metric.compute().item() == pytest.approx(accuracy_score(targets, probs.argmax(-1)))
     assert metric.compute().item() == pytest.approx(0.75)
-
-
-def test_metrics_refuse_logits():
-    logits = torch.tensor([[3.0, -1.0]])
-    for metric in (NegativeLogLikelihood(), BrierScore(), Accuracy(num_classes=2)):
-        with pytest.raises(ShapeError, match=r"need probabilities, not logits: pass logits.softmax\(-1\)"):
-            metric.update(logits, torch.tensor([0]))

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from lightning_bayes.errors import HyperparameterError, ShapeError
+from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.metrics.selective import (
     AURC,
     CoverageAtRisk,
@@ -109,22 +109,8 @@ def test_without_a_good_threshold_the_coverage_is_zero():
     assert coverage_at_risk(probs, targets, 0.05).item() == 0
 
 
-@pytest.mark.parametrize("metric", [AURC(), CoverageAtRisk(), RiskAtCoverage(coverage=0.5)])
-def test_uneven_batches_give_the_value_of_one_batch(metric):
-    probs, targets = predictions(rounded=True)
-    expected = metric.clone()(probs, targets)
-    metric.update(probs[:3], targets[:3])
-    metric.update(probs[3:], targets[3:])
-    assert metric.compute().item() == pytest.approx(expected.item(), abs=1e-6)
-
-
 @pytest.mark.parametrize("value", [-0.1, 5.0])
 def test_values_outside_0_and_1_are_refused(value):
     for metric_class in (CoverageAtRisk, RiskAtCoverage):
         with pytest.raises(HyperparameterError, match=rf"={value} must be a fraction between 0 and 1; 5 % is 0\.05"):
             metric_class(value)
-
-
-def test_the_metric_refuses_logits():
-    with pytest.raises(ShapeError, match="need probabilities, not logits"):
-        AURC().update(torch.tensor([[3.0, -1.0]]), torch.tensor([0]))

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from distributed import run_on_ranks
 from sklearn.metrics import accuracy_score, log_loss
 from torchmetrics.functional.classification import multiclass_calibration_error
 
@@ -68,18 +67,6 @@ def test_states_do_not_grow_with_the_examples():
     before = {name: value.shape for name, value in metric.metric_state.items()}
     feed(metric, 0, None)
     assert {name: value.shape for name, value in metric.metric_state.items()} == before
-
-
-def shard_and_compute(rank):
-    metric = ShiftMetrics(SHIFTS)
-    feed(metric, *((0, 20) if rank == 0 else (20, None)))
-    return {key: value.item() for key, value in metric.compute().items()}
-
-
-@pytest.mark.ddp
-def test_two_ranks_with_uneven_shards_agree_with_one_process(tmp_path):
-    for found in run_on_ranks(shard_and_compute, 2, tmp_path):
-        assert_truth(found)
 
 
 def test_a_shift_without_examples_is_undefined():

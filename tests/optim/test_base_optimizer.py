@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from functools import partial
 
 import pytest
@@ -114,42 +113,6 @@ def test_the_curvature_is_the_running_mean_of_what_is_measured(problem):
     for name, param in model.named_parameters():
         expected = grads[name].square().mean(0)
         torch.testing.assert_close(opt.state[param]["curvature"], expected, rtol=1e-4, atol=1e-8)
-
-
-def test_learning_rates_of_the_noisy_optimizers_groups_count(problem):
-    model = network()
-    opt = VOGN(model, base=Adam(model.parameters(), lr=1e-2), num_data=64)
-    before = vector(model)
-    opt.param_groups[0]["lr"] = 0.0
-    train(model, opt, problem, 2)
-    assert torch.equal(vector(model), before)
-
-
-def test_groups_that_come_later_are_stepped_too(problem):
-    model = network()
-    opt = VOGN(model, base=Adam(model[2].parameters(), lr=1e-2), num_data=64)
-    model[0].requires_grad_(True)
-    train(model, opt, problem, 1)
-    before = model[0].weight.detach().clone()
-    opt.add_param_group({"params": list(model[0].parameters()), "lr": 1e-2})
-    train(model, opt, problem, 2)
-    assert not torch.equal(model[0].weight, before)
-
-
-def test_resume_restores_the_users_optimizer(problem):
-    def build():
-        model = network()
-        return model, VOGN(model, base=AdamW(model.parameters(), lr=1e-2), num_data=64)
-
-    model, opt = build()
-    train(model, opt, problem, 3)
-    saved = copy.deepcopy((model.state_dict(), opt.state_dict()))
-    train(model, opt, problem, 3)
-    other, resumed = build()
-    other.load_state_dict(saved[0])
-    resumed.load_state_dict(saved[1])
-    train(other, resumed, problem, 3)
-    assert torch.equal(vector(model), vector(other))
 
 
 @pytest.mark.parametrize("prior_on_mean", [True, False])

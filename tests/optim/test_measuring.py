@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lightning_bayes.curvature import BareCapture
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim import BBB, IVON, KFAC, VOGN, MomentumVON, NoisyAdam, VadaGrad, Vadam, Vprop
+from lightning_bayes.optim.finished_pass import BarePass
 from lightning_bayes.optim.measuring import FIRST_UPDATES, elapsed_updates, updates_covered, weight_of_old
 
 F64 = torch.float64
@@ -211,7 +211,7 @@ def test_samples_of_one_batch_weigh_alike_and_are_not_counted():
         with opt.measured_pass(sample, is_only_batch=True) as captured:
             F.cross_entropy(model(x), y).backward()
             grads.append(model[0].weight.grad.clone())
-        assert isinstance(captured, BareCapture)
+        assert isinstance(captured, BarePass)
     tensors, _ = opt.measured()
     assert len(tensors) == 1 + len(list(model.parameters()))  # the loss and ĝ: no ĥ for the processes to add
     torch.testing.assert_close(model[0].weight.grad, torch.stack(grads).mean(0), rtol=1e-12, atol=1e-15)

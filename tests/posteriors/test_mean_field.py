@@ -6,46 +6,12 @@ import re
 
 import pytest
 import torch
-from torch.distributions import Independent, Normal, kl_divergence
+from torch.distributions import Normal, kl_divergence
 
 from lightning_bayes.errors import HyperparameterError, PosteriorError
-from lightning_bayes.posteriors import MeanField, initial_curvature, precision
+from lightning_bayes.posteriors import FullGaussian, MeanField, initial_curvature, marginals, precision
 
 F64 = torch.float64
-SHAPES = {"conv.weight": (3, 2, 2), "conv.bias": (3,), "scale": ()}
-PRIOR = {"conv.weight": 2.0, "conv.bias": 0.5, "scale": 7.0}
-
-
-@pytest.fixture
-def posterior(generator):
-    mean = {n: torch.randn(s, generator=generator, dtype=F64) for n, s in SHAPES.items()}
-    precisions = {n: 0.1 + 9 * torch.rand(s, generator=generator, dtype=F64) for n, s in SHAPES.items()}
-    return MeanField(mean, precisions, dict(PRIOR), num_data=50, constants={"conv.steps": torch.tensor(3)})
-
-
-def joint(values):
-    return torch.cat([v.reshape(-1) for v in values])
-
-
-def as_distribution(posterior):
-    return Independent(Normal(joint(posterior.mean.values()), joint(posterior.precision.values()).rsqrt()), 1)
-
-
-def prior_distribution(posterior):
-    deltas = joint(torch.full_like(m, PRIOR[n]) for n, m in posterior.mean.items())
-    return Independent(Normal(torch.zeros_like(deltas), deltas.rsqrt()), 1)
-
-
-def test_log_prob_entropy_and_kl_are_those_of_torch_distributions(posterior, generator):
-    truth = as_distribution(posterior)
-    weights = posterior.sample(generator)
-    torch.testing.assert_close(posterior.log_prob(weights), truth.log_prob(joint(weights.values())))
-    torch.testing.assert_close(posterior.entropy(), truth.entropy())
-    torch.testing.assert_close(posterior.kl(), kl_divergence(truth, prior_distribution(posterior)))
-
-
-def test_std_is_one_over_the_root_of_the_precision(posterior):
-    torch.testing.assert_close(joint(posterior.std.values()), as_distribution(posterior).base_dist.stddev)
 
 
 @pytest.mark.parametrize(
@@ -115,3 +81,24 @@ def test_the_least_initial_precision_is_taken_as_computed_and_as_said(given):
     said = re.fullmatch(r"init_precision=(\S+) is below (\S+), the precision of .*", str(refused.value)).groups()
     assert float(said[0]) < float(said[1])
     assert initial_curvature(float(said[1]), **given) == 0
+
+
+def test_marginals_of_a_mean_field_posterior_are_its_part(generator):
+    mean = {"a": torch.randn(3, 2, generator=generator, dtype=F64), "b": torch.randn(3, generator=generator, dtype=F64)}
+    precisions = {name: 0.1 + 9 * torch.rand(m.shape, generator=generator, dtype=F64) for name, m in mean.items()}
+    posterior = MeanField(mean, precisions, {"a": 2.0, "b": 0.5}, num_data=50)
+    names = list(posterior.mean)
+    part, rest = marginals(posterior, names[:1]), marginals(posterior, names[1:])
+    assert list(part.mean) == names[:1]
+    torch.testing.assert_close(part.precision[names[0]], posterior.precision[names[0]])
+    assert (part.kl() + rest.kl()).item() == pytest.approx(posterior.kl().item(), rel=1e-5)
+
+
+def test_marginals_of_a_correlated_posterior_are_each_weights_own(generator):
+    root = torch.randn(6, 6, generator=generator, dtype=F64)
+    mean = {"a": torch.randn(4, generator=generator, dtype=F64), "b": torch.zeros(2, dtype=F64)}
+    q = FullGaussian(mean, root @ root.T + torch.eye(6), {"a": 1.0, "b": 1.0}, num_data=1)
+    variances = torch.linalg.inv(q.precision).diagonal()
+    each = marginals(q, ["a", "b"])
+    torch.testing.assert_close(torch.cat(list(each.variance().values())), variances)
+    assert each.kl() < q.kl()  # what the correlations say is missing

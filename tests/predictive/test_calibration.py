@@ -16,7 +16,6 @@ from lightning_bayes.predictive import (
     MonteCarloNetwork,
     PosteriorSamples,
     choose_calibration,
-    predict_loader,
     predictive_nll,
 )
 
@@ -123,7 +122,6 @@ def test_every_way_to_predict_applies_width_and_temperature(generator):
     restored = ScaledPosterior.from_state_dict(found.posterior.state_dict())
     for posterior in (found, found.posterior, restored, restored.to("cpu")):
         torch.testing.assert_close(mc_predict(model, posterior, x, samples=5).probs, expected)
-    torch.testing.assert_close(predict_loader(model, restored, [x], samples=5).mean(0), expected)
     torch.testing.assert_close(MonteCarloNetwork(model, restored, 5)(x)[0], expected)
     unscaled = mc_predict(model, restored, x, samples=5, temperature=1.0).probs
     torch.testing.assert_close(unscaled, outputs.softmax(-1).mean(0))

@@ -12,10 +12,9 @@ from torch.func import functional_call, jacrev
 from lightning_bayes.errors import ExampleDimensionError, HyperparameterError
 from lightning_bayes.posteriors import FullGaussian, MeanField, ScaledPosterior
 from lightning_bayes.predictive import LinearizedSamples, PosteriorSamples, mc_predict, output_moments, probit
-from lightning_bayes.predictive.closed_form import spread_points
-from lightning_bayes.predictive.decomposition import mutual_information
+from lightning_bayes.predictive.closed_form import probit_samples, spread_points
 from lightning_bayes.predictive.links import predicted
-from lightning_bayes.predictive.probit_samples import probit_samples
+from lightning_bayes.predictive.scores import mutual_information
 
 F64 = torch.float64
 

@@ -9,7 +9,7 @@ from random_matrices import F64, spd
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from lightning_bayes.errors import HyperparameterError, ShapeError, UnsupportedLayerError
+from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError
 from lightning_bayes.posteriors import BlockTridiagonal, FullGaussian, MatrixGaussian, MeanField, ScaledPosterior
 from lightning_bayes.predictive import (
     LinearizedSamples,
@@ -235,16 +235,6 @@ def test_an_error_of_the_model_itself_is_not_replaced():
     model = nn.Linear(3, 2)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         mc_predict(model, mean_field(model), torch.randn(2, 7), 2, linearized=True)
-
-
-def test_an_output_that_cannot_be_averaged_is_refused():
-    class Named(nn.Linear):
-        def forward(self, x):
-            return {"logits": super().forward(x)}
-
-    model = Named(3, 2)
-    with pytest.raises(ShapeError, match="Named returned a dict, which cannot be averaged over samples"):
-        mc_predict(model, mean_field(model), torch.zeros(1, 3), 2, linearized=True)
 
 
 @pytest.mark.skipif(Version(torch.__version__) < Version("2.8"), reason="torch 2.5 and 2.7 cannot vmap checkpoints")

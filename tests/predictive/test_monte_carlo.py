@@ -55,10 +55,6 @@ def test_numpy_arrays_take_the_dtype_of_the_weights():
     assert torch.equal(found.probs, mc_predict(model, posterior, x, samples=4).probs)
 
 
-def test_a_posterior_prints_in_one_line():
-    assert repr(posterior_of(network())) == "MeanField(84 weights in 6 tensors, num_data=10, prior_precision=1)"
-
-
 class Breaks(nn.Module):
     """Raises from the second call on."""
 
@@ -204,12 +200,6 @@ def test_every_sample_is_scaled_by_the_temperature():
     posterior = posterior_of(model)
     plain, scaled = (mc_predict(model, posterior, x, samples=5, temperature=t).sample_probs for t in (1.0, 2.5))
     torch.testing.assert_close(scaled, (plain.log() / 2.5).softmax(-1))
-
-
-def test_an_unknown_link_is_refused():
-    model = network()
-    with pytest.raises(HyperparameterError, match=r"link='probit' is unknown"):
-        mc_predict(model, posterior_of(model), torch.zeros(1, 3), link="probit")
 
 
 def test_an_output_that_cannot_be_averaged_is_refused():

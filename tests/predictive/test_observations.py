@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pytest
 import torch
-from scipy import special, stats
+from scipy import stats
 from torch.distributions import (
     Categorical,
     Distribution,
@@ -21,7 +21,7 @@ from torch.distributions import (
 from lightning_bayes.errors import HyperparameterError, ShapeError
 from lightning_bayes.predictive import Quantiles, find_observation
 from lightning_bayes.predictive.observations import log_densities, observed
-from lightning_bayes.predictive.quantiles import distribution_function, incomplete_beta, mixture_quantile
+from lightning_bayes.predictive.quantiles import distribution_function, mixture_quantile
 
 S, B = 5, 7
 
@@ -78,13 +78,6 @@ def test_the_distribution_function_of_negative_binomials_is_scipys():
     y = torch.arange(-1.0, 20.0, dtype=torch.float64)
     family = NegativeBinomial(torch.full_like(y, 2.5), probs=torch.full_like(y, 0.4))
     torch.testing.assert_close(distribution_function(family, y), torch.tensor(stats.nbinom.cdf(y.numpy(), 2.5, 0.6)))
-
-
-def test_the_incomplete_beta_function_is_scipys(generator):
-    x, a, b = torch.rand(3, 500, generator=generator, dtype=torch.float64) * torch.tensor([[1.0], [40.0], [40.0]])
-    torch.testing.assert_close(
-        incomplete_beta(x, a, b), torch.tensor(special.betainc(a.numpy(), b.numpy(), x.numpy())), rtol=1e-9, atol=1e-12
-    )
 
 
 def test_a_mixture_of_mixtures_is_one_mixture(generator):

@@ -9,7 +9,7 @@ from torch import nn
 from torchvision.models import ResNet18_Weights
 from torchvision.transforms.v2 import functional
 
-from lightning_bayes.errors import BayesError, DataError, DatasetError, HyperparameterError
+from lightning_bayes.errors import DataError, DatasetError, HyperparameterError
 from lightning_bayes.posteriors import MeanField
 from lightning_bayes.zoo import BayesClassifier, create_model, load, save_posterior
 from lightning_bayes.zoo.data import ImageFolderDataModule
@@ -245,9 +245,3 @@ def test_a_model_with_a_different_number_of_classes_is_rejected_before_training(
 def test_sizes_that_leave_no_training_images_are_rejected(picture_root, sizes):
     with pytest.raises(HyperparameterError):
         make(picture_root, **sizes)
-
-
-def test_errors_share_a_base_class(picture_root):
-    (picture_root / "dog" / "3.png").write_bytes(b"")
-    with pytest.raises(BayesError):
-        read_image(picture_root / "dog" / "3.png")

@@ -11,14 +11,13 @@ import re
 
 import pytest
 import torch
-import torch.nn.functional as F
 import torchvision
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_bayes import VOGN, VOGNCallback, composition, load_posterior, mc_predict, zoo
+from lightning_bayes import VOGNCallback, composition, load_posterior, mc_predict, zoo
 from lightning_bayes.errors import CheckpointError, HyperparameterError, PosteriorError
 from lightning_bayes.posteriors import FullGaussian, MatrixGaussian, MeanField, ScaledPosterior
 from lightning_bayes.zoo import BayesClassifier, ImageTransform, create_model, hub, save_posterior
@@ -176,17 +175,6 @@ def test_a_posterior_trained_by_a_callback_can_be_saved(tmp_path, quiet_trainer,
     assert torch.equal(
         mc_predict(loaded.model, loaded.posterior, x).sample_probs, mc_predict(task, posterior, x).sample_probs
     )
-
-
-def test_a_posterior_trained_by_an_optimizer_can_be_saved(tmp_path, generator):
-    x, y = torch.randn(24, 1, 2, 2, generator=generator), torch.arange(24) % 3
-    model = create_model("mlp", num_classes=3, in_channels=1, image_size=2, hidden=(4,))
-    opt = VOGN(model, lr=0.1, num_data=24)
-    with opt.sampled_params():
-        F.cross_entropy(model(x), y).backward()
-    opt.step()
-    save_posterior(tmp_path / "kept.safetensors", model, opt.posterior())
-    assert same(zoo.load(tmp_path / "kept.safetensors").posterior.precision, opt.posterior().precision)
 
 
 # -- the card ---------------------------------------------------------------------------------------------------------
@@ -481,12 +469,6 @@ def test_values_that_are_not_plain_are_listed(tmp_path):
         HyperparameterError, match=r"got config\.data\.root \(\w+Path\), config\.sizes\[1\] \(Tensor\)\. Convert"
     ):
         save_posterior(tmp_path / "a.safetensors", model, posterior_like(model), config=config)
-
-
-def test_a_wrong_number_of_class_names_is_rejected(tmp_path):
-    model = create_model("mlp", num_classes=3, in_channels=1, image_size=2, hidden=())
-    with pytest.raises(HyperparameterError, match=r"Got 2 class_names for a model with 3 classes"):
-        save_posterior(tmp_path / "a.safetensors", model, posterior_like(model), class_names=["a", "b"])
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan"), float("inf")])

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from torchvision.transforms.v2 import functional
 
-from lightning_bayes.errors import DataError, DatasetError, HyperparameterError
+from lightning_bayes.errors import DataError, HyperparameterError
 from lightning_bayes.zoo import BayesClassifier
 from lightning_bayes.zoo.data import CIFAR10DataModule, MNISTDataModule
 from lightning_bayes.zoo.data.images import ImageSet
@@ -83,34 +83,6 @@ def test_an_empty_validation_set_has_no_loader():
     data.setup("fit")
     assert data.val_dataloader() == []
     assert len(data.train_set) == 12
-
-
-def test_missing_files_name_the_path_and_the_next_step(tmp_path):
-    class Nothing:
-        def __init__(self, root, train, download):
-            raise RuntimeError("Dataset not found.")
-
-    class MissingDataModule(StubDataModule):
-        dataset_class = Nothing
-
-    with pytest.raises(
-        DatasetError,
-        match=rf"Nothing is missing or incomplete in {tmp_path}/nowhere.*download=True.*contains stub\.bin",
-    ):
-        MissingDataModule(str(tmp_path / "nowhere")).setup("fit")
-
-
-def test_labels_out_of_range_are_listed():
-    class Mislabelled(Stub):
-        def __init__(self, root, train, download):
-            super().__init__(root, train, download)
-            self.targets = torch.tensor([0, 1, 2, 12, 3, 1, 9, 10, 0, 0, 12, -1])
-
-    class MislabelledDataModule(StubDataModule):
-        dataset_class = Mislabelled
-
-    with pytest.raises(DataError, match=r"Mislabelled in .*there has labels \[-1, 10, 12\] outside 0 to 9"):
-        MislabelledDataModule(root="there", val_size=4).setup("fit")
 
 
 @pytest.mark.parametrize("stage", ["fit", "test"])

@@ -11,8 +11,6 @@ from pkgutil import iter_modules
 from lightning_bayes.zoo.data.corruptions import SEVERITIES, Corruption, corruption_kinds
 from lightning_bayes.zoo.data.digits import DigitsDataModule
 from lightning_bayes.zoo.data.image_folder import ImageFolderDataModule
-from lightning_bayes.zoo.data.pool import PoolDataModule
-from lightning_bayes.zoo.data.text import Alphabet, TextDataModule
 from lightning_bayes.zoo.data.torchvision_sets import (
     CIFAR10DataModule,
     CIFAR100DataModule,
@@ -25,7 +23,6 @@ from lightning_bayes.zoo.data.uci import UCIDataModule
 
 __all__ = [
     "SEVERITIES",
-    "Alphabet",
     "CIFAR10DataModule",
     "CIFAR100DataModule",
     "Corruption",
@@ -34,9 +31,7 @@ __all__ = [
     "ImageFolderDataModule",
     "KMNISTDataModule",
     "MNISTDataModule",
-    "PoolDataModule",
     "SVHNDataModule",
-    "TextDataModule",
     "UCIDataModule",
     "corruption_kinds",
 ]

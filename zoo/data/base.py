@@ -83,11 +83,7 @@ class ImageDataModule(LightningDataModule, ABC):
         self.shift_names = tuple((corruption.kind, corruption.severity) for corruption in corruptions)
 
     def setup(self, stage: str) -> None:
-        """Read and split the data, and compare its classes with the model's. Repeated calls read nothing.
-
-        Args:
-            stage: ``predict`` reads nothing if ``predict_dir`` is set.
-        """
+        """Read and split the data, and compare its classes with the model's. Repeated calls read nothing."""
         self.check_classes()
         if stage != "predict" or self.predict_dir is None:
             self.read_sets(stage)
@@ -122,11 +118,7 @@ class ImageDataModule(LightningDataModule, ABC):
         return self._loader(self.val_set) if len(self.val_set) > 0 else []  # type: ignore[arg-type]
 
     def test_dataloader(self) -> DataLoader[Any] | list[DataLoader[Any]]:
-        """The test images, then the sets of ``ood_names``, then the corrupted copies of ``shift_names``, in order.
-
-        Returns:
-            One loader of ``(images, targets)``, or a list if there are more sets. Out-of-distribution targets are -1.
-        """
+        """Loaders of the test images, the sets of ``ood_names``, whose targets are -1, and the copies of ``shift_names``."""
         shifted = [self.corrupted_dataloader(*shift) for shift in self.shift_names]
         return _one_or_all([*self._test_and_ood_loaders(), *shifted])
 
@@ -141,18 +133,7 @@ class ImageDataModule(LightningDataModule, ABC):
         return [ood_set(entry, self.ood_root, self.transform) for entry in self.ood]
 
     def corrupted_dataloader(self, kind: str, severity: int) -> DataLoader[Any]:
-        """The test images with one of `corruption_kinds` at a severity from 1 to 5, identical in every run.
-
-        Args:
-            kind: The corruption.
-            severity: Its severity.
-
-        Returns:
-            The loader.
-
-        Raises:
-            DataError: If the test images do not have eight bits, as in `DigitsDataModule`.
-        """
+        """The test images with one of `corruption_kinds` at a severity from 1 to 5, identical in every run."""
         self.setup("test")
         test = self.test_set
         if not isinstance(test, ImageSet):

@@ -73,15 +73,7 @@ class Corruption:
 
 
 def corruption_kinds() -> list[str]:
-    """The names of all corruptions, ordered as noise, blur, weather and digital.
-
-    Returns:
-        The names.
-
-    Example:
-        >>> len(corruption_kinds())
-        14
-    """
+    """The names of all corruptions, ordered as noise, blur, weather and digital."""
     return list(_KINDS)
 
 

@@ -51,13 +51,6 @@ class DigitsDataModule(ImageDataModule):
     Raises:
         DatasetError: In ``setup``, if scikit-learn is not installed.
         DataError: In ``setup``, if the model has a different number of classes.
-
-    Example:
-        >>> data = DigitsDataModule(batch_size=32)
-        >>> data.setup("fit")
-        >>> images, targets = next(iter(data.val_dataloader()))
-        >>> images.shape
-        torch.Size([32, 1, 8, 8])
     """
 
     num_classes = 10

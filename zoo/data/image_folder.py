@@ -65,11 +65,6 @@ class ImageFolderDataModule(ImageDataModule):
         DataError: In ``setup``, if the classes of the splits or the model differ, or files are truncated or no images; all
             such files are listed.
         HyperparameterError: If the sizes leave no training images of a class.
-
-    Example:
-        >>> data = ImageFolderDataModule(root="pictures", image_size=64, resize=72)  # reads nothing before setup
-        >>> data.transform.image_size
-        64
     """
 
     published_augmentation_factor: ClassVar[float] = 5.0  # Osawa et al. 2019, on ImageNet

@@ -35,13 +35,7 @@ _IDX_FILES: Final = "{train,t10k}-images-idx3-ubyte and {train,t10k}-labels-idx1
 @register_data("mnist")
 @final
 class MNISTDataModule(VisionDataModule):
-    """MNIST: images ``[batch, 1, 28, 28]``, ten digits. See `VisionDataModule` for arguments, errors and loaders.
-
-    Example:
-        >>> data = MNISTDataModule(root="data", ood=("kmnist",))  # reads nothing before setup
-        >>> data.in_channels, data.image_size, data.ood_names
-        (1, 28, ('kmnist',))
-    """
+    """MNIST: images ``[batch, 1, 28, 28]``, ten digits. See `VisionDataModule` for arguments, errors and loaders."""
 
     dataset_class = datasets.MNIST
     expected_files = f"{_IDX_FILES} MNIST/raw"

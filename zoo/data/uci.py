@@ -124,10 +124,6 @@ class UCIDataModule(LightningDataModule):
 
     Raises:
         HyperparameterError: If `val_share` is out of range; in ``setup``, if the split does not exist.
-
-    Example:
-        >>> UCIDataModule(root="data", name="yacht", split=3).name
-        'yacht'
     """
 
     name: str  # LightningDataModule allows None

@@ -30,11 +30,6 @@ class AlexNet(nn.Module):
         in_channels: Number of image channels.
         image_size: 32 for the CIFAR variant, 224 for the ImageNet variant.
         dropout: Dropout probability at the inputs of the two hidden linear layers of the ImageNet variant.
-
-    Example:
-        >>> import torch
-        >>> AlexNet(num_classes=10)(torch.zeros(2, 3, 32, 32)).shape
-        torch.Size([2, 10])
     """
 
     def __init__(self, num_classes: int = 10, in_channels: int = 3, image_size: int = 32, dropout: float = 0.5) -> None:

@@ -35,11 +35,6 @@ class LeNet5(nn.Module):
         image_size: Height and width of the images in pixels: 8, 28 or 32.
         norm: Normalisation before each ReLU, see `lightning_bayes.zoo.models.norms`. Filter response normalisation averages
             over pixels, so it follows only the convolutions.
-
-    Example:
-        >>> import torch
-        >>> LeNet5(num_classes=10, in_channels=3, image_size=32)(torch.zeros(2, 3, 32, 32)).shape
-        torch.Size([2, 10])
     """
 
     def __init__(

@@ -34,11 +34,6 @@ class MLP(nn.Module):
 
     Raises:
         HyperparameterError: If a width is not positive or the activation is unknown.
-
-    Example:
-        >>> import torch
-        >>> MLP(64, 10, hidden=(32, 32), activation="tanh")(torch.zeros(5, 1, 8, 8)).shape
-        torch.Size([5, 10])
     """
 
     def __init__(

@@ -59,11 +59,6 @@ class ResNet18(nn.Module):
 
     Raises:
         HyperparameterError: If the stem is unknown.
-
-    Example:
-        >>> import torch
-        >>> ResNet18(num_classes=10, norm="group")(torch.zeros(2, 3, 32, 32)).shape
-        torch.Size([2, 10])
     """
 
     def __init__(

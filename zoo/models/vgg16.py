@@ -63,11 +63,6 @@ class VGG16(nn.Module):
 
     Raises:
         HyperparameterError: If ``width`` is too small for a single filter, or ``init`` is unknown.
-
-    Example:
-        >>> import torch
-        >>> VGG16(num_classes=10, norm="batch", width=0.5)(torch.zeros(2, 3, 32, 32)).shape
-        torch.Size([2, 10])
     """
 
     def __init__(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from lightning_bayes.zoo.tasks.base import CosineToEnd
 from lightning_bayes.zoo.tasks.classification import BayesClassifier
-from lightning_bayes.zoo.tasks.language import BayesLanguageModel
 from lightning_bayes.zoo.tasks.regression import BayesRegressor
 
-__all__ = ["BayesClassifier", "BayesLanguageModel", "BayesRegressor", "CosineToEnd"]
+__all__ = ["BayesClassifier", "BayesRegressor", "CosineToEnd"]

@@ -60,11 +60,6 @@ class BayesClassifier(SupervisedTask):
 
     Raises:
         HyperparameterError: If ``num_classes`` is below 2, or unknown.
-
-    Example:
-        >>> task = BayesClassifier(nn.Linear(4, 3), num_classes=3)
-        >>> task((torch.zeros(2, 4), torch.tensor([0, 1]))).shape  # a whole batch, as predict_step passes it
-        torch.Size([2, 3])
     """
 
     lightning_bayes_link: ClassVar[str] = "softmax"  # how callbacks turn outputs into predictions
@@ -136,12 +131,7 @@ class BayesClassifier(SupervisedTask):
         self._evaluations = evaluations
 
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
-        """Update the test metrics.
-
-        Returns:
-            ``outputs``, the logits ``[samples, batch, classes]``; ``targets``; ``set``, the name of the loader's data set;
-            and ``mean_outputs``, the logits at the posterior mean ``[batch, classes]``, under a posterior.
-        """
+        """Update the test metrics; return logits ``[samples, batch, classes]``, targets, set and the mean's logits."""
         is_ood = 0 < dataloader_idx <= len(self._sets.ood)
         inputs, targets = split_batch(batch) if is_ood else self._labelled(batch)
         outputs = self._sampled(inputs)

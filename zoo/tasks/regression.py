@@ -46,11 +46,6 @@ class BayesRegressor(SupervisedTask):
 
     Raises:
         HyperparameterError: If ``noise_std``, ``noise`` or ``noise_prior`` is out of range.
-
-    Example:
-        >>> task = BayesRegressor(nn.Linear(4, 1), noise_std=0.1)
-        >>> task((torch.zeros(2, 4), torch.zeros(2))).shape  # a whole batch, as predict_step passes it
-        torch.Size([2, 1])
     """
 
     lightning_bayes_link: ClassVar[str] = "identity"  # how callbacks turn outputs into predictions

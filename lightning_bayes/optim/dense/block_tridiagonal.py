@@ -35,7 +35,7 @@ from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer, factors_a
 from lightning_bayes.optim.kronecker.moves import clipped_lr, fisher_norm
 from lightning_bayes.optim.parameters import trainable
 from lightning_bayes.posteriors import BlockTridiagonal, linear_chain
-from lightning_bayes.posteriors.memory import DEFAULT_LIMIT_MIB
+from lightning_bayes.posteriors.base import DEFAULT_LIMIT_MIB
 
 
 class ChainCurvature(NamedTuple):

@@ -37,7 +37,7 @@ from lightning_bayes.optim.effective import Effective
 from lightning_bayes.optim.hyperparameters import OptimizerFields
 from lightning_bayes.optim.parameters import trainable
 from lightning_bayes.posteriors import FullGaussian, check_full_size, initial_curvature
-from lightning_bayes.posteriors.memory import DEFAULT_LIMIT_MIB
+from lightning_bayes.posteriors.base import DEFAULT_LIMIT_MIB
 
 _NAME = "curvature with prior and damping"
 

@@ -19,7 +19,6 @@ from lightning_bayes.errors import (
 )
 from lightning_bayes.optim import VONG, BlockTridiagonalKFAC, FullVON, NNGFull
 from lightning_bayes.posteriors import BlockTridiagonal, FullGaussian
-from lightning_bayes.predictive import mc_predict
 
 F64 = torch.float64
 FULL = [FullVON, VONG, NNGFull]
@@ -164,16 +163,6 @@ def test_the_blocks_between_layers_are_the_moments_of_both(data):
 
 
 # -- passes and steps ---------------------------------------------------------------------------------------------------
-
-
-@every_optimizer
-def test_it_learns(optimizer, data):
-    model = small()
-    before = loss_of(model, *data)
-    opt = build(optimizer, model, lr=0.1, betas=(0.9, 0.98), init_precision=200.0)
-    train(model, opt, data, 150)
-    assert loss_of(model, *data) < 0.5 * before
-    assert mc_predict(model, opt.posterior(), data[0], samples=8, link="identity").mean.shape == (40, 1)
 
 
 @every_optimizer

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 import torch.nn.functional as F
 from mean_field_logistic import LogisticRegression
 from torch import nn
 from torch.distributions import Normal, kl_divergence
 
-from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim import BBB
 from lightning_bayes.optim.diagonal.bbb import BBBState, pathwise_gradients, update
 from lightning_bayes.posteriors import precision
@@ -132,8 +130,3 @@ def test_own_learning_rate_of_the_std():
     new = update(state, grad, hessian, lr=0.1, betas=(0.9, 0.99), prior=PRIOR, std_lr=0.02)
     torch.testing.assert_close(new.mean - 1, torch.tensor([-0.1, 0.1], dtype=F64))
     torch.testing.assert_close((std_of(new) / 0.3).log(), torch.tensor([-0.02, 0.02], dtype=F64))
-
-
-def test_a_negative_learning_rate_of_the_std_is_refused():
-    with pytest.raises(HyperparameterError, match=r"std_lr=-0\.1 must be at least 0"):
-        BBB(nn.Linear(2, 1), num_data=8, std_lr=-0.1)

@@ -183,14 +183,6 @@ def test_the_prior_counts_by_the_temperature_in_a_user_s_step_too(temperature, g
     torch.testing.assert_close(model.weight.detach(), before - 1e-3 * (grad + temperature * 0.5 * before))
 
 
-def test_bad_temperatures_are_named():
-    model = nn.Linear(3, 1)
-    with pytest.raises(HyperparameterError, match=r"temperature=1\.5 must be at least 0 and at most 1"):
-        VadaGrad(model, temperature=1.5)
-    with pytest.raises(HyperparameterError, match=r"temperature=-0\.5 must be at least 0"):
-        VadaGrad(model, temperature=lambda t: -0.5)
-
-
 def test_a_kl_weight_beside_the_temperature_is_refused():
     model = nn.Linear(3, 1)
     with pytest.raises(HyperparameterError, match=r"VadaGrad has kl_weight=0\.5, but its temperature is the weight"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim import LinearSchedule, Vadam
 from lightning_bayes.optim.diagonal.state import MeanFieldState
 from lightning_bayes.optim.diagonal.vadam import update
@@ -162,32 +160,3 @@ def test_a_schedule_of_the_prior_does_not_change_where_s_started(data):
         noisy_step(opt, model, x, y)
     assert opt.param_groups[0]["posterior"]["from_zero"] is True
     assert opt.param_groups[0]["posterior"]["prior_precision"] == 10.0
-
-
-def test_a_resumed_run_keeps_the_bias_correction(data):
-    """The groups save whether s started at zero."""
-
-    def start():
-        model = network()
-        return model, Vadam(model, num_data=100, prior_precision=4.0, init_precision=4.0)
-
-    whole, opt = start()
-    parts = list(batches(data, 6))
-    for x, y in parts[:3]:
-        noisy_step(opt, whole, x, y)
-    resumed, other = start()
-    resumed.load_state_dict(whole.state_dict())
-    other.load_state_dict(copy.deepcopy(opt.state_dict()))  # otherwise torch shares the tensors
-    for x, y in parts[3:]:
-        noisy_step(opt, whole, x, y)
-        noisy_step(other, resumed, x, y)
-    assert torch.equal(flat(resumed), flat(whole))
-
-
-def test_bad_hyperparameters_are_named():
-    with pytest.raises(
-        HyperparameterError, match=r"betas=\(0\.9, 1\.0\) must be two numbers of at least 0 and below 1"
-    ):
-        Vadam(network(), betas=(0.9, 1.0))
-    with pytest.raises(HyperparameterError, match=r"init_precision=1 is below 2, the precision of prior_precision=2"):
-        Vadam(network(), num_data=10, prior_precision=2.0, init_precision=1.0).posterior()

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from mean_field_logistic import LogisticRegression
 from torch import nn
 
-from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError
+from lightning_bayes.errors import UnsupportedLayerError
 from lightning_bayes.optim import VON, ReparameterisedVON
 from lightning_bayes.optim.diagonal import vogn
 from lightning_bayes.optim.diagonal.state import MeanFieldState
@@ -295,8 +295,3 @@ def test_a_model_without_hessian_is_refused_by_name_before_the_first_step(genera
         F.cross_entropy(model(torch.randn(8, 3, generator=generator)), torch.arange(8) % 2).backward()
     assert opt.num_updates == 0
     assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
-
-
-def test_an_unknown_way_to_keep_positive_is_refused():
-    with pytest.raises(HyperparameterError, match=r"positivity='clip' must be 'backtracking' or 'correction'"):
-        VON(nn.Linear(2, 1), num_data=8, positivity="clip")

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim import Vprop, Vprop0
 from lightning_bayes.optim.diagonal.state import MeanFieldState
 from lightning_bayes.optim.diagonal.vprop import update
@@ -216,8 +215,3 @@ def test_sum_form_warns_of_minibatches_once(generator):
     with pytest.warns(UserWarning, match=r"all 60 examples in one batch; with 15 .* about 4 times too large") as caught:
         train()
     assert len(caught) == 1
-
-
-def test_scaling_that_does_not_exist_is_named():
-    with pytest.raises(HyperparameterError, match="scaling='average' must be 'mean' or 'sum'"):
-        Vprop(network(), scaling="average")

