@@ -136,7 +136,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         Returns:
             The callback.
         """
-        return cls(**{**find_preset(cls.__name__, name).arguments, **overrides})
+        return cls(**{"calibrate": False, **find_preset(cls.__name__, name).arguments, **overrides})
 
     # -- the fit ------------------------------------------------------------------------------------------------------
 

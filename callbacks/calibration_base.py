@@ -43,7 +43,9 @@ class CalibrationCallback(Callback, ABC):
         """Choose at the end of a fit."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The width and the temperature, and whether they were chosen for linearised predictions."""
+        """The width and the temperature, and whether they were chosen for linearised predictions; empty without them."""
+        if self.scale is None:
+            return {}
         return {"scale": self.scale, "linearized": self._is_linearized, "temperature": self.temperature}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -98,7 +100,8 @@ class CalibrationCallback(Callback, ABC):
         is_over = trainer.state.fn == "fit" and trainer.should_stop and self._epoch_end == trainer.global_step
         if is_over and not self._has_ended:
             self._end(trainer, pl_module)
-            checkpoint.setdefault("callbacks", {})[self.state_key] = self.state_dict()
+            if self.scale is not None:
+                checkpoint.setdefault("callbacks", {})[self.state_key] = self.state_dict()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Choose after such a fit without a checkpoint."""

@@ -63,16 +63,17 @@ class DefaultCalibration(CalibrationCallback):
         self, callback: EvaluationCallback, trainer: Trainer, module: LightningModule, samples: int
     ) -> list[Any] | None:
         """Batches that the budget allows, empty if there are no pairs; None after a short fit and on little data."""
-        kept = self._kept
+        kept, most = self._kept, budget_of_fit(trainer, 1).batches(samples)
+        if not most or not sum(trainer.num_val_batches):
+            return None
         seen = sum(map(rows_of, kept.batches)), callback.batch_rows, kept.other is not None
         rows, of_batch, has_others = agreed(trainer, module, *seen)
+        if has_others:
+            return []
         budget = budget_of_fit(trainer, of_batch)
-        if not budget.batches(samples) or has_others:
-            return [] if budget.batches(samples) else None
         if rows * trainer.world_size < _FEWEST_EXAMPLES or not budget.allows(rows, samples):
             return None
-        size = max(1, int(of_batch)), budget.batches(samples)
-        return kept_rows(module, kept.batches, budget.rows(samples), *size)
+        return kept_rows(module, kept.batches, budget.rows(samples), max(1, int(of_batch)), most)
 
     def _unknown(self, callback: EvaluationCallback, link: Link | None) -> str:
         """Why the task is not known; empty if it is."""

@@ -97,7 +97,7 @@ def run(name: str, seed: int, options: argparse.Namespace) -> list[dict[str, Any
 @torch.no_grad()
 def _outputs(module: Module, x: Tensor, samples: PosteriorSamples | None = None) -> Tensor:
     def forward() -> Tensor:
-        return torch.cat([module(part) for part in x.split(1000)])
+        return torch.cat([module(part) for part in x.split(1000)])  # type: ignore[no-untyped-call]
 
     return forward()[None] if samples is None else samples.outputs(module, forward)
 
@@ -150,8 +150,8 @@ def main() -> None:
     for seed in range(options.first_seed, options.first_seed + options.seeds):
         for name in [] if options.table else options.problems:
             if (name, options.callback, seed) not in done:
-                records += run(name, seed, options)
-                print(*records[-4:], sep="\n", flush=True)
+                records += (found := run(name, seed, options))
+                print(*found, sep="\n", flush=True)
                 save_json(options.json, {"runs": records})
     print(table(records))
 
