@@ -134,8 +134,9 @@ class CalibrationCallback(Callback, ABC):
         """Samples of an evaluation outside of a fit, at the chosen width."""
         if self._is_linearized != isinstance(samples, _EXPANSIONS):  # chosen for the other predictive
             self.forget()
-        is_scaled = self.scale is not None and isinstance(samples, Scalable)
-        return samples.scaled(self.scale) if is_scaled else samples
+        if self.scale is None or not isinstance(samples, Scalable):
+            return samples
+        return samples.scaled(self.scale)
 
 
 def evaluation_of(trainer: Trainer) -> EvaluationCallback:

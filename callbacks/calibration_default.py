@@ -86,7 +86,7 @@ class DefaultCalibration(CalibrationCallback):
 def _is_left_alone(trainer: Trainer, link: Link | None) -> bool:
     """Whether a fit is a trial or no classifier's, or other callbacks need its validation set or samples as they are."""
     is_trial = bool(trainer.fast_dev_run or trainer.overfit_batches)  # type: ignore[attr-defined]
-    others = callbacks_of(trainer, BatchNormRecalibration) or callbacks_of(trainer, RejectorCallback)
+    others = [*callbacks_of(trainer, BatchNormRecalibration), *callbacks_of(trainer, RejectorCallback)]
     return is_trial or bool(others) or link not in {None, *CLASS_LINKS}
 
 
