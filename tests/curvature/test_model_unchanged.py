@@ -28,6 +28,18 @@ class RegisteredTwice(nn.Module):
         return self.block(x) * self.scale
 
 
+class SharedBackbone(nn.Module):
+    """As under BackboneFinetuning: one submodule under two parents, each of which is walked through."""
+
+    def __init__(self):
+        super().__init__()
+        self.backbone = nn.Linear(4, 4)
+        self.net = nn.Sequential(self.backbone, nn.Tanh(), nn.Linear(4, 3))
+
+    def forward(self, x):
+        return self.net(x)
+
+
 class SharedTensors(nn.Module):
     """One parameter and one buffer under two names."""
 
@@ -90,7 +102,7 @@ class Attends(nn.Module):
         return self.attention(x, x, x, need_weights=False)[0].squeeze(1)
 
 
-MODELS = [RegisteredTwice, SharedTensors, Recurrent, Assigning, Noisy, OldWeightNorm, Attends]
+MODELS = [RegisteredTwice, SharedBackbone, SharedTensors, Recurrent, Assigning, Noisy, OldWeightNorm, Attends]
 every_model = pytest.mark.parametrize("build", MODELS)
 
 
