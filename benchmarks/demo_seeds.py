@@ -28,8 +28,8 @@ def collect(seeds: Sequence[int]) -> Runs:
             results, _, _ = compare(Path(folder), seed)
         for name, result in results.items():
             for metric in COLUMNS.values():
-                runs.setdefault(name, {}).setdefault(metric, []).append(result.metrics[metric])
-        accuracies = [f"{name} {result.metrics['cls/Acc']:.4f}" for name, result in results.items()]
+                runs.setdefault(name, {}).setdefault(metric, []).append(result[metric])
+        accuracies = [f"{name} {result['cls/Acc']:.4f}" for name, result in results.items()]
         print(f"seed {seed}: {', '.join(accuracies)}", flush=True)
     return runs
 

@@ -24,7 +24,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 from typing_extensions import Never, Unpack
 
 from lightning_bayes.callbacks import checks, ranks, summary
-from lightning_bayes.callbacks.calibration import Calibration, beside
+from lightning_bayes.callbacks.calibration_beside import beside, calibration_of
 from lightning_bayes.callbacks.checkpoint_io import store_mean, use_atomic_files, use_plain_numbers
 from lightning_bayes.callbacks.closure import MonteCarloClosure, noise_samples
 from lightning_bayes.callbacks.default_policy import choose_defaults
@@ -81,7 +81,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         self.optimizer_class.check_together(self._chosen.arguments.group_defaults)
         self.arguments = arguments = self._chosen.arguments
         self.linearized = arguments.linearized
-        self._calibration = Calibration() if arguments.calibrate else None
+        self._calibration = calibration_of(arguments.calibrate, arguments.lr)
         self.eval_samples, self.val_samples = arguments.eval_samples, arguments.val_samples
         self.group_defaults, self.optimizer_kwargs = arguments.group_defaults, arguments.optimizer_kwargs
         self.mc_samples: int = self.optimizer_kwargs["mc_samples"]
@@ -136,7 +136,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         Returns:
             The callback.
         """
-        return cls(**{**find_preset(cls.__name__, name).arguments, **overrides})
+        return cls(**{"calibrate": False, **find_preset(cls.__name__, name).arguments, **overrides})
 
     # -- the fit ------------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 from lightning_bayes.callbacks.checks import refuse_other_package
 from lightning_bayes.callbacks.last_epoch import may_be_last_validation
 from lightning_bayes.callbacks.loss_link import LinkRecorder, tensors_of
+from lightning_bayes.callbacks.loss_targets import obstacle_of
 from lightning_bayes.callbacks.mean_comparison import Comparison, MeanComparison
 from lightning_bayes.callbacks.neighbours import callbacks_of
 from lightning_bayes.callbacks.observed_metrics import ObservedMetrics
@@ -73,6 +74,8 @@ class EvaluationCallback(Callback, ABC):
         self.loss_noise: RecordedNoise | None = None
         self.loss_functions: frozenset[str] = frozenset()  # names of those that the first loss calls
         self.loss_targets: list[torch.Tensor] = []  # of the first batch
+        self.batch_rows = 0  # of the first batch, a pair (inputs, targets)
+        self.obstacle = ""  # why the targets of the first batch are not those of its loss, if they are not
         self._has_seen_loss = False
         self._recorder: LinkRecorder | None = None
         self._has_told_link = False
@@ -127,12 +130,14 @@ class EvaluationCallback(Callback, ABC):
 
     def loss_state(self) -> dict[str, Any]:
         """What the training loss told, for a checkpoint."""
-        return {"link": self.loss_link, "noise": None if self.loss_noise is None else self.loss_noise.state()}
+        noise = None if self.loss_noise is None else self.loss_noise.state()
+        return {"link": self.loss_link, "noise": noise, "rows": self.batch_rows, "obstacle": self.obstacle}
 
     def load_loss_state(self, state: Mapping[str, Any]) -> None:
-        """Restore `loss_state`; checkpoints of earlier versions hold no noise, or neither."""
+        """Restore `loss_state`; checkpoints of earlier versions hold less."""
         noise = state.get("noise")
         self.loss_link, self.loss_noise = state.get("link"), noise and RecordedNoise.of_state(noise)
+        self.batch_rows, self.obstacle = state.get("rows", 0), state.get("obstacle", "")
 
     def undo(self) -> None:
         """Undo all changes of the trainer and the module."""
@@ -153,6 +158,7 @@ class EvaluationCallback(Callback, ABC):
             calls = self._recorder.calls(loss)
             self.loss_functions = frozenset(call.function.__name__ for call in calls)
             self.loss_targets = [call.targets.detach() for call in calls if call.targets is not None]
+            self.batch_rows, self.obstacle = len(self._recorder.targets), obstacle_of(self._recorder.targets, calls)
             self.loss_link = self._recorder.link_of(loss) or ("identity" if self.loss_noise else None)
 
     def on_train_batch_end(

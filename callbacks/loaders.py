@@ -71,8 +71,15 @@ class ValidationSet:
         limit: int | None = None,
     ) -> StepOutputs:
         """Evaluate the first `limit` batches of a validation set inside another stage."""
+        moved = OnDevice(trainer, batches, RunningStage.VALIDATING)
+        return self.evaluated(trainer, module, forward, islice(moved, limit))
+
+    def evaluated(
+        self, trainer: Trainer, module: LightningModule, forward: Callable[[Any], Tensor], moved: Iterable[Any]
+    ) -> StepOutputs:
+        """Evaluate batches that are on the device."""
         steps = []
-        for batch in islice(OnDevice(trainer, batches, RunningStage.VALIDATING), limit):
+        for batch in moved:
             if not isinstance(batch, (tuple, list)) or len(batch) != 2 or not isinstance(batch[1], Tensor):
                 raise UnsupportedTrainingError(
                     f"{self.callback} calls {type(module).__name__} on the inputs of batches (inputs, targets), but the "

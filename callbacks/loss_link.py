@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
+from lightning_bayes.callbacks.validation_rows import rows_of
 from lightning_bayes.curvature.layer_graph import nodes_behind
 from lightning_bayes.curvature.loss import only
 from lightning_bayes.curvature.loss_functions import LossCall
@@ -31,9 +32,11 @@ class LinkRecorder:
         self._module, self._recorder, self._undo = module, LossRecorder(), ExitStack()
         self._own: dict[Any, Tensor] = {}  # the module's outputs, by autograd node
         self._inner: dict[Any, Shape] = {}  # of the submodules' outputs
+        self.targets = torch.empty(0)  # of the batch, a pair (inputs, targets), before its step
 
     def start(self, batch: Any) -> None:
         """Record the steps of a batch from now on."""
+        self.targets = batch[1].clone() if rows_of(batch) else torch.empty(0)
         weights = {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
         self._noise = NoiseRecorder(weights, tensors_of(batch))
         for module in self._module.modules():

@@ -8,6 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from lightning_bayes.curvature.loss_functions import LossCall
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.predictive.recorded_noise import RecordedNoise
 
@@ -21,16 +22,35 @@ _OF_LOGITS: Final = {  # the losses of means, and what takes their logits or log
 _ROBUST: Final = {"l1_loss", "smooth_l1_loss", "huber_loss"}  # whose noise has longer tails than a Gaussian
 
 
-def require_targets_of_batch(batch: Any, targets: list[Tensor]) -> None:
-    """Refuse a training step that changes the targets' values, such as their unit: Laplace reads those of the batch."""
+def changed_targets(batch: Any, targets: list[Tensor]) -> tuple[Tensor, Tensor] | None:
+    """The sorted values that a training step gave its loss, and those of the batch, if it changed them."""
     given = batch[1] if isinstance(batch, (tuple, list)) and len(batch) == 2 else None
     if not isinstance(given, Tensor):
-        return
+        return None
     of_batch = given.flatten().double().sort().values
     used = [each.flatten().to(of_batch).sort().values for each in targets if each.numel() == given.numel()]
-    if used and not any(torch.allclose(each, of_batch, equal_nan=True) for each in used):
+    if not used or any(torch.allclose(each, of_batch, equal_nan=True) for each in used):
+        return None
+    return used[0], of_batch
+
+
+def obstacle_of(targets: Tensor, calls: list[LossCall]) -> str:
+    """Why a loss shows that the targets of a batch are not its own; empty if it does not."""
+    if any(call.counted is not None and not bool(call.counted.all()) for call in calls):
+        return "the loss ignores some targets"
+    used = [call.targets.detach() for call in calls if call.targets is not None]
+    return (
+        "" if changed_targets((None, targets), used) is None else "the training step changes the targets of its batch"
+    )
+
+
+def require_targets_of_batch(batch: Any, targets: list[Tensor]) -> None:
+    """Refuse a training step that changes the targets' values, such as their unit: Laplace reads those of the batch."""
+    changed = changed_targets(batch, targets)
+    if changed is not None:
+        used, of_batch = changed
         raise UnsupportedTrainingError(
-            f"The loss gets targets from {float(used[0][0]):.4g} to {float(used[0][-1]):.4g}, but those of the batch are "
+            f"The loss gets targets from {float(used[0]):.4g} to {float(used[-1]):.4g}, but those of the batch are "
             f"from {float(of_batch[0]):.4g} to {float(of_batch[-1]):.4g}, and Laplace reads them there. Standardise or "
             "shift the targets in the data set."
         )

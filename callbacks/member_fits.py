@@ -17,7 +17,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
-from lightning_bayes.callbacks.calibration import Calibration
+from lightning_bayes.callbacks.calibration_base import CalibrationCallback
 from lightning_bayes.callbacks.evaluation import EvaluationCallback
 from lightning_bayes.callbacks.neighbours import callbacks_of
 from lightning_bayes.callbacks.private_lightning import data_of_fit
@@ -27,7 +27,7 @@ from lightning_bayes.optim.readout import read_checkpoint
 from lightning_bayes.private_torch import ATTENTION_RESET
 
 _OBSERVERS: Final = (
-    *(BatchNormRecalibration, Calibration, Checkpoint, DeviceStatsMonitor, EvaluationCallback),
+    *(BatchNormRecalibration, CalibrationCallback, Checkpoint, DeviceStatsMonitor, EvaluationCallback),
     *(LearningRateMonitor, ModelSummary, ProgressBar),
 )
 _REPEATED: Final = (

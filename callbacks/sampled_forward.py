@@ -106,7 +106,7 @@ class SampledForward:
         return self.last
 
     def at_mean(self, *args: Any, **kwargs: Any) -> Tensor:
-        """The module's output without sampling, ``[…]``: for a posterior, at its mean."""
+        """The module's output without sampling, ``[…]``: for a posterior, at its mean and at the same temperature."""
         is_last = self._last_call.takes(args, kwargs)
         return self._at_mean(self._last_call if is_last else Repeatable(self._forward, *args, **kwargs))
 
@@ -117,7 +117,8 @@ class SampledForward:
 
     def _at_mean(self, call: Repeatable) -> Tensor:
         with self._original_forward(), self.samples.at_mean(self.module):
-            return self._single_output(call)
+            output = self._single_output(call)
+        return output if self.temperature == 1 else output / self.temperature
 
     @contextmanager
     def _original_forward(self) -> Iterator[None]:

@@ -1,7 +1,7 @@
 """The demo: LeNet-5 on scikit-learn's digits, trained with Adam and with VOGN, and compared.
 
-``make demo`` runs it. It trains with the packaged configs ``digits+lenet5+adam`` and ``digits+lenet5+vogn``, and evaluates
-the results with the public API.
+``make demo`` runs it. It trains with the packaged configs ``digits+lenet5+adam`` and ``digits+lenet5+vogn``, and tests
+both.
 """
 
 from __future__ import annotations
@@ -12,25 +12,13 @@ import time
 import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import torch
-from lightning.pytorch import LightningModule
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
 
 from lightning_bayes.cli import instantiate
-from lightning_bayes.metrics import (
-    OODDetection,
-    classification_metrics,
-    reliability_diagram,
-    score_histograms,
-)
-from lightning_bayes.optim.readout import load_posterior
-from lightning_bayes.posteriors import AbstractPosterior
-from lightning_bayes.predictive import entropy, mc_predict
 
 SAMPLES = 64  # S, number of posterior samples in the Monte-Carlo predictive
 
@@ -45,26 +33,21 @@ COLUMNS = {
 }
 
 
-class Evaluation(NamedTuple):
-    """Predictions of one method on the test set and on the out-of-distribution (OOD) sets."""
-
-    probs: Tensor  # test set, [N, C]
-    ood_probs: list[Tensor]  # one tensor per OOD set, [M, C]
-    metrics: dict[str, float]
-
-
 class Fitted(NamedTuple):
     """A finished run."""
 
-    task: LightningModule
-    data: Any
     checkpoint: Path
     seconds: float
-    logged: dict[str, float]  # the last logged values
+    logged: dict[str, float]  # the last logged values of the fit and of the test
+
+    def metrics(self, suffix: str = "") -> dict[str, float]:
+        """The test metrics in `COLUMNS`; those of the posterior mean have the suffix ``_mean``."""
+        stages = {"cls": f"test{suffix}/cls", "cal": f"test{suffix}/cal", "ood": f"ood{suffix}"}
+        return {key: self.logged[f"{stages[key[:3]]}/{key[4:]}"] for key in COLUMNS.values()}
 
 
 def fit(config: str, folder: Path, seed: int, progress: bool, overrides: Sequence[str] = ()) -> Fitted:
-    """Train with a packaged config, and write the checkpoint and the config to `folder`."""
+    """Train and test with a packaged config, and write checkpoint, config and figures to `folder`."""
     run = instantiate(
         config,
         f"--seed_everything={seed}",
@@ -79,76 +62,37 @@ def fit(config: str, folder: Path, seed: int, progress: bool, overrides: Sequenc
     start = time.perf_counter()
     run.trainer.fit(run.model, datamodule=run.datamodule)
     seconds = time.perf_counter() - start
-    logged = {name: float(value) for name, value in run.trainer.callback_metrics.items()}
-    return Fitted(run.model, run.datamodule, folder / "checkpoints" / "last.ckpt", seconds, logged)
-
-
-@torch.no_grad()
-def predict(task: LightningModule, posterior: AbstractPosterior | None, x: Tensor) -> Tensor:
-    """Class probabilities of images."""
-    if posterior is not None:
-        probs: Tensor = mc_predict(task, posterior, x, samples=SAMPLES).probs
-        return probs
-    logits: Tensor = task.eval()(x)
-    return logits.softmax(-1)
-
-
-def evaluate(fitted: Fitted, posterior: AbstractPosterior | None = None) -> Evaluation:
-    """Evaluate a run on the test digits, with the predictive entropy as the OOD score; `posterior` as in `predict`."""
-    images, targets = fitted.data.test_set.tensors
-    probs = predict(fitted.task, posterior, images)
-    ood_probs = [predict(fitted.task, posterior, dataset.tensors[0]) for dataset in fitted.data.ood_sets]
-    classes, ood = classification_metrics(10, prefix=""), OODDetection(sets=["ood"], scores=["entropy"])
-    classes.update(probs, targets)
-    ood.update({"entropy": entropy(probs)}, 0)
-    for set_probs in ood_probs:
-        ood.update({"entropy": entropy(set_probs)}, 1)
-    metrics = {name: float(value) for name, value in {**classes.compute(), **ood.compute()}.items()}
-    return Evaluation(probs, ood_probs, metrics)
+    logged = dict(run.trainer.callback_metrics)
+    run.trainer.test(run.model, datamodule=run.datamodule, verbose=False)
+    values = {name: float(value) for name, value in {**logged, **run.trainer.callback_metrics}.items()}
+    return Fitted(folder / "checkpoints" / "last.ckpt", seconds, values)
 
 
 def compare(
     folder: Path, seed: int = 0, progress: bool = False, overrides: Sequence[str] = ()
-) -> tuple[dict[str, Evaluation], Fitted, Fitted]:
-    """Train with Adam and with VOGN, and evaluate Adam, VOGN's posterior mean and VOGN's posterior."""
+) -> tuple[dict[str, dict[str, float]], Fitted, Fitted]:
+    """Train with Adam and with VOGN; the metrics of Adam, of VOGN's posterior mean and of VOGN's posterior."""
     adam = fit("digits+lenet5+adam", folder / "adam", seed, progress, overrides)
-    vogn = fit("digits+lenet5+vogn", folder / "vogn", seed, progress, overrides)
-    posterior = load_posterior(vogn.checkpoint)
+    samples = f"--trainer.callbacks.eval_samples={SAMPLES}"
+    vogn = fit("digits+lenet5+vogn", folder / "vogn", seed, progress, [samples, *overrides])
     results = {
-        "Adam": evaluate(adam),
-        "VOGN mean": evaluate(vogn),
-        f"VOGN MC ({SAMPLES})": evaluate(vogn, posterior),
+        "Adam": adam.metrics(),
+        "VOGN mean": vogn.metrics("_mean"),
+        f"VOGN MC ({SAMPLES})": vogn.metrics(),
     }
     return results, adam, vogn
 
 
-def results_table(results: dict[str, Evaluation]) -> Table:
+def results_table(results: dict[str, dict[str, float]]) -> Table:
     """A table of the metrics in `COLUMNS`, one row per method."""
     title = "400 test digits; 800 out-of-distribution inputs"
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
     table.add_column("", no_wrap=True)
     for column in COLUMNS:
         table.add_column(column, justify="right", no_wrap=True)
-    for name, result in results.items():
-        table.add_row(name, *(f"{result.metrics[metric]:.4f}" for metric in COLUMNS.values()))
+    for name, metrics in results.items():
+        table.add_row(name, *(f"{metrics[key]:.4f}" for key in COLUMNS.values()))
     return table
-
-
-def write_figures(results: dict[str, Evaluation], data: Any, folder: Path) -> list[Path]:
-    """Draw the reliability diagram and the entropy histogram."""
-    targets = data.test_set.tensors[1]
-    names = ("digits", *data.ood_names)
-    entropies = {
-        model: dict(zip(names, (entropy(p) for p in (result.probs, *result.ood_probs)), strict=True))
-        for model, result in results.items()
-    }
-    figures = {
-        "reliability.png": reliability_diagram({name: (r.probs, targets) for name, r in results.items()}),
-        "entropy.png": score_histograms(entropies, title="Predictive entropy"),
-    }
-    for name, figure in figures.items():
-        figure.savefig(folder / name, dpi=120)
-    return [folder / name for name in figures]
 
 
 def main(arguments: Iterable[str] | None = None) -> None:
@@ -165,13 +109,13 @@ def main(arguments: Iterable[str] | None = None) -> None:
     console = Console()
     console.print("Training LeNet-5 on 1097 digits, first with Adam, then with VOGN:")
     results, adam, vogn = compare(options.root, options.seed, True, overrides)
-    figures = write_figures(results, vogn.data, options.root)
     console.print(results_table(results))
     console.print(f"Training took {adam.seconds:.0f} s with Adam and {vogn.seconds:.0f} s with VOGN.")
     console.print(
         f"The data determine about {vogn.logged['posterior/effective_parameters']:.0f} parameters of VOGN's posterior. The "
         "curvature sets the shape of its noise; a heuristic sets the scale relative to the size of the weights."
     )
+    figures = sorted(options.root.glob("*/figures/*.png"))
     for path in [*figures, vogn.checkpoint, options.root / "vogn" / "config.yaml"]:
         console.print(f"wrote {path}", soft_wrap=True)
 

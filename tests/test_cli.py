@@ -224,7 +224,7 @@ def test_a_calibrated_test_prints_samples_and_mean_side_by_side(fitted, tested, 
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "test/cls/NLL " in line]
     keys = ("test/cls/NLL", "test_mean/cls/NLL")
     assert re.findall(r"\d\.\d{4}", line) == [f"{found[key]:.4f}" for key in keys]
-    assert found[keys[0]] < min(found[keys[1]], logged(tested[0])[keys[0]])
+    assert found[keys[0]] < logged(tested[0])[keys[0]]  # the mean has the temperature too
     assert sorted(path.stem for path in (folder / "figures").iterdir()) == [
         "ood_scores",
         "reliability",

@@ -66,10 +66,11 @@ class AbstractEngine(ABC):
         measured = reached - captured.unmeasured
         missed = [name for name, p in trainable.items() if p.grad is not None and p not in measured]
         if missed:
+            others = " VOGN and IVON take such parameters." if captured.in_factors else ""
             raise UnsupportedLayerError(
                 f"{missed[0]} gets a gradient outside of its module's forward, where no curvature rule can measure it. Move "
                 "it into a small nn.Module that is called on the batch, or freeze it with requires_grad_(False). "
-                f"Parameters: {name_some(missed)}."
+                f"Parameters: {name_some(missed)}.{others}"
             )
         if not reached:
             raise NoMeasurementError(

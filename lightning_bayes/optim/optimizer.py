@@ -204,13 +204,13 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
                 curvatures that are not linear in the gradients. None if no processes share samples.
 
         Returns:
-            The tensors to be averaged in place (loss, ĝ, measured ĥ), and the number of examples.
+            The tensors to be averaged in place (loss, ĝ, measured ĥ, moved means), and the number of examples.
         """
         self._open_update.is_averaged_by_host = True
         if add_ranks is not None:
             self._join_ranks(self._open_update.curvature, self._open_update.examples, add_ranks)
         measurement = self._measurement(fill=True)
-        return measurement.tensors(), measurement.num_examples
+        return [*measurement.tensors(), *self._open_update.moved.values()], measurement.num_examples
 
     def _join_ranks(self, curvature: Curvature, num_examples: float, add_ranks: Callable[[list[Tensor]], None]) -> None:
         """Sum over processes the curvatures that are not linear in the passes of one weight sample."""

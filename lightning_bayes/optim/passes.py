@@ -83,6 +83,7 @@ class OpenUpdate:
         examples: Σ_p n_p; a pass whose examples are not counted has weight 1.
         curvature: Mean ĥ so far, by the keys of the estimator.
         loss: Mean loss so far; None before the first observed loss.
+        moved: The means that a pass has moved itself, which processes with other noise average.
         buffers: The model's buffers and their values before the first pass.
         to_measure: What the passes measure, as in `PosteriorFamily.to_measure`; None before the first pass.
         is_counted: Whether the examples of all passes were counted.
@@ -99,6 +100,7 @@ class OpenUpdate:
     examples: float = 0.0
     curvature: Curvature = field(default_factory=dict)
     loss: Tensor | None = None
+    moved: dict[nn.Parameter, Tensor] = field(default_factory=dict)
     buffers: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     to_measure: Mapping[Hashable, Tensor] | None = None
     is_counted: bool = True
@@ -206,6 +208,7 @@ def at_sample(optimizer: MeasuredOptimizer, update: OpenUpdate, sample: int) -> 
             param.data = mean
         update.means = None
     if changed:
+        update.moved.update((param, means[param]) for param in changed)
         _move_means(means, optimizer.draw_sample(noise()), changed)
 
 

@@ -15,7 +15,6 @@ from lightning_bayes.posteriors.full_gaussian import FullGaussian, check_full_si
 from lightning_bayes.posteriors.low_rank import LowRankGaussian
 from lightning_bayes.posteriors.matrix_gaussian import MatrixGaussian, kronecker_precision, layer_matrix, layer_tensors
 from lightning_bayes.posteriors.mean_field import MeanField, marginals
-from lightning_bayes.posteriors.merging import merge
 from lightning_bayes.posteriors.precision import initial_curvature, minimal_precision, precision
 from lightning_bayes.posteriors.scaled import FAMILIES, ScaledPosterior
 from lightning_bayes.posteriors.shaped_noise import (
@@ -26,7 +25,6 @@ from lightning_bayes.posteriors.shaped_noise import (
     noise_statistics,
     prior_centre,
     root_mean_squares,
-    shaped_precision,
     tensor_size,
     tensor_sizes,
 )
@@ -52,7 +50,6 @@ __all__ = [
     "layer_tensors",
     "linear_chain",
     "marginals",
-    "merge",
     "minimal_precision",
     "named_if_unreadable",
     "noise_damping",
@@ -63,7 +60,6 @@ __all__ = [
     "prior_centre",
     "require_memory",
     "root_mean_squares",
-    "shaped_precision",
     "tensor_size",
     "tensor_sizes",
     "verified_load",

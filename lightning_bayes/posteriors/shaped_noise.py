@@ -70,11 +70,6 @@ def noise_scale(inverse_means: Tensor, sizes: Tensor, relative_noise: float, sca
     return inverse_means * (float(relative_noise) * sizes).pow(-2) + scale
 
 
-def shaped_precision(curvature: Tensor, scale: Tensor, damping: Tensor) -> Tensor:
-    """1/Σ = (Ñ/τ_t)(max(s, 0) + γ_t); `scale` and `damping` as in `NoiseShape`, broadcast to `curvature`."""
-    return curvature.clamp_min(0).add_(damping).mul_(scale)
-
-
 def prior_centre(mean: Tensor, centre: Tensor | float, stated: float | Tensor, damping: float | Tensor) -> Tensor:
     """c_t = μ - √(δ̃/γ_t) (μ - μ₀), the prior's centre; `stated` is δ̃, or 0 without an explicit prior."""
     return mean - (stated / damping) ** 0.5 * (mean - centre)

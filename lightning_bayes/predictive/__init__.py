@@ -4,7 +4,6 @@ from lightning_bayes.predictive.calibration import Calibrated, Calibration, cali
 from lightning_bayes.predictive.closed_form import (
     ClosedFormSamples,
     Linearized,
-    output_covariance,
     output_moments,
     predictive_samples,
     probit,
@@ -104,7 +103,6 @@ __all__ = [
     "mutual_information",
     "mutual_information_score",
     "ood_scores",
-    "output_covariance",
     "output_moments",
     "predictive_nll",
     "predictive_samples",

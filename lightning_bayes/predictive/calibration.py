@@ -43,7 +43,7 @@ Choice: TypeAlias = Literal["neither", "temperature", "width", "both"]
 Reduce: TypeAlias = Callable[[Tensor], Tensor]
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-5, 2.0**6  # bounds of c > 0; smaller widths predict like the mean
 EVALUATIONS = 8  # of S samples each, about what a search over c costs
-_CLASS_LINKS = ("softmax", "softmax_last", "sigmoid")  # whose outputs are logits, which a temperature can divide
+CLASS_LINKS = ("softmax", "softmax_last", "sigmoid")  # whose outputs are logits, which a temperature can divide
 _GRID, _TOLERANCE = 13, 1e-3  # of log T
 _SMALLEST_GAIN = 1e-3  # nats
 _BY_CHANCE = 0.5  # weight of the additional example
@@ -180,7 +180,7 @@ def choose_calibration(
     def at(scale: float) -> tuple[_Candidate, _Candidate]:
         outputs = outputs_at(scale)
         plain = losses.at(outputs, scale, 1.0)
-        if link not in _CLASS_LINKS:
+        if link not in CLASS_LINKS:
             return plain, plain
         # one evaluation of the network serves all temperatures
         best = minimise_over_logarithm(

@@ -19,9 +19,7 @@ normalises (Sinkhorn 1967, https://doi.org/10.2307/2314570). As in the probit ap
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from itertools import combinations
+from collections.abc import Callable, Iterable
 from typing import Final, Literal, TypeAlias, final
 
 import torch
@@ -38,54 +36,23 @@ from lightning_bayes.predictive.links import CLASS_DIMS, Link
 from lightning_bayes.predictive.samples import PosteriorSamples, Samples, require_tensor, temporary_weights
 
 Linearized: TypeAlias = bool | Literal["closed_form"]
-_VarianceOf: TypeAlias = Callable[[Tensor], Tensor]
 
 
 def output_moments(
     model: nn.Module, posterior: AbstractPosterior, forward: Callable[[], Tensor]
 ) -> tuple[Tensor, Tensor]:
     """f(x, μ) and v, of the shape of the output of `forward`, which must not run under ``torch.inference_mode``."""
-    with _along_columns(model, posterior, forward) as (outputs, variance_of):
-        variances = [variance_of(column) for column in unit_columns(outputs)]
-    return outputs, torch.stack(variances, 1).view_as(outputs)
-
-
-def output_covariance(
-    model: nn.Module, posterior: AbstractPosterior, forward: Callable[[], Tensor]
-) -> tuple[Tensor, Tensor]:
-    """f(x, μ), ``[B, C]``, and J Σ Jᵀ, ``[B, C, C]``, from C (C + 1)/2 backward passes."""
-    with _along_columns(model, posterior, forward) as (outputs, variance_of):
-        covariance = _polarised(list(unit_columns(outputs)), variance_of)
-    return outputs.reshape(len(outputs), -1), covariance
-
-
-@contextmanager
-def _along_columns(
-    model: nn.Module, posterior: AbstractPosterior, forward: Callable[[], Tensor]
-) -> Iterator[tuple[Tensor, _VarianceOf]]:
-    """Yield f(x, μ), and a function that returns the variance ``[B]`` of the outputs weighted by a column and summed."""
+    variances = []
     with only_trained(model, posterior.mean) as params, temporary_weights(model, posterior.mean):
         blocks = _Blocks(posterior, {param: name for name, param in params.items()})
         engine = FusedEngine(model, "sum")
         with watched_examples(engine, blocks.receive) as captured:
             outputs = require_tensor(model, forward())
             require_measured(engine, captured, outputs, params)
-
-            def variance_of(column: Tensor) -> Tensor:
+            for column in unit_columns(outputs):
                 captured.backward(outputs, column)
-                return blocks.variance()
-
-            yield outputs.detach(), variance_of
-
-
-def _polarised(columns: list[Tensor], variance_of: _VarianceOf) -> Tensor:
-    """Covariances from variances: cov(a, b) = (var(a + b) - var(a) - var(b)) / 2."""
-    variances = [variance_of(column) for column in columns]
-    matrix = torch.diag_embed(torch.stack(variances, 1))
-    for i, j in combinations(range(len(columns)), 2):
-        covariance = (variance_of(columns[i] + columns[j]) - variances[i] - variances[j]) / 2
-        matrix[:, i, j] = matrix[:, j, i] = covariance
-    return matrix
+                variances.append(blocks.variance())
+    return outputs.detach(), torch.stack(variances, 1).view_as(outputs)
 
 
 class _Blocks:

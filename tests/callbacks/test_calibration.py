@@ -206,7 +206,7 @@ OTHERS = {
     "dropout": lambda: [MCDropoutCallback(eval_samples=S, p=0.05, layers=r"net\.0")],
     "ensemble": lambda: [DeepEnsembleCallback(2)],
     "modes": lambda: [MultiModeCallback(2)],
-    "modes of a posterior": lambda: [VOGNCallback(eval_samples=S, relative_noise=0.1), MultiModeCallback(2)],
+    "modes of a posterior": lambda: [vogn(calibrate=False), MultiModeCallback(2)],
 }
 
 
@@ -273,7 +273,7 @@ def test_recalibrated_statistics_belong_to_the_prediction_that_is_calibrated(of,
     trainer = quiet_trainer(vogn(calibrate=False), calibration, BatchNormRecalibration(2, of=of), max_epochs=2)
     module = Plain(net)
     trainer.fit(module, datamodule=Data())
-    monkeypatch.setattr("lightning_bayes.callbacks.calibration.recalibrated", recorded)
+    monkeypatch.setattr("lightning_bayes.callbacks.calibration_outputs.recalibrated", recorded)
     trainer.test(module, datamodule=Data(), verbose=False)
     assert all(seen)
     assert len(seen) == 2 if of == "mean" else len(seen) >= 4  # two determine the outputs of an expansion at any width

@@ -81,11 +81,20 @@ def run(callbacks, options, batches, middle=nn.Tanh):
     return {"state": weights(module), "tested": {name: tested[name] for name in ("accuracy", "loss")}}
 
 
+class Limited(nn.Linear):
+    """Limits the norms of its rows in each forward, at weights that differ between the ranks."""
+
+    def forward(self, x):
+        self.weight.data = torch.renorm(self.weight.data, p=2, dim=0, maxnorm=0.3)
+        return super().forward(x)
+
+
 def run_on_rank(rank):
     ddp = {"strategy": "ddp", "devices": 2, "use_distributed_sampler": False}
     found = {name: run(new, ddp | options, HALVES[rank]) for name, (new, options) in SCENARIOS.items()}
     swag = run(lambda: [SWAGCallback(start=0.0)], ddp, (LEFT, RIGHT)[rank], lambda: nn.BatchNorm1d(6))
-    return {**found, "SWAG": swag}
+    limited = run(lambda: [VOGNCallback(num_data=46)], ddp, HALVES[rank], lambda: Limited(6, 6))
+    return {**found, "SWAG": swag, "limited": limited}
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +111,10 @@ def test_two_processes_are_one(ranks, name):
     assert_close(ranks[0][name]["state"], alone["state"], rtol=1e-4, atol=1e-5)
     for rank in ranks:
         assert rank[name]["tested"] == pytest.approx(alone["tested"], rel=1e-4)
+
+
+def test_weights_that_a_layer_changes_are_equal_on_all_ranks(ranks):
+    assert_same_bits(ranks[0]["limited"]["state"], ranks[1]["limited"]["state"])
 
 
 def test_swag_estimates_statistics_on_the_data_of_all_ranks(ranks):

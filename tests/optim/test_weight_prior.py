@@ -19,7 +19,7 @@ from lightning_bayes.optim import LinearSchedule, VadaGrad
 from lightning_bayes.optim.readout import temperature_of
 from lightning_bayes.optim.variational import VariationalOptimizer
 from lightning_bayes.optim.weight_prior import stated_prior_of
-from lightning_bayes.posteriors import ScaledPosterior, merge
+from lightning_bayes.posteriors import ScaledPosterior
 
 F64 = torch.float64
 MEAN_FIELD = [o for o in OPTIMIZERS if issubclass(o, VariationalOptimizer) and o not in {KFAC, NoisyKFAC}]
@@ -229,18 +229,6 @@ def test_a_posterior_of_another_width_counts_with_that_width(generator):
     prior = some_prior(model, generator)
     opt = VOGN(model, lr=0.1, num_data=64, prior=ScaledPosterior(prior, 2.0))
     torch.testing.assert_close(opt.state[model[0].weight]["prior_precision"], prior.precision["0.weight"] / 4)
-
-
-def test_posteriors_under_one_prior_of_weights_merge(generator):
-    """Two posteriors trained from the same first part merge into the posterior of all three parts."""
-    parts = [rows(count, generator) for count in (5, 8, 9)]
-    first = conjugate(*parts[0])
-    merged = merge([conjugate(*part, prior=first) for part in parts[1:]])
-    whole = conjugate(*(torch.cat(column) for column in zip(*parts, strict=True)))
-    torch.testing.assert_close(merged.mean, whole.mean)
-    torch.testing.assert_close(merged.precision, whole.precision)
-    with pytest.raises(PosteriorError, match="prior of posterior 1 differs"):
-        merge([conjugate(*parts[1], prior=first), conjugate(*parts[2])])
 
 
 def test_a_width_of_zero_is_no_prior(generator):

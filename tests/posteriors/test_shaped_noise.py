@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.distributions import Normal, kl_divergence
 
-from lightning_bayes.posteriors import noise_shape, noise_statistics, prior_centre, shaped_precision
+from lightning_bayes.posteriors import noise_shape, noise_statistics, prior_centre
 
 F64 = torch.float64
 SIZES = torch.tensor([1.0, 0.2], dtype=F64)
@@ -28,7 +28,9 @@ def covariances(curvatures, num_data=20, prior_precision=0.0, kl_weight=1.0):
         for s, size in zip(curvatures, SIZES, strict=True)
     ]
     shape = noise_shape(torch.stack(statistics), relative_noise=0.3, scale=scale)
-    return shape, [1 / shaped_precision(s, *both) for s, *both in zip(curvatures, *shape, strict=True)]
+    return shape, [
+        1 / (scale * (s.clamp_min(0) + damping)) for s, scale, damping in zip(curvatures, *shape, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("numbers", STATED, ids=str)

@@ -64,12 +64,16 @@ def sample(
     means: Sequence[Tensor], states: Sequence[Mapping[str, Any]], draws: Sequence[Tensor], sign: int
 ) -> list[Tensor]:
     """θ = μ ± ε √Σ, in new memory with the strides of the draws."""
-    deviations = precisions(states)
-    torch._foreach_sqrt_(deviations)
-    values = list(torch._foreach_div(list(draws), deviations))
-    if sign < 0:
-        torch._foreach_neg_(values)
-    torch._foreach_add_(values, list(means))
+    if not draws[0].is_cpu:  # few kernels
+        deviations = precisions(states)
+        torch._foreach_sqrt_(deviations)
+        return list(torch._foreach_addcdiv(list(means), list(draws), deviations, value=sign))
+    values = [torch.empty_like(draw) for draw in draws]
+    for value, mean, state, draw in zip(
+        values, means, states, draws, strict=True
+    ):  # new pages cost more than arithmetic
+        torch.clamp_min(state["curvature"], state["floor"], out=value)
+        torch.addcdiv(mean, draw, value.add_(state["damping"]).mul_(state["scale"]).sqrt_(), value=sign, out=value)
     return values
 
 

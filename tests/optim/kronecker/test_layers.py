@@ -174,6 +174,21 @@ def test_outputs_that_are_not_finite_skip_the_update():
     torch.testing.assert_close(model.state_dict(), before)
 
 
+def test_a_layer_that_all_examples_share_is_refused_with_the_methods_that_take_it():
+    class Shifted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net, self.shift = mlp(), nn.Linear(2, 4)
+
+        def forward(self, x):
+            return self.net(x + self.shift(torch.ones(1, 2)))
+
+    model, (x, y) = Shifted(), batch(6, 4)
+    opt = build(model, engine="fused")
+    with pytest.raises(UnsupportedLayerError, match=r"shift.*VOGN and IVON"), opt.sampled_params():
+        F.cross_entropy(model(x), y).backward()
+
+
 def test_bad_arguments_are_named():
     with pytest.raises(HyperparameterError, match="engine='fused' does not measure 'kflr'; pass engine='backpack'"):
         NoisyKFAC(mlp(), factors="kflr")

@@ -1,0 +1,144 @@
+"""A width and a temperature of predictions: chosen at the end of a fit, stored, and applied outside of fits."""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning_utilities.core.rank_zero import rank_zero_info
+
+from lightning_bayes.callbacks.calibration_outputs import Scalable, line_of
+from lightning_bayes.callbacks.evaluation import EvaluationCallback, finished
+from lightning_bayes.callbacks.last_epoch import fit_kept, is_last_epoch
+from lightning_bayes.callbacks.loaders import random_state_kept
+from lightning_bayes.callbacks.neighbours import callbacks_of
+from lightning_bayes.callbacks.validation_rows import KeptRows
+from lightning_bayes.optim.readout import CALIBRATION_KEY
+from lightning_bayes.predictive import Calibration as Chosen
+from lightning_bayes.predictive import ClosedFormSamples, LinearizedSamples, Link, Samples, evaluation_mode
+
+_EXPANSIONS = (LinearizedSamples, ClosedFormSamples)
+
+
+class CalibrationCallback(Callback, ABC):
+    """Chooses at the end of a fit, on rows that its validations have shown."""
+
+    state_key = CALIBRATION_KEY  # the same for any arguments, so that an evaluation can use other arguments
+
+    def __init__(self) -> None:
+        self.scale: float | None = None
+        self.temperature, self.seconds = 1.0, 0.0
+        self._is_linearized = False  # whether the scale was chosen for linearised predictions
+        self._has_ended = True  # whether the end of the current fit has chosen
+        self._epoch_end = -1  # update after which the callbacks of an epoch were called
+        self._start_of_fit = math.inf
+        self._kept = KeptRows()
+
+    @abstractmethod
+    def choose_in_fit(self, trainer: Trainer, module: LightningModule) -> None:
+        """Choose at the end of a fit."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The width and the temperature, and whether they were chosen for linearised predictions; empty without them."""
+        if self.scale is None:
+            return {}
+        return {"scale": self.scale, "linearized": self._is_linearized, "temperature": self.temperature}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore a checkpoint's width and temperature."""
+        self.scale, self._is_linearized = state_dict["scale"], state_dict["linearized"]
+        self.temperature = state_dict["temperature"]
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Forget the numbers of other weights; `load_state_dict` follows if the checkpoint has its own."""
+        self.forget()
+
+    def forget(self) -> None:
+        """Leave predictions as they are."""
+        self.scale, self.temperature = None, 1.0
+
+    # -- during a fit -------------------------------------------------------------------------------------------------
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Forget the numbers of earlier weights, and start the clock."""
+        self.forget()
+        self._has_ended, self._start_of_fit = False, time.perf_counter()
+        self._kept.start(0)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Forget the numbers of an epoch that was not the last, whatever it looked like."""
+        self.forget()
+        self._has_ended = False
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Forget the rows of an earlier validation of a fit."""
+        if trainer.state.fn == "fit":
+            self._kept.start(trainer.num_val_batches[0])
+
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Keep some rows before the step may change them."""
+        if trainer.state.fn == "fit" and not trainer.sanity_checking and not dataloader_idx:
+            self._kept.add(batch, batch_idx)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Choose after the last epoch, before the checkpoint is written."""
+        self._epoch_end = trainer.global_step
+        if is_last_epoch(trainer):
+            self._end(trainer, pl_module)
+            if self.scale is not None and not trainer.barebones:
+                chosen = {"val/posterior_scale": self.scale, "val/temperature": self.temperature}
+                pl_module.log_dict(chosen, sync_dist=True)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Choose for the last checkpoint of a fit that `EarlyStopping` ends: it decides after the other callbacks."""
+        is_over = trainer.state.fn == "fit" and trainer.should_stop and self._epoch_end == trainer.global_step
+        if is_over and not self._has_ended:
+            self._end(trainer, pl_module)
+            if self.scale is not None:
+                checkpoint.setdefault("callbacks", {})[self.state_key] = self.state_dict()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Choose after such a fit without a checkpoint."""
+        if not self._has_ended and trainer.global_step:
+            self._end(trainer, pl_module)
+        self._kept.start(0)
+
+    @torch.no_grad()
+    def _end(self, trainer: Trainer, module: LightningModule) -> None:
+        self._has_ended = True
+        with fit_kept("Calibration", "a width"), evaluation_mode(module), random_state_kept(module):
+            self.choose_in_fit(trainer, module)
+
+    def found_samples(self, trainer: Trainer, module: LightningModule, link: Link) -> Samples | None:
+        """The samples at the end of a fit, as other callbacks finish them; None without any."""
+        samples = evaluation_of(trainer).find_samples(trainer, module)
+        return None if samples is None else finished(trainer, module, samples, link, but=self)[0]
+
+    def use(self, found: Chosen, samples: Samples, start: float, rows: int, tried: str) -> None:
+        """Use the numbers that were found, and say so."""
+        self.scale, self.temperature = found.scale, found.temperature
+        self._is_linearized = isinstance(samples, _EXPANSIONS)
+        self.seconds = time.perf_counter() - start
+        spent = self.seconds / (start - self._start_of_fit)
+        rank_zero_info(line_of(found, rows, tried, self.seconds, spent))
+
+    # -- afterwards ---------------------------------------------------------------------------------------------------
+
+    def finished_samples(self, trainer: Trainer, module: LightningModule, samples: Samples, link: Link) -> Samples:
+        """Samples of an evaluation outside of a fit, at the chosen width."""
+        if self._is_linearized != isinstance(samples, _EXPANSIONS):  # chosen for the other predictive
+            self.forget()
+        if self.scale is None or not isinstance(samples, Scalable):
+            return samples
+        return samples.scaled(self.scale)
+
+
+def evaluation_of(trainer: Trainer) -> EvaluationCallback:
+    """The callback whose predictions are calibrated."""
+    return next(callback for callback in callbacks_of(trainer, EvaluationCallback) if callback.averages(trainer))

@@ -1,0 +1,118 @@
+"""The calibration that a callback adds unasked: a temperature, where the fit tells the task."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final, final
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning_utilities.core.rank_zero import rank_zero_info
+from torch import Tensor
+
+from lightning_bayes.callbacks.calibration_base import CalibrationCallback, evaluation_of
+from lightning_bayes.callbacks.calibration_budget import agreed, budget_of_fit
+from lightning_bayes.callbacks.calibration_outputs import ValidationOutputs, kept_rows
+from lightning_bayes.callbacks.evaluation import EvaluationCallback
+from lightning_bayes.callbacks.loaders import ValidationSet, sum_over_processes
+from lightning_bayes.callbacks.neighbours import callbacks_of
+from lightning_bayes.callbacks.recalibration import BatchNormRecalibration
+from lightning_bayes.callbacks.rejection import RejectorCallback
+from lightning_bayes.callbacks.step_outputs import StepOutputs
+from lightning_bayes.callbacks.validation_rows import rows_of
+from lightning_bayes.predictive import Link, Samples, choose_calibration
+from lightning_bayes.predictive.calibration import CLASS_LINKS
+from lightning_bayes.predictive.links import CLASS_DIMS
+
+_FEWEST_EXAMPLES: Final = 30  # of a validation set; with ten, the calibration error rose
+
+
+@final
+class DefaultCalibration(CalibrationCallback):
+    """Chooses a temperature at the end of a fit of a classifier, if outputs and targets are known and the fit was long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._validation = ValidationSet("Calibration", "temperature", "lightning_bayes.calibrate")
+
+    def choose_in_fit(self, trainer: Trainer, module: LightningModule) -> None:
+        """Choose a temperature, or leave the predictions as they are, and say why if the task is not known."""
+        start, callback = time.perf_counter(), evaluation_of(trainer)
+        link = callback.link_of(module)
+        samples = None if _is_left_alone(trainer, link) else self.found_samples(trainer, module, link or "identity")
+        batches = None if samples is None else self._affordable(callback, trainer, module, samples.count)
+        if samples is None or batches is None:
+            return
+        unknown = self._unknown(callback, link)
+        at, first = ValidationOutputs(trainer, module, self._validation, batches), None
+        (is_unknown,) = agreed(trainer, module, bool(unknown))
+        if not is_unknown:
+            first, unknown = _tried(at, samples, link)
+            (is_unknown,) = agreed(trainer, module, bool(unknown))
+        if link is None or first is None or is_unknown:
+            rank_zero_info(
+                f"{type(callback).__name__} chooses no temperature on the validation set: "
+                f"{unknown or 'another process cannot'}. calibrate=False skips this."
+            )
+            return
+        outputs, total = first.outputs, sum_over_processes(trainer, module)
+        found = choose_calibration(lambda scale: outputs, first.targets, link, None, total, width=False)
+        self.use(found, samples, start, at.rows, "")
+
+    def _affordable(
+        self, callback: EvaluationCallback, trainer: Trainer, module: LightningModule, samples: int
+    ) -> list[Any] | None:
+        """Batches that the budget allows, empty if there are no pairs; None after a short fit and on little data."""
+        kept, most = self._kept, budget_of_fit(trainer, 1).batches(samples)
+        if not most or not sum(trainer.num_val_batches):
+            return None
+        seen = sum(map(rows_of, kept.batches)), callback.batch_rows, kept.other is not None
+        rows, of_batch, has_others = agreed(trainer, module, *seen)
+        if has_others:
+            return []
+        budget = budget_of_fit(trainer, of_batch)
+        if rows * trainer.world_size < _FEWEST_EXAMPLES or not budget.allows(rows, samples):
+            return None
+        return kept_rows(module, kept.batches, budget.rows(samples), max(1, int(of_batch)), most)
+
+    def _unknown(self, callback: EvaluationCallback, link: Link | None) -> str:
+        """Why the task is not known; empty if it is."""
+        if link is None:
+            return "the training loss does not tell how outputs become predictions"
+        other = self._kept.other
+        return callback.obstacle if other is None else f"the set yields a {other} instead of pairs (inputs, targets)"
+
+
+def _is_left_alone(trainer: Trainer, link: Link | None) -> bool:
+    """Whether a fit is a trial or no classifier's, or other callbacks need its validation set or samples as they are."""
+    is_trial = bool(trainer.fast_dev_run or trainer.overfit_batches)  # type: ignore[attr-defined]
+    others = [*callbacks_of(trainer, BatchNormRecalibration), *callbacks_of(trainer, RejectorCallback)]
+    return is_trial or bool(others) or link not in {None, *CLASS_LINKS}
+
+
+def _tried(at: ValidationOutputs, samples: Samples, link: Any) -> tuple[StepOutputs | None, str]:
+    """The outputs under samples, and why they are no logits of the targets; empty if they are."""
+    try:
+        found = at.under(samples)
+        return found, _mismatch(found, link)
+    except Exception as error:  # of the user's network, which a fit without calibration does not call here
+        if isinstance(error, Warning):  # the user asked for an error
+            raise
+        return None, f"{type(error).__name__}: {error}".rstrip(".")
+
+
+def _mismatch(found: StepOutputs, link: Link) -> str:
+    """Why outputs are no logits of their targets; empty if they are."""
+    outputs, targets = found
+    shape = outputs[0].movedim(1, -1).shape if link == "softmax" else outputs.shape[1:]
+    has_one_class = link in CLASS_DIMS
+    fits = targets.shape == shape[:-1] if has_one_class else targets.numel() == shape.numel()
+    fits = fits and not (has_one_class and targets.is_floating_point())
+    if not fits or not _are_labels(targets, shape[-1] if has_one_class else 2):
+        return f"the targets are no labels of forward's outputs {list(outputs.shape[1:])}"
+    return "" if bool(outputs.isfinite().all()) else "outputs are not finite"
+
+
+def _are_labels(targets: Tensor, classes: int) -> bool:
+    """Whether all targets are numbers from 0 to `classes` - 1; binary ones may be probabilities."""
+    return bool(torch.all((targets >= 0) & (targets <= classes - 1)))
