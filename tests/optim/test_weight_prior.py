@@ -15,7 +15,7 @@ from torch.distributions import Normal, kl_divergence
 
 from lightning_bayes import KFAC, OGN, VOGN, VON, FullGaussian, MeanField, NoisyKFAC, Vadam
 from lightning_bayes.errors import HyperparameterError, PosteriorError
-from lightning_bayes.optim import LinearSchedule
+from lightning_bayes.optim import LinearSchedule, VadaGrad
 from lightning_bayes.optim.readout import temperature_of
 from lightning_bayes.optim.variational import VariationalOptimizer
 from lightning_bayes.optim.weight_prior import stated_prior_of
@@ -111,7 +111,7 @@ def test_equal_precisions_are_the_prior_of_one_number(optimizer, rule, generator
 @pytest.mark.parametrize(
     "arguments", [{}, {"relative_noise": 0.2}, {"max_noise": 0.1}], ids=["bound", "shaped", "limited"]
 )
-@pytest.mark.parametrize("optimizer", [VOGN, VON, Vadam])
+@pytest.mark.parametrize("optimizer", [VOGN, VON, Vadam, VadaGrad])
 def test_samples_have_the_precision_that_is_read_out(optimizer, arguments, generator):
     model = mlp()
     opt = optimizer(model, lr=1e-2, num_data=64, prior=some_prior(model, generator), **arguments)

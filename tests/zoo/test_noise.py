@@ -55,6 +55,7 @@ def test_the_predictive_density_is_students_t():
     shape, rate = noise.posterior()
     truth = StudentT(2 * shape, torch.tensor(0.1, dtype=F64), (rate / shape).sqrt()).log_prob(targets)
     torch.testing.assert_close(noise.log_density(torch.full_like(targets, 0.1), targets), truth)
+    torch.testing.assert_close(noise.distribution(torch.tensor(0.1, dtype=F64)).log_prob(targets), truth)
 
 
 def test_the_predictive_density_is_accurate_for_large_data_sets():
