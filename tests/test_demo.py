@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from lightning_bayes import demo, load_posterior
 
 # Two epochs, in a folder that no logger writes to.
 pytestmark = pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*:UserWarning")
+
+
+@pytest.fixture(autouse=True)
+def _level_is_put_back():
+    """The demo quietens Lightning for its process."""
+    logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    level = logger.level
+    yield
+    logger.setLevel(level)
 
 
 def test_demo_prints_one_table_and_writes_what_it_names(tmp_path, capsys):
