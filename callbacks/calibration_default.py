@@ -24,6 +24,7 @@ from lightning_bayes.predictive import Link, Samples, choose_calibration
 from lightning_bayes.predictive.calibration import CLASS_LINKS
 from lightning_bayes.predictive.links import CLASS_DIMS
 
+_ERRORS: Final = 2.0  # standard errors by which the NLL has to fall: twice those of a calibration that was asked for
 _FEWEST_EXAMPLES: Final = 30  # of a validation set; with ten, the calibration error rose
 
 
@@ -56,7 +57,7 @@ class DefaultCalibration(CalibrationCallback):
             )
             return
         outputs, total = first.outputs, sum_over_processes(trainer, module)
-        found = choose_calibration(lambda scale: outputs, first.targets, link, None, total, width=False)
+        found = choose_calibration(lambda scale: outputs, first.targets, link, None, total, width=False, errors=_ERRORS)
         self.use(found, samples, start, at.rows, "")
 
     def _affordable(

@@ -78,7 +78,7 @@ def line_of(found: Chosen, rows: int, tried: str, seconds: float, share: float) 
     change = (
         f"the NLL falls from {found.nll_before:.4f} to {found.nll:.4f} (standard error {found.standard_error:.4f})"
         if found.choice != "neither"
-        else f"the NLL is {found.nll:.4f}, and no change lowers it by more than its standard error"
+        else f"the NLL is {found.nll:.4f}, and no change lowers it by enough standard errors"
     )
     return (
         f"Calibration on {rows} validation examples: {tried}temperature {found.temperature:.3g}; {change}. "

@@ -151,6 +151,7 @@ def choose_calibration(
     noise_std: float | None = None,
     reduce: Reduce = lambda total: total,
     width: bool = True,
+    errors: float = 1.0,
 ) -> Calibration:
     """Choose among the width of a posterior, a temperature, both and neither.
 
@@ -161,6 +162,7 @@ def choose_calibration(
         noise_std: σ of the identity link; None fits it at each width.
         reduce: Sums a tensor over processes that each hold some of the examples. All processes choose the same.
         width: Whether to try other widths than 1.
+        errors: Standard errors of the paired difference by which a change has to lower the NLL.
 
     Returns:
         The choice.
@@ -200,7 +202,7 @@ def choose_calibration(
     chosen = before
     for candidate in candidates:
         difference, error = _paired(candidate, chosen, reduce)
-        if difference < -max(error, _SMALLEST_GAIN):
+        if difference < -max(errors * error, _SMALLEST_GAIN):
             chosen = candidate
     choice: Choice = ("neither", "temperature", "width", "both")[(chosen.temperature != 1) + 2 * (chosen.scale != 1)]
     error = _paired(chosen, before, reduce)[1]

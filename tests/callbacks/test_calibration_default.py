@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from distributed import run_on_ranks
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
-from noisy_classes import TEST, TRAIN, VALIDATION, Data, batches
+from noisy_classes import TEST, TRAIN, VALIDATION, Data, batches, noisy
 from tiny_training import FEATURES, Classifier, assert_same_bits, quiet_trainer, weights
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -57,6 +57,13 @@ def calibration_of(trainer):
 
 
 SHORT = 40  # long enough to choose
+
+
+class ManyRows(Data):
+    """Enough validation data to tell a temperature from 1."""
+
+    def val_dataloader(self):
+        return batches(noisy(400, 1))
 
 
 def fitted(*callbacks, module=None, data=None, **kwargs):
@@ -149,9 +156,8 @@ def test_a_resumed_fit_chooses_the_same(tmp_path):
 @pytest.mark.parametrize("saves", [True, False])
 def test_early_stopping_ends_with_a_temperature(saves, tmp_path):
     saved = [ModelCheckpoint(tmp_path, filename="last")] if saves else []
-    trainer, _ = fitted(
-        vogn(), EarlyStopping("val_loss", patience=40), *saved, max_epochs=1000, enable_checkpointing=saves
-    )
+    stopping = EarlyStopping("val_loss", patience=150)  # until the mean is overconfident
+    trainer, _ = fitted(vogn(), stopping, *saved, data=ManyRows(), max_epochs=1000, enable_checkpointing=saves)
     assert trainer.current_epoch < 999
     temperature = calibration_of(trainer).temperature
     assert temperature > 1
@@ -165,7 +171,7 @@ def test_other_methods_get_a_temperature(callback):
 
 
 def test_several_modes_get_one_temperature():
-    trainer, _ = fitted(vogn(), MultiModeCallback(2))
+    trainer, _ = fitted(vogn(), MultiModeCallback(2), data=ManyRows())
     assert calibration_of(trainer).temperature > 1
 
 

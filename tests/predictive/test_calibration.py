@@ -54,6 +54,18 @@ def test_logits_of_another_scale_are_divided_by_it(factor, generator):
     assert found.nll_before - found.nll > found.standard_error
 
 
+@pytest.mark.parametrize(("share", "choice"), [(0.9, "temperature"), (1.1, "neither")])
+def test_a_change_lowers_the_nll_by_so_many_standard_errors(share, choice, generator):
+    logits = 1.5 * torch.randn(ROWS, CLASSES, generator=generator)
+    targets = labels_of(logits / 1.5, generator)
+    scaled = logits[None]
+    free = choose_calibration(lambda scale: scaled, targets, "softmax", errors=0.0)
+    gain = (free.nll_before - free.nll) / free.standard_error
+    found = choose_calibration(lambda scale: scaled, targets, "softmax", errors=share * gain)
+    assert free.choice == "temperature"
+    assert found.choice == choice
+
+
 @pytest.mark.parametrize("link", ["softmax", "sigmoid"])
 def test_validation_data_without_an_error_do_not_ask_for_infinite_confidence(link):
     """The best T of n right examples and half a one whose class is drawn by chance, by its stationarity in closed form."""
