@@ -39,7 +39,7 @@ _NO_OTHER = " (no other was tried)"
 class Calibration(CalibrationCallback):
     """Chooses the width of the posterior and a temperature on the validation set: one of them, both or neither.
 
-    ``calibrate=True`` of a callback such as `VOGNCallback` adds it; by default, such a callback chooses a temperature only.
+    ``calibrate=True`` of a callback such as `VOGNCallback` adds it; ``calibrate=None`` chooses a temperature only.
     At the end of a fit it chooses the width c ≥ 0 of the posterior, Σ → c² Σ, and for classifiers the temperature that
     divides the logits of every sample. Something is changed only if the validation NLL falls by more than one standard error
     of the paired difference; see `lightning_bayes.calibrate`. Samples without a width, such as dropout or an ensemble, get a

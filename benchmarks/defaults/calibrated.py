@@ -3,8 +3,8 @@
     python -m benchmarks.defaults.calibrated --root DATA [--problems digits cifar-resnet] [--callback IVONCallback]
         [--first-seed 200] [--seeds 5] [--json calibrated.json] [--user] [--table]
 
-A tenth of the training set is held out for validation. The cifar problems train on `--images` images. *default* has the
-temperature that the end of a fit chooses by default; *width* is `lightning_bayes.calibrate`, as ``calibrate=True`` without a
+A tenth of the training set is held out for validation. The cifar problems train on `--images` images. *temperature* is
+``calibrate=None``; *width* is `lightning_bayes.calibrate`, as ``calibrate=True`` without a
 bound of time. Differences to the fit before are paired over seeds.
 """
 
@@ -33,7 +33,7 @@ from lightning_bayes.callbacks.calibration_base import CalibrationCallback
 from lightning_bayes.predictive import PosteriorSamples, fit_temperature
 
 SAMPLES = 10
-METHODS = ("before", "default", "width")
+METHODS = ("before", "temperature", "width")
 CLASSIFIERS = [name for name, problem in PROBLEMS.items() if not problem.is_regression]
 
 
@@ -58,7 +58,7 @@ def run(name: str, seed: int, options: argparse.Namespace) -> list[dict[str, Any
     for method in ("bayes", "user") if options.user else ("bayes",):
         seed_everything(seed, verbose=False)
         module = Module(problem, data, optimizer)
-        callback = getattr(lightning_bayes, options.callback)(seed=seed, eval_samples=SAMPLES)
+        callback = getattr(lightning_bayes, options.callback)(seed=seed, eval_samples=SAMPLES, calibrate=None)
         start = time.perf_counter()
         with quiet():
             callbacks = [callback] if method == "bayes" else []
@@ -104,9 +104,9 @@ def _outputs(module: Module, x: Tensor, samples: PosteriorSamples | None = None)
 
 def table(records: list[dict[str, Any]]) -> str:
     """Paired differences to the fit before, with the choices of each seed."""
-    columns = ("problem", "seeds", "user, T", "NLL before", "default", "width", "ECE: default", "width")
+    columns = ("problem", "seeds", "user, T", "NLL before", "temperature", "width", "ECE: temperature", "width")
     lines = [
-        f"| {' | '.join((*columns, 'AUROC by MI: before', 'default', 'width', 'T', 'c', 'share'))} |",
+        f"| {' | '.join((*columns, 'AUROC by MI: before', 'temperature', 'width', 'T', 'c', 'share'))} |",
         "|" + " --- |" * 14,
     ]
     for problem, callback in dict.fromkeys((r["problem"], r["callback"]) for r in records):
@@ -125,9 +125,9 @@ def table(records: list[dict[str, Any]]) -> str:
         cells = [name, str(len(seeds)), mean("user with T", "nll"), mean("before", "nll")]
         cells += [change(method, score) for score in ("nll", "calibration") for method in METHODS[1:]]
         cells += [mean(method, "mi_auroc") for method in METHODS]
-        cells += [", ".join(f"{by['default', s]['temperature']:.2f}" for s in seeds)]
+        cells += [", ".join(f"{by['temperature', s]['temperature']:.2f}" for s in seeds)]
         cells += [", ".join(f"{by['width', s]['scale']:.2g}" for s in seeds)]
-        cells += [f"{100 * max(by['default', s]['share'] for s in seeds):.1f} %"]
+        cells += [f"{100 * max(by['temperature', s]['share'] for s in seeds):.1f} %"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

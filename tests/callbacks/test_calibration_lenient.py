@@ -48,7 +48,7 @@ class Plain(Classifier):
 
 
 def vogn(**kwargs):
-    return VOGNCallback(**{"eval_samples": S, "relative_noise": 0.1, **kwargs})
+    return VOGNCallback(**{"eval_samples": S, "relative_noise": 0.1, "calibrate": None, **kwargs})
 
 
 def calibration_of(trainer):
@@ -166,7 +166,7 @@ def test_early_stopping_ends_with_a_temperature(saves, tmp_path):
 
 @pytest.mark.parametrize("callback", [NoisyKFACCallback, IVONCallback])
 def test_other_methods_get_a_temperature(callback):
-    trainer, _ = fitted(callback(eval_samples=S), max_epochs=SHORT)
+    trainer, _ = fitted(callback(eval_samples=S, calibrate=None), max_epochs=SHORT)
     assert calibration_of(trainer).scale == 1
 
 
@@ -200,10 +200,9 @@ def test_a_fit_is_left_alone_without_a_word(case, caplog):
     assert "temperature" not in caplog.text
 
 
-def test_an_explicit_rate_or_refusal_adds_nothing_and_the_users_own_calibration_stays():
-    for callback in (vogn(calibrate=False), VOGNCallback(lr=0.1)):
-        trainer, _ = fitted(callback, max_epochs=1)
-        assert callbacks_of(trainer, CalibrationCallback) == []
+def test_by_default_nothing_is_added_and_the_users_own_calibration_stays():
+    trainer, _ = fitted(VOGNCallback(), max_epochs=1)
+    assert callbacks_of(trainer, CalibrationCallback) == []
     own = Calibration()
     trainer, _ = fitted(vogn(), own, max_epochs=1)
     assert callbacks_of(trainer, CalibrationCallback) == [own]

@@ -1,4 +1,4 @@
-"""The calibration that a callback adds unasked: a temperature, where the fit tells the task."""
+"""A calibration that refuses nothing: a temperature, where the fit tells the task and was long enough."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FEWEST_EXAMPLES: Final = 30  # of a validation set; with ten, the calibration e
 
 
 @final
-class DefaultCalibration(CalibrationCallback):
+class LenientCalibration(CalibrationCallback):
     """Chooses a temperature at the end of a fit of a classifier, if outputs and targets are known and the fit was long."""
 
     def __init__(self) -> None:
