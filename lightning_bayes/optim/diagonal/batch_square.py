@@ -53,9 +53,10 @@ class BatchSquare(CurvatureEstimator):
 
     def read(self, finished: FinishedPass, params: Sequence[nn.Parameter], scores: Scores) -> Curvature:
         """Read one pass; see `CurvatureEstimator`."""
-        grads: Curvature = {_Key(finished.sample, param): torch.zeros_like(param) for param in params}
-        grads |= {_Key(finished.sample, param): grad for param, grad in finished.gradients(params).items()}
-        return {**grads, _Key(finished.sample, None): params[0].new_ones(())}
+        sample, grads = finished.sample, finished.gradients(params)
+        # Zeros where a rank did not reach a parameter, because ranks add up the same tensors.
+        sums = {_Key(sample, p): grads[p] if p in grads else torch.zeros_like(p) for p in params}
+        return {**sums, _Key(sample, None): params[0].new_ones(())}
 
     def join_ranks(
         self,
