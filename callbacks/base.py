@@ -81,7 +81,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         self.optimizer_class.check_together(self._chosen.arguments.group_defaults)
         self.arguments = arguments = self._chosen.arguments
         self.linearized = arguments.linearized
-        self._calibration = calibration_of(arguments.calibrate)
+        self._calibration = calibration_of(arguments.calibrate, arguments.lr)
         self.eval_samples, self.val_samples = arguments.eval_samples, arguments.val_samples
         self.group_defaults, self.optimizer_kwargs = arguments.group_defaults, arguments.optimizer_kwargs
         self.mc_samples: int = self.optimizer_kwargs["mc_samples"]
@@ -136,7 +136,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         Returns:
             The callback.
         """
-        return cls(**{**find_preset(cls.__name__, name).arguments, **overrides})
+        return cls(**{"calibrate": False, **find_preset(cls.__name__, name).arguments, **overrides})
 
     # -- the fit ------------------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from lightning_bayes.callbacks.evaluation import EvaluationCallback
 from lightning_bayes.callbacks.loaders import ValidationSet, random_state_kept, sum_over_processes
 from lightning_bayes.callbacks.neighbours import callbacks_of, insert_after
 from lightning_bayes.callbacks.point_estimate import PointEstimate
+from lightning_bayes.callbacks.recalibration import recalibrated_examples
 from lightning_bayes.callbacks.validation_rows import rows_of
 from lightning_bayes.curvature import Gaussian
 from lightning_bayes.errors import PosteriorError
@@ -39,7 +40,7 @@ _NO_OTHER = " (no other was tried)"
 class Calibration(CalibrationCallback):
     """Chooses the width of the posterior and a temperature on the validation set: one of them, both or neither.
 
-    ``calibrate=True`` of a callback such as `VOGNCallback` adds it; ``calibrate=None`` chooses a temperature only.
+    ``calibrate=True`` of a callback such as `VOGNCallback` adds it; by default, such a callback chooses a temperature only.
     At the end of a fit it chooses the width c ≥ 0 of the posterior, Σ → c² Σ, and for classifiers the temperature that
     divides the logits of every sample. Something is changed only if the validation NLL falls by more than one standard error
     of the paired difference; see `lightning_bayes.calibrate`. Samples without a width, such as dropout or an ensemble, get a
@@ -158,7 +159,7 @@ class Calibration(CalibrationCallback):
         of_batch = evaluation_of(trainer).batch_rows
         if is_fit:
             seen, of_batches = agreed(trainer, module, sum(map(rows_of, self._kept.batches)), of_batch)
-            budget = budget_of_fit(trainer, of_batches)
+            budget = budget_of_fit(trainer, of_batches, recalibrated_examples(trainer, module))
             is_affordable = link == "identity" or budget.allows(seen or FEWEST_ROWS, samples.count, EVALUATIONS)
             tries_widths = tries_widths and is_affordable
             rows = max(FEWEST_ROWS, budget.rows(samples.count, EVALUATIONS if tries_widths else 1))

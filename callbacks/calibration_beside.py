@@ -12,10 +12,10 @@ from lightning_bayes.callbacks.neighbours import callbacks_of, insert_after
 from lightning_bayes.errors import UnsupportedTrainingError
 
 
-def calibration_of(calibrate: bool | None) -> CalibrationCallback | None:
-    """The calibration of an argument; None leaves fits as they are that cannot be calibrated."""
+def calibration_of(calibrate: bool | None, lr: object) -> CalibrationCallback | None:
+    """The calibration of an argument; None chooses a temperature in the default step, which has no `lr`."""
     if calibrate is None:
-        return LenientCalibration()
+        return LenientCalibration() if lr is None else None
     return Calibration() if calibrate else None
 
 

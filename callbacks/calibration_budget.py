@@ -22,6 +22,7 @@ class Budget(NamedTuple):
 
     calls: float
     rows_of_batch: float
+    others: int = 0  # rows that each evaluation needs beside its own, for BatchNorm statistics
 
     def batches(self, samples: int) -> int:
         """The number of batches that may be evaluated once under so many samples."""
@@ -29,17 +30,17 @@ class Budget(NamedTuple):
 
     def rows(self, samples: int, evaluations: int = 1) -> int:
         """The number of examples that may be evaluated so often, also in smaller batches."""
-        return int(self.calls * self.rows_of_batch / (samples * evaluations))
+        return max(0, int(self.calls * self.rows_of_batch / (samples * evaluations)) - self.others)
 
     def allows(self, rows: float, samples: int, evaluations: int = 1) -> bool:
         """Whether about `FEWEST_ROWS` of a set with so many `rows` may be evaluated, or about all if it has fewer."""
         return 1.5 * self.rows(samples, evaluations) >= min(FEWEST_ROWS, rows)
 
 
-def budget_of_fit(trainer: Trainer, rows_of_batch: float) -> Budget:
+def budget_of_fit(trainer: Trainer, rows_of_batch: float, others: int = 0) -> Budget:
     """The budget of the fit that ends now."""
     steps = trainer.fit_loop.total_batch_idx + 1
-    return Budget(SHARE * _CALLS_OF_A_STEP * steps, rows_of_batch)
+    return Budget(SHARE * _CALLS_OF_A_STEP * steps, rows_of_batch, others)
 
 
 def agreed(trainer: Trainer, module: LightningModule, *values: float) -> list[float]:

@@ -16,16 +16,16 @@ from lightning_bayes.callbacks.calibration_outputs import ValidationOutputs, kep
 from lightning_bayes.callbacks.evaluation import EvaluationCallback
 from lightning_bayes.callbacks.loaders import ValidationSet, sum_over_processes
 from lightning_bayes.callbacks.neighbours import callbacks_of
-from lightning_bayes.callbacks.recalibration import BatchNormRecalibration
+from lightning_bayes.callbacks.recalibration import recalibrated_examples
 from lightning_bayes.callbacks.rejection import RejectorCallback
 from lightning_bayes.callbacks.step_outputs import StepOutputs
 from lightning_bayes.callbacks.validation_rows import rows_of
-from lightning_bayes.predictive import Link, Samples, choose_calibration
+from lightning_bayes.predictive import Link, Samples, choose_calibration, combine
 from lightning_bayes.predictive.calibration import CLASS_LINKS
 from lightning_bayes.predictive.links import CLASS_DIMS
 
 _ERRORS: Final = 2.0  # standard errors by which the NLL has to fall: twice those of a calibration that was asked for
-_FEWEST_EXAMPLES: Final = 30  # of a validation set; with ten, the calibration error rose
+_FEWEST_MISTAKES: Final = 10  # of the validation predictions: ten events per parameter (Peduzzi et al. 1996)
 
 
 @final
@@ -57,13 +57,20 @@ class LenientCalibration(CalibrationCallback):
             )
             return
         outputs, total = first.outputs, sum_over_processes(trainer, module)
+        mistakes = int(total(_mistakes(first, link)))
+        if mistakes < _FEWEST_MISTAKES:
+            rank_zero_info(
+                f"{type(callback).__name__} chooses no temperature: {mistakes} validation predictions are wrong, and fewer "
+                f"than {_FEWEST_MISTAKES} do not tell one. calibrate=True chooses all the same."
+            )
+            return
         found = choose_calibration(lambda scale: outputs, first.targets, link, None, total, width=False, errors=_ERRORS)
         self.use(found, samples, start, at.rows, "")
 
     def _affordable(
         self, callback: EvaluationCallback, trainer: Trainer, module: LightningModule, samples: int
     ) -> list[Any] | None:
-        """Batches that the budget allows, empty if there are no pairs; None after a short fit and on little data."""
+        """Batches that the budget allows, empty if there are no pairs; None after a short fit."""
         kept, most = self._kept, budget_of_fit(trainer, 1).batches(samples)
         if not most or not sum(trainer.num_val_batches):
             return None
@@ -71,8 +78,8 @@ class LenientCalibration(CalibrationCallback):
         rows, of_batch, has_others = agreed(trainer, module, *seen)
         if has_others:
             return []
-        budget = budget_of_fit(trainer, of_batch)
-        if rows * trainer.world_size < _FEWEST_EXAMPLES or not budget.allows(rows, samples):
+        budget = budget_of_fit(trainer, of_batch, recalibrated_examples(trainer, module))
+        if not budget.allows(rows, samples):
             return None
         return kept_rows(module, kept.batches, budget.rows(samples), max(1, int(of_batch)), most)
 
@@ -87,8 +94,7 @@ class LenientCalibration(CalibrationCallback):
 def _is_left_alone(trainer: Trainer, link: Link | None) -> bool:
     """Whether a fit is a trial or no classifier's, or other callbacks need its validation set or samples as they are."""
     is_trial = bool(trainer.fast_dev_run or trainer.overfit_batches)  # type: ignore[attr-defined]
-    others = [*callbacks_of(trainer, BatchNormRecalibration), *callbacks_of(trainer, RejectorCallback)]
-    return is_trial or bool(others) or link not in {None, *CLASS_LINKS}
+    return is_trial or bool(callbacks_of(trainer, RejectorCallback)) or link not in {None, *CLASS_LINKS}
 
 
 def _tried(at: ValidationOutputs, samples: Samples, link: Any) -> tuple[StepOutputs | None, str]:
@@ -112,6 +118,16 @@ def _mismatch(found: StepOutputs, link: Link) -> str:
     if not fits or not _are_labels(targets, shape[-1] if has_one_class else 2):
         return f"the targets are no labels of forward's outputs {list(outputs.shape[1:])}"
     return "" if bool(outputs.isfinite().all()) else "outputs are not finite"
+
+
+def _mistakes(found: StepOutputs, link: Link) -> Tensor:
+    """The number of examples with a wrong prediction."""
+    outputs, targets = found
+    if link in CLASS_DIMS:
+        wrong = combine(outputs, link).argmax(1 if link == "softmax" else -1) != targets
+    else:
+        wrong = (combine(outputs, link) > 0) != (targets.reshape(outputs.shape[1:]) > 0.5)
+    return wrong.reshape(len(targets), -1).any(1).sum().float()
 
 
 def _are_labels(targets: Tensor, classes: int) -> bool:

@@ -242,7 +242,8 @@ class EvaluationCallback(Callback, ABC):
         is_fit, temperature = trainer.state.fn == "fit", 1.0
         if not is_fit:
             samples, temperature = finished(trainer, module, samples, link)
-        prepared = spread(trainer, recalibrated(trainer, module, samples))
+            samples = recalibrated(trainer, module, samples)
+        prepared = spread(trainer, samples)
         self._forward = SampledForward(
             module,
             prepared,

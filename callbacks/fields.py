@@ -72,8 +72,9 @@ class CallbackOwn(TypedDict, total=False):
             return both; or a function from outputs to a `torch.distributions` object, such as `Quantiles`. None: the
             module's attribute ``lightning_bayes_link``, else the training loss tells, else raw outputs are averaged.
         calibrate: Whether the end of a fit chooses the width of the posterior and a temperature on the validation set, see
-            `lightning_bayes.callbacks.Calibration`; default False. None: a classifier gets a temperature, if the fit has
-            validation data in pairs (inputs, targets) and was long enough to spend a twentieth of it; no fit is refused.
+            `lightning_bayes.callbacks.Calibration`. None: without `lr`, a classifier gets a temperature, if the fit has
+            validation data in pairs (inputs, targets) with ten wrong predictions, and was long enough to spend a
+            twentieth of it.
         bayesian: Regular expression for the names of the parameters that have a posterior. The other parameters take the
             same step without noise. None selects all parameters; the default step excludes normalisation layers, each of
             whose parameters scales or shifts a whole channel: noise in them hurt a small ResNet most (a heuristic).
@@ -90,7 +91,7 @@ class CallbackOwn(TypedDict, total=False):
     data_augmentation_factor: Annotated[Number | None, _chosen_later("data_augmentation_factor")]
     curvature_interval: Annotated[int | None, _chosen_later("curvature_interval")]
     link: Annotated[LinkArgument | None, Setting(takes_functions=True)]
-    calibrate: Annotated[bool | None, Setting(default=False)]
+    calibrate: Annotated[bool | None, Setting()]
 
 
 class CallbackFields(HyperparameterFields, CallbackOwn, total=False):  # noqa: D101

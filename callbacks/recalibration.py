@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, Literal, final
 
 import torch
@@ -20,7 +19,7 @@ from lightning_bayes.callbacks.private_lightning import training_batches
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.predictive import Samples, recalibrate
 from lightning_bayes.predictive.recalibration import running_statistics
-from lightning_bayes.predictive.repeated import Repeatable
+from lightning_bayes.predictive.repeated import Repeatable, copied
 
 EXAMPLES: Final = 512
 
@@ -32,7 +31,8 @@ class BatchNormRecalibration(Callback):
     For each sample that another callback averages over, the running statistics are re-estimated as a plain average over B
     training batches; predictions at the mean use statistics of the mean. The module's original statistics are restored
     afterwards. This costs up to ``(S + 1) · B`` forward passes at the start, or ``B`` with ``of="mean"``. Validation during
-    a fit uses the statistics collected in training, which checkpoints keep.
+    a fit uses the statistics collected in training, which checkpoints keep; a calibration at its end uses
+    those of the samples, from the first batches of the last epoch.
 
     Args:
         batches: B, from the training loader of the data module, of the module, or of the last fit with this callback. None:
@@ -53,6 +53,7 @@ class BatchNormRecalibration(Callback):
         self.batches, self.of, self.seed = batches, of, seed
         self._was_used = False
         self._fitted_on: Any = None  # training loader of the last fit; the trainer forgets it in a test
+        self._kept: list[Any] = []  # the first batches of the newest epoch, for a calibration at the end of the fit
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Reset the warning of `teardown`."""
@@ -60,7 +61,12 @@ class BatchNormRecalibration(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the training loaders, which may be those of this epoch alone."""
-        self._fitted_on = training_batches(trainer)
+        self._fitted_on, self._kept = training_batches(trainer), []
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Keep the first batches of an epoch, as its steps get them."""
+        if not self._has_enough(self._kept) and _examples(self._kept) < EXAMPLES:
+            self._kept.append(copied(batch))
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Warn if there was nothing to recalibrate."""
@@ -87,22 +93,42 @@ class BatchNormRecalibration(Callback):
             )
 
     def _runs(self, trainer: Trainer, pl_module: LightningModule) -> Iterator[Repeatable]:
-        loader = training_loader(trainer, pl_module, self._fitted_on, type(self).__name__)
-        arguments = ForwardArguments(pl_module, pl_module.forward)
-        examples = 0
-        for batch in islice(OnDevice(trainer, loader, RunningStage.TRAINING), self.batches):
+        arguments, used = ForwardArguments(pl_module, pl_module.forward), list[Any]()
+        for batch in self._batches(trainer, pl_module):
             yield Repeatable(_run, trainer, pl_module, arguments, batch)
-            examples += max((len(tensor) for tensor in tensors_of(batch)[:1] if tensor.dim()), default=1)
-            if self.batches is None and examples >= EXAMPLES:
+            used.append(batch)
+            if self._has_enough(used):
                 return
+
+    def _batches(self, trainer: Trainer, pl_module: LightningModule) -> Iterable[Any]:
+        """Batches on the device: in a fit those that it has kept, else those of its loader."""
+        if trainer.state.fn == "fit":
+            return map(copied, self._kept)
+        loader = training_loader(trainer, pl_module, self._fitted_on, type(self).__name__)
+        return OnDevice(trainer, loader, RunningStage.TRAINING)
+
+    def _has_enough(self, batches: list[Any]) -> bool:
+        """Whether these batches are as many as asked for, or hold enough examples."""
+        return _examples(batches) >= EXAMPLES if self.batches is None else len(batches) >= self.batches
 
 
 def recalibrated(trainer: Trainer, pl_module: LightningModule, samples: Samples) -> Samples:
-    """The samples with BatchNorm statistics of their own; unchanged in a fit and without a `BatchNormRecalibration`."""
+    """The samples with BatchNorm statistics of their own; unchanged without a `BatchNormRecalibration`."""
     callbacks = callbacks_of(trainer, BatchNormRecalibration)
-    if not callbacks or trainer.state.fn == "fit":
+    if not callbacks:
         return samples
     return callbacks[-1].recalibrated(trainer, pl_module, samples)
+
+
+def recalibrated_examples(trainer: Trainer, module: LightningModule) -> int:
+    """About how many examples `recalibrated` runs under each sample."""
+    is_used = callbacks_of(trainer, BatchNormRecalibration) and running_statistics(module)
+    return EXAMPLES if is_used else 0
+
+
+def _examples(batches: list[Any]) -> int:
+    firsts = [tensor for batch in batches for tensor in tensors_of(batch)[:1]]
+    return sum(len(tensor) if tensor.dim() else 1 for tensor in firsts)
 
 
 def _run(trainer: Trainer, module: LightningModule, arguments: ForwardArguments, batch: Any) -> None:

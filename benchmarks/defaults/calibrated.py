@@ -1,9 +1,9 @@
 """Whether calibration ever raises the test NLL of a classifier: each fit before and after, and the user's optimizer with T.
 
     python -m benchmarks.defaults.calibrated --root DATA [--problems digits cifar-resnet] [--callback IVONCallback]
-        [--first-seed 200] [--seeds 5] [--json calibrated.json] [--user] [--table]
+        [--first-seed 200] [--seeds 5] [--held-out .1] [--json calibrated.json] [--user] [--table]
 
-A tenth of the training set is held out for validation. The cifar problems train on `--images` images. *temperature* is
+A fraction of the training set is held out for validation. The cifar problems train on `--images` images. *temperature* is
 ``calibrate=None``; *width* is `lightning_bayes.calibrate`, as ``calibrate=True`` without a
 bound of time. Differences to the fit before are paired over seeds.
 """
@@ -51,7 +51,8 @@ def run(name: str, seed: int, options: argparse.Namespace) -> list[dict[str, Any
     data = problem.load(options.root, seed)
     order = torch.randperm(len(data.train_x), generator=torch.Generator().manual_seed(seed))
     order = order[: options.images] if name.startswith("cifar") else order
-    held_out, train = order[: len(order) // 10], order[len(order) // 10 :]
+    count = int(options.held_out * len(order))
+    held_out, train = order[:count], order[count:]
     validation = TensorDataset(data.train_x[held_out], data.train_y[held_out])
     data = data._replace(train_x=data.train_x[train], train_y=data.train_y[train])
     records = []
@@ -71,7 +72,13 @@ def run(name: str, seed: int, options: argparse.Namespace) -> list[dict[str, Any
             )
         seconds = time.perf_counter() - start
         module.eval()
-        key = {"problem": name, "callback": options.callback, "seed": seed, "seconds": round(seconds, 1)}
+        key = {
+            "problem": name,
+            "callback": options.callback,
+            "seed": seed,
+            "held_out": count,
+            "seconds": round(seconds, 1),
+        }
         if method == "user":
             temperature = fit_temperature(_outputs(module, validation.tensors[0]), validation.tensors[1])
             scores = classification_scores(_outputs(module, data.test_x) / temperature, data.test_y)
@@ -140,6 +147,7 @@ def main() -> None:
     parser.add_argument("--callback", default="VOGNCallback")
     parser.add_argument("--first-seed", type=int, default=200)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--held-out", type=float, default=0.1)
     parser.add_argument("--images", type=int, default=5000)
     parser.add_argument("--user", action="store_true", help="also train with the user's optimizer alone")
     parser.add_argument("--json", type=Path)

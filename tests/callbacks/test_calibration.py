@@ -279,6 +279,31 @@ def test_recalibrated_statistics_belong_to_the_prediction_that_is_calibrated(of,
     assert len(seen) == 2 if of == "mean" else len(seen) >= 4  # two determine the outputs of an expansion at any width
 
 
+class KeepsBatches(Plain):
+    """Keeps the inputs of its newest epoch."""
+
+    def on_train_epoch_start(self):
+        self.inputs = []
+
+    def training_step(self, batch, batch_idx):
+        self.inputs.append(batch[0].clone())
+        return super().training_step(batch, batch_idx)
+
+
+def test_the_end_of_a_fit_calibrates_samples_with_statistics_of_their_own():
+    net = nn.Sequential(nn.Linear(FEATURES, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3))
+    callback, calibration, module = vogn(calibrate=False, relative_noise=0.3), Calibration(), KeepsBatches(net)
+    quiet_trainer(callback, calibration, BatchNormRecalibration(2), max_epochs=150).fit(module, datamodule=Data())
+    posterior, loader = callback.optimizer.posterior(), batches(VALIDATION)
+    expected = calibrate(module, posterior, loader, S, recalibrate_on=module.inputs[:2]).posterior
+    assert (calibration.scale, calibration.temperature) == (
+        expected.scale,
+        pytest.approx(expected.temperature, rel=1e-3),
+    )
+    without = calibrate(module, posterior, loader, S).posterior
+    assert calibration.temperature != pytest.approx(without.temperature, rel=1e-3)
+
+
 def test_linearised_samples_with_statistics_of_their_own_are_refused():
     net = nn.Sequential(nn.Linear(FEATURES, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3))
     module, trainer = Plain(net), quiet_trainer(vogn(calibrate=False, linearized=True), BatchNormRecalibration(2))

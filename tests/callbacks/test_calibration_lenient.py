@@ -1,4 +1,4 @@
-"""calibrate=None: a temperature at the end of a fit whose task is known, against temperature scaling by hand."""
+"""By default: a temperature at the end of a fit whose task is known, against temperature scaling by hand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bayes import (
-    BatchNormRecalibration,
     Calibration,
     IVONCallback,
     MultiModeCallback,
@@ -48,7 +47,7 @@ class Plain(Classifier):
 
 
 def vogn(**kwargs):
-    return VOGNCallback(**{"eval_samples": S, "relative_noise": 0.1, "calibrate": None, **kwargs})
+    return VOGNCallback(**{"eval_samples": S, "relative_noise": 0.1, **kwargs})
 
 
 def calibration_of(trainer):
@@ -166,7 +165,7 @@ def test_early_stopping_ends_with_a_temperature(saves, tmp_path):
 
 @pytest.mark.parametrize("callback", [NoisyKFACCallback, IVONCallback])
 def test_other_methods_get_a_temperature(callback):
-    trainer, _ = fitted(callback(eval_samples=S, calibrate=None), max_epochs=SHORT)
+    trainer, _ = fitted(callback(eval_samples=S), max_epochs=SHORT)
     assert calibration_of(trainer).scale == 1
 
 
@@ -182,14 +181,11 @@ QUIET = {
     "trial": ([vogn], {"fast_dev_run": True}),
     "no validation": ([vogn], {"limit_val_batches": 0}),
     "one batch again": ([vogn], {"overfit_batches": 1}),
-    "few validation rows": ([vogn], {"limit_val_batches": 1}),
     "no samples": ([lambda: vogn(eval_samples=0)], {}),
-    "statistics of samples": ([vogn, lambda: BatchNormRecalibration(1)], {}),
     "a guarantee": ([vogn, RejectorCallback], {}),
 }
 
 
-@pytest.mark.filterwarnings("ignore:BatchNormRecalibration. no BatchNorm")
 @pytest.mark.parametrize("case", QUIET)
 def test_a_fit_is_left_alone_without_a_word(case, caplog):
     callbacks, options = QUIET[case]
@@ -200,9 +196,10 @@ def test_a_fit_is_left_alone_without_a_word(case, caplog):
     assert "temperature" not in caplog.text
 
 
-def test_by_default_nothing_is_added_and_the_users_own_calibration_stays():
-    trainer, _ = fitted(VOGNCallback(), max_epochs=1)
-    assert callbacks_of(trainer, CalibrationCallback) == []
+def test_an_explicit_rate_or_refusal_adds_nothing_and_the_users_own_calibration_stays():
+    for callback in (vogn(calibrate=False), VOGNCallback(lr=0.1)):
+        trainer, _ = fitted(callback, max_epochs=1)
+        assert callbacks_of(trainer, CalibrationCallback) == []
     own = Calibration()
     trainer, _ = fitted(vogn(), own, max_epochs=1)
     assert callbacks_of(trainer, CalibrationCallback) == [own]
@@ -276,6 +273,20 @@ def test_an_unknown_task_is_left_alone_in_one_line(case, caplog):
     (line,) = [record.getMessage() for record in caplog.records if "no temperature" in record.getMessage()]
     assert line.startswith("VOGNCallback chooses no temperature on the validation set: ")
     assert re.search(reason, line)
+    assert (calibration_of(trainer).scale, calibration_of(trainer).temperature) == (None, 1.0)
+
+
+def test_few_mistakes_do_not_tell_a_temperature(caplog):
+    with caplog.at_level("INFO"):
+        trainer, module = fitted(vogn(), max_epochs=SHORT, limit_val_batches=1)
+    (line,) = [record.getMessage() for record in caplog.records if "no temperature" in record.getMessage()]
+    (x, y), *_ = batches(VALIDATION)
+    samples = PosteriorSamples(callbacks_of(trainer, VOGNCallback)[0].optimizer.posterior(), S)
+    with torch.no_grad():
+        probs = samples.outputs(module.eval(), lambda: module(x)).softmax(-1).mean(0)
+    wrong = int((probs.argmax(1) != y).sum())
+    assert 0 < wrong < 10
+    assert line.startswith(f"VOGNCallback chooses no temperature: {wrong} validation predictions are wrong")
     assert (calibration_of(trainer).scale, calibration_of(trainer).temperature) == (None, 1.0)
 
 
