@@ -14,6 +14,7 @@ from lightning_bayes.curvature.layer_graph import nodes_behind
 from lightning_bayes.curvature.loss import only
 from lightning_bayes.curvature.loss_functions import LossCall
 from lightning_bayes.curvature.loss_recorder import LossRecorder
+from lightning_bayes.curvature.measured_modules import Uncopied
 from lightning_bayes.predictive import Link
 from lightning_bayes.predictive.links import predicted
 from lightning_bayes.predictive.recorded_noise import NoiseRecorder, RecordedNoise
@@ -40,7 +41,7 @@ class LinkRecorder:
         weights = {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
         self._noise = NoiseRecorder(weights, tensors_of(batch))
         for module in self._module.modules():
-            hook = module.register_forward_hook(self._note_outputs)
+            hook = module.register_forward_hook(Uncopied(self._note_outputs))
             self._undo.callback(hook.remove)
         self._undo.enter_context(self._recorder)
         self._undo.enter_context(self._noise)

@@ -21,8 +21,9 @@ from lightning_bayes.private_torch import PACK
 
 Handlers: TypeAlias = dict[Any, tuple[Any, tuple[Any, ...]]]  # a function and its first arguments, by operation
 
+DATA: Final = Tensor.data.__get__  # type: ignore[attr-defined]  # a getset descriptor
 IN_PLACE: Final = {Tensor.add_, Tensor.sub_, Tensor.mul_, Tensor.div_}
-OF_DATA: Final = {Tensor.__getitem__, torch.index_select, Tensor.index_select, torch.masked_select, PACK}
+OF_DATA: Final = {Tensor.__getitem__, torch.index_select, Tensor.index_select, torch.masked_select, PACK, DATA}
 
 
 def _loss(record: TensorRecord, function: Callable[..., Tensor], value: Tensor, /, *args: Any, **kwargs: Any) -> None:
@@ -176,6 +177,10 @@ def _norm(record: TensorRecord, value: Tensor, /, *args: Any, **kwargs: Any) -> 
         record.note(value, "batch_norm")
 
 
+def _data(record: TensorRecord, value: Tensor, /, *args: Any, **kwargs: Any) -> None:
+    record.data_storages.add(value.untyped_storage().data_ptr())
+
+
 def _note(record: TensorRecord, note: Note, value: Tensor, /, *args: Any, **kwargs: Any) -> None:
     record.note(value, note)
 
@@ -229,4 +234,5 @@ OPERATIONS: Final[Handlers] = {
     **_each("batch_norm", _norm),
     F.batch_norm: (_norm, ()),
     PACK: (_note, ("pack",)),
+    DATA: (_data, ()),
 }

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.errors import NonFiniteError, name_some
+from lightning_bayes.errors import NonFiniteError, UnsupportedTrainingError, name_some
 
 _NAMES_LENGTH = 60  # characters of names in a message
 
@@ -19,9 +19,15 @@ def require_finite(
     states: Mapping[Tensor, Mapping[str, Any]],
     means: Mapping[nn.Parameter, Tensor],
 ) -> None:
-    """Raise `NonFiniteError` if means or states are not finite; `means` are those of parameters that hold a sample."""
+    """Raise an error if means (`means` of parameters that hold a sample) or states are not finite, or not the model's."""
     names, are_finite = {param: name for name, param in model.named_parameters()}, dict[str, Tensor]()
     for param in (param for group in groups for param in group["params"]):
+        if param not in names:
+            raise UnsupportedTrainingError(
+                f"A trained parameter of shape {list(param.shape)} is no longer part of {type(model).__name__}: its layer "
+                "was replaced after configure_optimizers. Change the layer's values, as load_state_dict does, or leave its "
+                "parameters out of the optimizer."
+            )
         tensors = [means.get(param, param), *(v for v in states.get(param, {}).values() if isinstance(v, Tensor))]
         are_finite[names[param]] = torch.stack([tensor.isfinite().all() for tensor in tensors]).all()
     finite = torch.stack(list(are_finite.values())).tolist()

@@ -31,6 +31,7 @@ from lightning_bayes.errors import NoMeasurementError, UnsupportedTrainingError
 from lightning_bayes.optim.finished_pass import BarePass, Curvature, FinishedPass
 from lightning_bayes.optim.groups import KEY
 from lightning_bayes.optim.noise import CounterNoise
+from lightning_bayes.optim.step_changes import change_means, trainable
 from lightning_bayes.private_torch import version_of
 
 SMALL = 2**16  # elements; smaller tensors are concatenated before they are summed, to save kernel launches
@@ -187,7 +188,7 @@ class MeasuredOptimizer(Protocol):
 def at_sample(optimizer: MeasuredOptimizer, update: OpenUpdate, sample: int) -> Iterator[None]:
     """Replace the means by the weight sample with this index, and restore them on exit.
 
-    What the pass itself changes in its sample, as a constraint on the weights does, changes the mean likewise.
+    What the pass itself changes in its sample changes the mean likewise; see `step_changes`.
     """
     settings, means = optimizer.param_groups[0][KEY], dict[nn.Parameter, Tensor]()
     seed, is_paired = int(settings["noise_seed"]), bool(settings.get("antithetic"))
@@ -199,27 +200,20 @@ def at_sample(optimizer: MeasuredOptimizer, update: OpenUpdate, sample: int) -> 
             means.update((param, param.data) for param in drawn)
             for param, value in drawn.items():
                 param.data = value  # swapping the storage avoids copying every weight
-        marks = [(version_of(param), param.data_ptr()) for param in means]
+        flags = {param: param.requires_grad for param in optimizer.model.parameters()}
+        marks = {param: (version_of(param), param.data_ptr()) for param in flags}
         yield
-        both = zip(means, marks, strict=True)
-        changed = {param: param.data for param, mark in both if mark != (version_of(param), param.data_ptr())}
+        any_may = settings.get("writes_data")
+        now = ((param, (version_of(param), param.data_ptr())) for param in optimizer.model.parameters())
+        ends = {param: param.data for param, mark in now if any_may or marks.get(param) != mark}
     finally:
         for param, mean in means.items():
             param.data = mean
         update.means = None
-    if changed:
-        update.moved.update((param, means[param]) for param in changed)
-        _move_means(means, optimizer.draw_sample(noise()), changed)
-
-
-@torch.no_grad()
-def _move_means(
-    means: Mapping[nn.Parameter, Tensor], drawn: Mapping[nn.Parameter, Tensor], changed: Mapping[nn.Parameter, Tensor]
-) -> None:
-    """Add to each mean what a pass has added to its sample."""
-    for param, value in changed.items():
-        mean, sample = means[param], drawn[param]
-        mean.copy_(torch.where(value == sample, mean, value + (mean - sample)))  # without noise, the value
+    if ends:
+        with trainable(flags):
+            change_means(means, ends, optimizer.draw_sample(noise()))
+        update.moved.update((param, means[param]) for param in ends if param in means)
 
 
 @contextmanager
@@ -258,7 +252,10 @@ def _require_reached(optimizer: MeasuredOptimizer, captured: Capture) -> None:
         require_call(captured)
     else:
         optimizer.engine.check_reached(captured)
-    optimizer.param_groups[0][KEY].update(loss_is_mean=captured.shows_mean, loss_link=captured.scale.link)
+    settings, written = optimizer.param_groups[0][KEY], captured.recorder.record.data_storages
+    settings.update(loss_is_mean=captured.shows_mean, loss_link=captured.scale.link)
+    if any(param.untyped_storage().data_ptr() in written for _, param in optimizer.trained()):
+        settings["writes_data"] = True
 
 
 def _restore(grads: Mapping[nn.Parameter, Tensor | None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -146,9 +147,36 @@ def renorms(module):
     module.net[0].weight.data = torch.renorm(module.net[0].weight.data, p=2, dim=0, maxnorm=0.5)
 
 
+def clamps_data(module):
+    """https://arxiv.org/abs/1701.07875, Algorithm 1: the clipped weights of a critic."""
+    for param in module.net.parameters():
+        param.data.clamp_(-0.1, 0.1)
+
+
+def copies_data(module):
+    for target, param in zip(module.target.parameters(), module.net.parameters(), strict=True):
+        target.data.copy_(param.data)
+
+
+def deep_copies(module):
+    module.target = copy.deepcopy(module.net)
+
+
+def of_all(module):
+    return torch.optim.Adam(module.parameters(), 1e-2)
+
+
+def of_net(module):
+    return torch.optim.Adam(module.net.parameters(), 1e-2)
+
+
+def still(module):
+    return torch.optim.SGD(module.parameters(), 0.0)
+
+
 class ChangesWeights(Classifier):
-    def __init__(self, change):
-        super().__init__(lambda module: torch.optim.Adam(module.parameters(), 1e-2))
+    def __init__(self, change, configure):
+        super().__init__(configure)
         self.change, self.target = change, copy.deepcopy(self.net)
         self.steps = nn.Parameter(torch.zeros(CLASSES))
 
@@ -161,9 +189,9 @@ class ChangesWeights(Classifier):
 
 
 @pytest.mark.parametrize("callback", [VOGNCallback, NoisyKFACCallback])
-@pytest.mark.parametrize("change", [copies, averages, clamps, renorms])
+@pytest.mark.parametrize("change", [copies, copies_data, averages, clamps, clamps_data, renorms])
 def test_what_a_step_does_to_weights_stays_as_in_plain_lightning(change, callback):
-    plain, noisy = ChangesWeights(change), ChangesWeights(change)
+    plain, noisy = ChangesWeights(change, of_all), ChangesWeights(change, of_all)
     fit(plain, max_epochs=3)
     fit(noisy, callback(relative_noise=1e-12), max_epochs=3)
     assert_same_bits(weights(noisy), weights(plain))
@@ -171,6 +199,49 @@ def test_what_a_step_does_to_weights_stays_as_in_plain_lightning(change, callbac
 
 @pytest.mark.parametrize("callback", [VOGNCallback, NoisyKFACCallback, lambda: VOGNCallback(antithetic=True)])
 def test_the_mean_takes_what_a_step_adds_to_its_sample(callback):
-    module = ChangesWeights(lambda module: None)
+    module = ChangesWeights(lambda module: None, of_all)
     fit(module, callback(), max_epochs=3)
     torch.testing.assert_close(module.steps.detach(), torch.full((CLASSES,), 18.0), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("callback", [VOGNCallback, NoisyKFACCallback, partial(VOGNCallback, antithetic=True)])
+def test_the_mean_takes_what_a_step_adds_to_the_data_of_its_sample(callback):
+    def adds(module):
+        module.steps.data.add_(1)
+        module.net[2].weight.data.mul_(2).div_(2)  # the same values
+
+    module, without = ChangesWeights(adds, still), ChangesWeights(lambda module: None, still)
+    fit(module, callback(relative_noise=0.3), max_epochs=3)
+    torch.testing.assert_close(module.steps.detach(), torch.full((CLASSES,), 36.0), rtol=1e-5, atol=0)
+    assert torch.equal(module.net[2].weight, without.net[2].weight)
+
+
+@pytest.mark.parametrize("callback", [VOGNCallback, NoisyKFACCallback])
+@pytest.mark.parametrize(
+    ("change", "configure"),
+    [(copies, of_all), (copies, of_net), (copies_data, of_all), (copies_data, of_net), (deep_copies, of_net)],
+)
+def test_a_target_network_is_a_copy_of_the_mean(change, configure, callback):
+    class Notes(ChangesWeights):
+        def on_train_batch_start(self, batch, batch_idx):
+            self.before = [param.detach().clone() for param in self.net.parameters()]
+
+        def on_before_optimizer_step(self, optimizer):
+            assert all(map(torch.equal, self.target.parameters(), self.before))
+
+    fit(Notes(change, configure), callback(relative_noise=0.3), max_epochs=3)
+
+
+def test_a_trained_layer_that_is_replaced_is_refused():
+    with pytest.raises(UnsupportedTrainingError, match=r"shape \[6, 4\] is no longer part of ChangesWeights"):
+        fit(ChangesWeights(deep_copies, of_all), VOGNCallback(), max_epochs=3)
+
+
+def test_a_step_that_freezes_a_layer_adds_no_noise_to_the_mean():
+    def freezes(module):
+        module.net[0].requires_grad_(False)
+        module.net[2].weight.data.mul_(2).div_(2)
+
+    module, without = ChangesWeights(freezes, still), ChangesWeights(freezes, still)
+    fit(module, VOGNCallback(relative_noise=0.3), max_epochs=1)
+    assert torch.equal(module.net[2].weight, without.net[2].weight)
