@@ -72,7 +72,7 @@ class LenientCalibration(CalibrationCallback):
     ) -> list[Any] | None:
         """Batches that the budget allows, empty if there are no pairs; None after a short fit."""
         kept, most = self._kept, budget_of_fit(trainer, 1).batches(samples)
-        if not most or not sum(trainer.num_val_batches):
+        if not most:
             return None
         seen = sum(map(rows_of, kept.batches)), callback.batch_rows, kept.other is not None
         rows, of_batch, has_others = agreed(trainer, module, *seen)
@@ -92,8 +92,9 @@ class LenientCalibration(CalibrationCallback):
 
 
 def _is_left_alone(trainer: Trainer, link: Link | None) -> bool:
-    """Whether a fit is a trial or no classifier's, or other callbacks need its validation set or samples as they are."""
+    """Whether a fit is a trial, no classifier's or not validated, or other callbacks need its samples as they are."""
     is_trial = bool(trainer.fast_dev_run or trainer.overfit_batches)  # type: ignore[attr-defined]
+    is_trial |= not sum(trainer.num_val_batches)
     return is_trial or bool(callbacks_of(trainer, RejectorCallback)) or link not in {None, *CLASS_LINKS}
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.errors import NonFiniteError, UnsupportedTrainingError, name_some
+from lightning_bayes.errors import NonFiniteError, name_some
+from lightning_bayes.optim.parameters import names_of
 
 _NAMES_LENGTH = 60  # characters of names in a message
 
@@ -19,17 +20,11 @@ def require_finite(
     states: Mapping[Tensor, Mapping[str, Any]],
     means: Mapping[nn.Parameter, Tensor],
 ) -> None:
-    """Raise an error if means (`means` of parameters that hold a sample) or states are not finite, or not the model's."""
-    names, are_finite = {param: name for name, param in model.named_parameters()}, dict[str, Tensor]()
-    for param in (param for group in groups for param in group["params"]):
-        if param not in names:
-            raise UnsupportedTrainingError(
-                f"A trained parameter of shape {list(param.shape)} is no longer part of {type(model).__name__}: its layer "
-                "was replaced after configure_optimizers. Change the layer's values, as load_state_dict does, or leave its "
-                "parameters out of the optimizer."
-            )
+    """Raise `NonFiniteError` if means or states are not finite; `means` are those of parameters that hold a sample."""
+    params, are_finite = [param for group in groups for param in group["params"]], dict[str, Tensor]()
+    for param, name in zip(params, names_of(model, params), strict=True):
         tensors = [means.get(param, param), *(v for v in states.get(param, {}).values() if isinstance(v, Tensor))]
-        are_finite[names[param]] = torch.stack([tensor.isfinite().all() for tensor in tensors]).all()
+        are_finite[name] = torch.stack([tensor.isfinite().all() for tensor in tensors]).all()
     finite = torch.stack(list(are_finite.values())).tolist()
     if culprits := [name for name, is_finite in zip(are_finite, finite, strict=True) if not is_finite]:
         settings = groups[0]["posterior"]

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from lightning_bayes.curvature.parameters import rows_without_gradient
-from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError
+from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError, UnsupportedTrainingError
 from lightning_bayes.optim.weight_prior import prior_state, weight_priors
 from lightning_bayes.posteriors import AbstractPosterior, root_mean_squares
 from lightning_bayes.private_torch import NormBase
@@ -25,6 +25,19 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
             f"{type(model).__name__} has no trainable parameter. Call requires_grad_(True) on the parameters to train."
         )
     return params
+
+
+def names_of(model: nn.Module, params: Sequence[nn.Parameter]) -> list[str]:
+    """The names of trained parameters, which a step may not replace by others."""
+    names = {param: name for name, param in model.named_parameters()}
+    for param in params:
+        if param not in names:
+            raise UnsupportedTrainingError(
+                f"A trained parameter of shape {list(param.shape)} is no longer part of {type(model).__name__}: its layer "
+                "was replaced after configure_optimizers. Change the layer's values, as load_state_dict does, or leave its "
+                "parameters out of the optimizer."
+            )
+    return [names[param] for param in params]
 
 
 def require_initialised(model: nn.Module) -> None:

@@ -18,6 +18,7 @@ from lightning_bayes.optim.covariance import diagonal, kronecker
 from lightning_bayes.optim.covariance.diagonal import is_noisy
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.groups import FORMAT, state_of
+from lightning_bayes.optim.parameters import names_of
 from lightning_bayes.optim.weight_prior import stated_prior_of
 from lightning_bayes.posteriors import (
     FAMILIES,
@@ -85,8 +86,10 @@ def posterior_of_model(
     states: Mapping[Tensor, Mapping[str, Any]],
 ) -> WeightPosterior:
     """The posterior of a model at its mean; parameters without noise and buffers are among the constants."""
-    names = {param: name for name, param in model.named_parameters()}
-    posterior = posterior_of(Entry(names[param], param, group, states[param]) for group, param in trained)
+    pairs = list(trained)
+    names = names_of(model, [param for _, param in pairs])
+    entries = zip(names, pairs, strict=True)
+    posterior = posterior_of(Entry(name, param, group, states[param]) for name, (group, param) in entries)
     constants = constants_of(model.state_dict(), posterior.mean)
     return replace(posterior, constants={name: value.detach().clone() for name, value in constants.items()})
 
