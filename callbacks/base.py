@@ -38,6 +38,7 @@ from lightning_bayes.callbacks.presets import Preset, find_preset, presets_of
 from lightning_bayes.callbacks.private_lightning import ClosureParts, wrap_closures
 from lightning_bayes.callbacks.resume import refuse_other_posterior, resumable_state, warn_of_changes
 from lightning_bayes.callbacks.swap import swap_optimizer
+from lightning_bayes.callbacks.training_inputs import FIRST_BATCHES
 from lightning_bayes.callbacks.validation_samples import sample_count
 from lightning_bayes.optim import VariationalOptimizer
 from lightning_bayes.optim.default_noise import follows_fit
@@ -192,6 +193,8 @@ class VariationalCallback(EvaluationCallback, ABC):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Record the losses of the first batch; note that Lightning calls this callback, as it does unless it tunes."""
         self._is_told_of_batch = True
+        if batch_idx < FIRST_BATCHES and self._calibration is not None and self._calibration.needs_inputs:
+            self._calibration.see(pl_module, batch, batch_idx)
         if not self._has_seen_loss:
             super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
 

@@ -18,6 +18,7 @@ from lightning_bayes.callbacks.loaders import ValidationSet, random_state_kept, 
 from lightning_bayes.callbacks.neighbours import callbacks_of, insert_after
 from lightning_bayes.callbacks.point_estimate import PointEstimate
 from lightning_bayes.callbacks.recalibration import recalibrated_examples
+from lightning_bayes.callbacks.training_inputs import FIRST_BATCHES
 from lightning_bayes.callbacks.validation_rows import rows_of
 from lightning_bayes.curvature import Gaussian
 from lightning_bayes.errors import PosteriorError
@@ -91,7 +92,7 @@ class Calibration(CalibrationCallback):
         """
         if self.scale is None:
             raise PosteriorError("Calibration has not chosen a width. Fit or test first.")
-        return ScaledPosterior(posterior, self.scale, self._is_linearized, self.temperature)
+        return ScaledPosterior(posterior, self.scale, self._is_linearized, self.temperature, self._input_means)
 
     # -- during a fit -------------------------------------------------------------------------------------------------
 
@@ -105,6 +106,11 @@ class Calibration(CalibrationCallback):
         super().on_train_start(trainer, pl_module)
         self._validation.require(trainer)
         self._has_tried = False
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Keep the first batches of an epoch."""
+        if batch_idx < FIRST_BATCHES:
+            self.see(pl_module, batch, batch_idx)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -141,7 +147,7 @@ class Calibration(CalibrationCallback):
         scaled = super().finished_samples(trainer, module, followed, link)
         if self.scale is None or self.refit:
             with random_state_kept(module):
-                self._choose(trainer, module, followed, link)
+                self._choose(trainer, module, self.centred(followed, module), link)
             scaled = super().finished_samples(trainer, module, followed, link)
         return scaled
 

@@ -14,12 +14,24 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 from lightning_bayes.callbacks.calibration_outputs import Scalable, line_of
 from lightning_bayes.callbacks.evaluation import EvaluationCallback, finished
 from lightning_bayes.callbacks.last_epoch import fit_kept, is_last_epoch
-from lightning_bayes.callbacks.loaders import random_state_kept
+from lightning_bayes.callbacks.loaders import mean_over_processes, random_state_kept
 from lightning_bayes.callbacks.neighbours import callbacks_of
+from lightning_bayes.callbacks.training_inputs import FIRST_BATCHES, TrainingInputs
 from lightning_bayes.callbacks.validation_rows import KeptRows
 from lightning_bayes.optim.readout import CALIBRATION_KEY
+from lightning_bayes.posteriors import AbstractPosterior, ScaledPosterior
+from lightning_bayes.posteriors.scaled import InputMeans
 from lightning_bayes.predictive import Calibration as Chosen
-from lightning_bayes.predictive import ClosedFormSamples, LinearizedSamples, Link, Samples, evaluation_mode
+from lightning_bayes.predictive import (
+    ClosedFormSamples,
+    LinearizedSamples,
+    Link,
+    PosteriorSamples,
+    Samples,
+    evaluation_mode,
+)
+from lightning_bayes.predictive.batch_norm_inputs import centred_means, input_means
+from lightning_bayes.predictive.recalibration import running_statistics
 
 _EXPANSIONS = (LinearizedSamples, ClosedFormSamples)
 
@@ -36,7 +48,10 @@ class CalibrationCallback(Callback, ABC):
         self._has_ended = True  # whether the end of the current fit has chosen
         self._epoch_end = -1  # update after which the callbacks of an epoch were called
         self._start_of_fit = math.inf
-        self._kept = KeptRows()
+        self._kept, self._seen = KeptRows(), TrainingInputs(FIRST_BATCHES)
+        self._input_means: InputMeans = {}  # of layers before BatchNorm
+        self._centred = set[str]()  # the running means of BatchNorm layers in training mode
+        self.needs_inputs = False  # whether `see` is of use
 
     @abstractmethod
     def choose_in_fit(self, trainer: Trainer, module: LightningModule) -> None:
@@ -46,12 +61,13 @@ class CalibrationCallback(Callback, ABC):
         """The width and the temperature, and whether they were chosen for linearised predictions; empty without them."""
         if self.scale is None:
             return {}
-        return {"scale": self.scale, "linearized": self._is_linearized, "temperature": self.temperature}
+        chosen = {"scale": self.scale, "linearized": self._is_linearized, "temperature": self.temperature}
+        return {**chosen, "input_means": self._input_means}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a checkpoint's width and temperature."""
         self.scale, self._is_linearized = state_dict["scale"], state_dict["linearized"]
-        self.temperature = state_dict["temperature"]
+        self.temperature, self._input_means = state_dict["temperature"], state_dict.get("input_means", {})
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Forget the numbers of other weights; `load_state_dict` follows if the checkpoint has its own."""
@@ -59,7 +75,7 @@ class CalibrationCallback(Callback, ABC):
 
     def forget(self) -> None:
         """Leave predictions as they are."""
-        self.scale, self.temperature = None, 1.0
+        self.scale, self.temperature, self._input_means = None, 1.0, {}
 
     # -- during a fit -------------------------------------------------------------------------------------------------
 
@@ -72,7 +88,14 @@ class CalibrationCallback(Callback, ABC):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Forget the numbers of an epoch that was not the last, whatever it looked like."""
         self.forget()
-        self._has_ended = False
+        self._has_ended, self.needs_inputs = False, bool(running_statistics(pl_module))
+
+    def see(self, module: LightningModule, batch: Any, index: int) -> None:
+        """Keep one of the first batches of an epoch, if some BatchNorm layer subtracts its mean."""
+        if not index:
+            self._centred = centred_means(module)
+        if self._centred:
+            self._seen.add(batch, index)
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Forget the rows of an earlier validation of a fit."""
@@ -118,7 +141,30 @@ class CalibrationCallback(Callback, ABC):
     def found_samples(self, trainer: Trainer, module: LightningModule, link: Link) -> Samples | None:
         """The samples at the end of a fit, as other callbacks finish them; None without any."""
         samples = evaluation_of(trainer).find_samples(trainer, module)
-        return None if samples is None else finished(trainer, module, samples, link, but=self)[0]
+        if samples is None:
+            return None
+        found = finished(trainer, module, samples, link, but=self)[0]
+        if isinstance(found, PosteriorSamples) and self._centred:
+            self._input_means = self._found_means(trainer, module, found.posterior)
+        return self.centred(found, module)
+
+    def _found_means(self, trainer: Trainer, module: LightningModule, posterior: AbstractPosterior) -> InputMeans:
+        """The mean inputs of layers before BatchNorm, averaged over processes; none if forward takes no batch."""
+        try:
+            means = input_means(module, self._seen.runs(trainer, module), posterior.mean)
+        except Exception as error:  # of the user's network, which a fit without calibration does not call here
+            if isinstance(error, Warning):  # the user asked for an error
+                raise
+            return {}
+        reduce = mean_over_processes(trainer)
+        return {name: (weight, reduce(mean)) for name, (weight, mean) in means.items() if name in self._centred}
+
+    def centred(self, samples: Samples, module: LightningModule) -> Samples:
+        """Samples whose BatchNorm layers subtract the mean of each; see `ScaledPosterior`."""
+        if not self._input_means or not isinstance(samples, PosteriorSamples):
+            return samples
+        posterior = ScaledPosterior(samples.posterior, 1.0, input_means=self._input_means)
+        return PosteriorSamples(posterior.to(module.device), samples.count, samples.seed)
 
     def use(self, found: Chosen, samples: Samples, start: float, rows: int, tried: str) -> None:
         """Use the numbers that were found, and say so."""
@@ -136,7 +182,9 @@ class CalibrationCallback(Callback, ABC):
             self.forget()
         if self.scale is None or not isinstance(samples, Scalable):
             return samples
-        return samples.scaled(self.scale)
+        centred: Any = self.centred(samples, module)
+        scaled: Samples = centred.scaled(self.scale)
+        return scaled
 
 
 def evaluation_of(trainer: Trainer) -> EvaluationCallback:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any, Final, Literal, final
+from collections.abc import Iterator
+from typing import Any, Literal, final
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -11,17 +11,14 @@ from lightning.pytorch.trainer.states import RunningStage
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
 from lightning_bayes.callbacks.arguments import checked
-from lightning_bayes.callbacks.forward_arguments import ForwardArguments
 from lightning_bayes.callbacks.loaders import OnDevice, mean_over_processes, random_state_kept, training_loader
-from lightning_bayes.callbacks.loss_link import tensors_of
 from lightning_bayes.callbacks.neighbours import callbacks_of
 from lightning_bayes.callbacks.private_lightning import training_batches
+from lightning_bayes.callbacks.training_inputs import EXAMPLES, TrainingInputs, has_enough, runs_of
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.predictive import Samples, recalibrate
 from lightning_bayes.predictive.recalibration import running_statistics
-from lightning_bayes.predictive.repeated import Repeatable, copied
-
-EXAMPLES: Final = 512
+from lightning_bayes.predictive.repeated import Repeatable
 
 
 @final
@@ -53,7 +50,7 @@ class BatchNormRecalibration(Callback):
         self.batches, self.of, self.seed = batches, of, seed
         self._was_used = False
         self._fitted_on: Any = None  # training loader of the last fit; the trainer forgets it in a test
-        self._kept: list[Any] = []  # the first batches of the newest epoch, for a calibration at the end of the fit
+        self._seen = TrainingInputs(batches)  # for a calibration at the end of the fit
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Reset the warning of `teardown`."""
@@ -61,12 +58,11 @@ class BatchNormRecalibration(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the training loaders, which may be those of this epoch alone."""
-        self._fitted_on, self._kept = training_batches(trainer), []
+        self._fitted_on = training_batches(trainer)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Keep the first batches of an epoch, as its steps get them."""
-        if not self._has_enough(self._kept) and _examples(self._kept) < EXAMPLES:
-            self._kept.append(copied(batch))
+        """Keep the first batches of an epoch."""
+        self._seen.add(batch, batch_idx)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Warn if there was nothing to recalibrate."""
@@ -93,23 +89,19 @@ class BatchNormRecalibration(Callback):
             )
 
     def _runs(self, trainer: Trainer, pl_module: LightningModule) -> Iterator[Repeatable]:
-        arguments, used = ForwardArguments(pl_module, pl_module.forward), list[Any]()
-        for batch in self._batches(trainer, pl_module):
-            yield Repeatable(_run, trainer, pl_module, arguments, batch)
-            used.append(batch)
-            if self._has_enough(used):
-                return
-
-    def _batches(self, trainer: Trainer, pl_module: LightningModule) -> Iterable[Any]:
-        """Batches on the device: in a fit those that it has kept, else those of its loader."""
+        """In a fit the batches that it has seen, else those of its loader."""
         if trainer.state.fn == "fit":
-            return map(copied, self._kept)
-        loader = training_loader(trainer, pl_module, self._fitted_on, type(self).__name__)
-        return OnDevice(trainer, loader, RunningStage.TRAINING)
+            return self._seen.runs(trainer, pl_module)
+        return runs_of(trainer, pl_module, self._loaded(trainer, pl_module))
 
-    def _has_enough(self, batches: list[Any]) -> bool:
-        """Whether these batches are as many as asked for, or hold enough examples."""
-        return _examples(batches) >= EXAMPLES if self.batches is None else len(batches) >= self.batches
+    def _loaded(self, trainer: Trainer, pl_module: LightningModule) -> Iterator[Any]:
+        loader = training_loader(trainer, pl_module, self._fitted_on, type(self).__name__)
+        used = list[Any]()
+        for batch in OnDevice(trainer, loader, RunningStage.TRAINING):
+            yield batch
+            used.append(batch)
+            if (len(used) == self.batches) if self.batches else has_enough(used):
+                return
 
 
 def recalibrated(trainer: Trainer, pl_module: LightningModule, samples: Samples) -> Samples:
@@ -124,13 +116,3 @@ def recalibrated_examples(trainer: Trainer, module: LightningModule) -> int:
     """About how many examples `recalibrated` runs under each sample."""
     is_used = callbacks_of(trainer, BatchNormRecalibration) and running_statistics(module)
     return EXAMPLES if is_used else 0
-
-
-def _examples(batches: list[Any]) -> int:
-    firsts = [tensor for batch in batches for tensor in tensors_of(batch)[:1]]
-    return sum(len(tensor) if tensor.dim() else 1 for tensor in firsts)
-
-
-def _run(trainer: Trainer, module: LightningModule, arguments: ForwardArguments, batch: Any) -> None:
-    with trainer.precision_plugin.forward_context():
-        arguments.call(module, batch)

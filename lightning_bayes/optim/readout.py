@@ -160,8 +160,9 @@ def load_posterior(path: str | os.PathLike[str], map_location: str | torch.devic
     scale_state = checkpoint.get("callbacks", {}).get(CALIBRATION_KEY, {})
     if scale_state.get("scale") is None:
         return posterior
-    temperature = scale_state["temperature"]
-    return ScaledPosterior(posterior, scale_state["scale"], scale_state["linearized"], temperature)
+    scale, linearized, temperature = (scale_state[key] for key in ("scale", "linearized", "temperature"))
+    inputs = scale_state.get("input_means", {})
+    return ScaledPosterior(posterior, scale, linearized, temperature, inputs).to(map_location)
 
 
 def read_checkpoint(path: str | os.PathLike[str], map_location: str | torch.device = "cpu") -> dict[str, Any]:

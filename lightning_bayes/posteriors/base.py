@@ -66,6 +66,10 @@ class AbstractPosterior(ABC):
     def squared_distance(self, weights: TensorDict) -> Tensor:
         """(θ-μ)ᵀ Σ⁻¹ (θ-μ), a scalar, for θ by parameter name."""
 
+    def statistics(self, weights: TensorDict) -> TensorDict:
+        """Buffers of the network with these weights where they differ from `constants`; see `ScaledPosterior`."""
+        return {}
+
     def blocks(self) -> list[list[str]]:
         """Groups of parameter names that may be correlated. The default is a single group with all parameters."""
         return [list(self.mean)]

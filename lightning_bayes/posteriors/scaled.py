@@ -2,6 +2,13 @@
 
     θ = μ + c T ε        Σ_c = c² Σ        log det Σ_c⁻¹ = log det Σ⁻¹ - 2 D log c
 
+BatchNorm in training subtracts the mean of its batch, and with it the part of the noise that moves this mean. In evaluation
+it subtracts a running mean, which has to move with the weights. Where the layer before has the outputs z = w x + b,
+
+    E z(θ_s) = E z(μ) + (w_s - μ_w) E x + (b_s - μ_b)
+
+with E x the mean of the layer's inputs, for a convolution of its patches. Variances stay those from training.
+
 At c = 0 the posterior is the point μ. All samples equal the mean, the variance is 0, the entropy is -∞, the KL from any
 prior is ∞, and there is no density.
 """
@@ -9,12 +16,13 @@ prior is ∞, and there is no density.
 from __future__ import annotations
 
 import math
-from typing import Any, Final, final
+from collections.abc import Mapping
+from typing import Any, Final, TypeAlias, final
 
 from torch import Tensor
 
 from lightning_bayes.errors import PosteriorError
-from lightning_bayes.posteriors.base import AbstractPosterior, TensorDict
+from lightning_bayes.posteriors.base import AbstractPosterior, TensorDict, strip_prefix
 from lightning_bayes.posteriors.block_tridiagonal import BlockTridiagonal
 from lightning_bayes.posteriors.eigen_gaussian import EigenGaussian
 from lightning_bayes.posteriors.full_gaussian import FullGaussian
@@ -28,6 +36,11 @@ FAMILIES: Final[dict[str, type[Any]]] = {
 }
 
 
+InputMeans: TypeAlias = Mapping[
+    str, tuple[str, Tensor]
+]  # by a running mean: the weight before it; E x, [groups, *inputs]
+
+
 @final
 class ScaledPosterior(AbstractPosterior):
     """A posterior of any family, with all standard deviations multiplied by one number.
@@ -37,13 +50,20 @@ class ScaledPosterior(AbstractPosterior):
         scale: c, at least 0.
         linearized: Whether c was chosen for the linearised predictive. `mc_predict` then uses that predictive.
         temperature: T, which divides the logits of every sample in predictions; 1 keeps them. The density ignores it.
+        input_means: E x of layers before BatchNorm, by the name of its running mean, with the name of the layer's weight.
+            None: those of the posterior.
 
     Raises:
         PosteriorError: If c is negative, T is not positive, or one of them is not finite.
     """
 
     def __init__(
-        self, posterior: AbstractPosterior, scale: float, linearized: bool = False, temperature: float = 1.0
+        self,
+        posterior: AbstractPosterior,
+        scale: float,
+        linearized: bool = False,
+        temperature: float = 1.0,
+        input_means: InputMeans | None = None,
     ) -> None:
         if not 0 <= scale < math.inf:
             raise PosteriorError(f"scale={scale} must be at least 0 and finite: it multiplies the standard deviations.")
@@ -54,6 +74,17 @@ class ScaledPosterior(AbstractPosterior):
         self.mean, self.constants = posterior.mean, posterior.constants
         self.prior_precision, self.prior_mean = posterior.prior_precision, posterior.prior_mean
         self.num_data = posterior.num_data
+        self.input_means: InputMeans = getattr(posterior, "input_means", {}) if input_means is None else input_means
+
+    def statistics(self, weights: TensorDict) -> TensorDict:
+        """Running means of BatchNorm with these weights, E z(θ_s)."""
+        found = {}
+        for name, (weight, inputs) in self.input_means.items():
+            bias = f"{weight.removesuffix('weight')}bias"
+            noise = (weights[weight] - self.mean[weight]).reshape(len(inputs), -1, inputs[0].numel())
+            moved = (noise * inputs.reshape(len(inputs), 1, -1)).sum(-1).flatten()
+            found[name] = self.constants[name] + moved + (weights[bias] - self.mean[bias] if bias in weights else 0)
+        return found
 
     def transform(self, noise: TensorDict) -> TensorDict:
         """θ = μ + c T ε; see `AbstractPosterior.transform`."""
@@ -91,7 +122,11 @@ class ScaledPosterior(AbstractPosterior):
 
     def select(self, prefix: str) -> ScaledPosterior:
         """The marginal posterior of a submodule; see `AbstractPosterior.select`."""
-        return ScaledPosterior(self.posterior.select(prefix), self.scale, self.linearized, self.temperature)
+        inputs = {
+            name: (weight.removeprefix(prefix), mean)
+            for name, (weight, mean) in strip_prefix(self.input_means, prefix).items()
+        }
+        return ScaledPosterior(self.posterior.select(prefix), self.scale, self.linearized, self.temperature, inputs)
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors, numbers and names only, safe for ``torch.load(..., weights_only=True)``."""
@@ -101,13 +136,15 @@ class ScaledPosterior(AbstractPosterior):
             "width": self.scale,
             "linearized": self.linearized,
             "temperature": self.temperature,
+            "input_means": dict(self.input_means),
         }
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> ScaledPosterior:
         """Inverse of `state_dict`."""
         inner = FAMILIES[state["family"]].from_state_dict(state["posterior"])
-        return cls(inner, state["width"], state["linearized"], state.get("temperature", 1.0))
+        inputs = {name: tuple(pair) for name, pair in state.get("input_means", {}).items()}
+        return cls(inner, state["width"], state["linearized"], state.get("temperature", 1.0), inputs)
 
 
 FAMILIES[ScaledPosterior.__name__] = ScaledPosterior

@@ -55,10 +55,9 @@ class MonteCarloNetwork(nn.Module):
         self.link, self.temperature = find_link(link), posterior.temperature if temperature is None else temperature
         draws = PosteriorSamples(posterior.to(next(model.parameters()).device), samples, seed)
         with at_posterior_mean(model, posterior):
-            shared = _deterministic_copies(model, posterior)
-            self.networks = nn.ModuleList(
-                _sampled_copy(model, draws.weights(index), shared) for index in range(samples)
-            )
+            tensors = [draws.tensors(index) for index in range(samples)]
+            shared = _deterministic_copies(model, tensors[0])
+            self.networks = nn.ModuleList(_sampled_copy(model, each, shared) for each in tensors)
         self.requires_grad_(False)
 
     def forward(self, *inputs: Any) -> tuple[Tensor, ...]:
@@ -151,13 +150,13 @@ def _onnx_bytes(program: torch.export.ExportedProgram, names: tuple[str, ...]) -
     return data
 
 
-def _deterministic_copies(model: nn.Module, posterior: AbstractPosterior) -> dict[int, Tensor]:
+def _deterministic_copies(model: nn.Module, sample: dict[str, Tensor]) -> dict[int, Tensor]:
     """Copies of the tensors that all samples share, by the id of the original: a memo for `copy.deepcopy`."""
     tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-    sampled = {id(value) for name, value in tensors if name in posterior.mean}
+    sampled = {id(value) for name, value in tensors if name in sample}
     return {id(value): copy.deepcopy(value) for _, value in tensors if id(value) not in sampled}
 
 
-def _sampled_copy(model: nn.Module, weights: dict[str, Tensor], shared: dict[int, Tensor]) -> nn.Module:
-    with temporary_weights(model, weights):
+def _sampled_copy(model: nn.Module, tensors: dict[str, Tensor], shared: dict[int, Tensor]) -> nn.Module:
+    with temporary_weights(model, tensors):
         return copy.deepcopy(model, dict(shared))

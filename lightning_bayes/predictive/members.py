@@ -40,4 +40,4 @@ class MemberPosteriors(NetworkSamples):
         """Context in which `model` is a sample of one member, with the member's constants; members alternate."""
         sample_index, member = divmod(index, len(self.members))
         samples = self.members[member]
-        return temporary_weights(model, {**samples.posterior.constants, **samples.weights(sample_index)})
+        return temporary_weights(model, {**samples.posterior.constants, **samples.tensors(sample_index)})

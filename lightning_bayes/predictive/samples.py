@@ -127,7 +127,12 @@ class PosteriorSamples(NetworkSamples):
 
     def sampled(self, model: nn.Module, index: int) -> AbstractContextManager[None]:
         """Context in which `model` has the weights of sample `index`."""
-        return temporary_weights(model, self.weights(index))
+        return temporary_weights(model, self.tensors(index))
+
+    def tensors(self, index: int) -> dict[str, Tensor]:
+        """θ_s, and the statistics that go with it."""
+        weights = self.weights(index)
+        return {**weights, **self.posterior.statistics(weights)}
 
 
 def _average_of(draws: Iterable[dict[str, Tensor]], count: int) -> dict[str, Tensor]:

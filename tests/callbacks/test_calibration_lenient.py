@@ -22,6 +22,7 @@ from lightning_bayes import (
     NoisyKFACCallback,
     VOGNCallback,
     load_posterior,
+    mc_predict,
 )
 from lightning_bayes.callbacks.calibration_base import CalibrationCallback
 from lightning_bayes.callbacks.calibration_budget import Budget
@@ -133,6 +134,39 @@ def test_the_fit_is_the_same_to_the_last_bit():
     for one, other in zip(runs[0][:2], runs[1][:2], strict=True):
         assert_same_bits(one, other)
     assert runs[0][2:] == runs[1][2:]
+
+
+class Frozen(Plain):
+    """A backbone whose statistics stay."""
+
+    def on_train_epoch_start(self):
+        self.net[1].eval()
+
+
+def normed(kind):
+    torch.manual_seed(1)
+    return kind(nn.Sequential(nn.Linear(FEATURES, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3)))
+
+
+# Lightning warns that the test has no ModelCheckpoint, and of a layer in evaluation mode.
+@pytest.mark.filterwarnings("ignore:Be aware that when using .ckpt_path.", "ignore:Found .* module")
+def test_batchnorm_subtracts_the_mean_of_each_sample_after_the_fit(tmp_path):
+    saved = ModelCheckpoint(tmp_path, filename="last")
+    trainer, module = fitted(vogn(relative_noise=0.3), saved, module=normed(Plain), enable_checkpointing=True)
+    posterior, x = load_posterior(tmp_path / "last.ckpt"), TRAIN.tensors[0]
+    assert list(posterior.input_means) == ["net.1.running_mean"]
+    weight, mean = posterior.input_means["net.1.running_mean"]
+    assert weight == "net.0.weight"
+    torch.testing.assert_close(mean, x.mean(0, keepdim=True), atol=0.1, rtol=0)  # of 512 of its rows at most
+    expected = mc_predict(module, posterior, TEST.tensors[0], samples=S).probs.log()
+    (result,) = trainer.test(module, datamodule=Data(), verbose=False)
+    assert result["test_loss"] == pytest.approx(F.nll_loss(expected, TEST.tensors[1]).item(), rel=1e-4)
+    host = quiet_trainer(vogn(relative_noise=0.3))
+    (again,) = host.test(normed(Plain), batches(TEST), ckpt_path=tmp_path / "last.ckpt", verbose=False)
+    assert again["test_loss"] == pytest.approx(result["test_loss"], rel=1e-5)
+    frozen, _ = fitted(vogn(), module=normed(Frozen), max_epochs=SHORT)
+    assert calibration_of(frozen).scale == 1
+    assert calibration_of(frozen).state_dict()["input_means"] == {}
 
 
 def test_an_earlier_checkpoint_is_tested_without_the_temperature_of_the_end(tmp_path):
