@@ -77,8 +77,9 @@ def input_means(model: nn.Module, runs: Iterable[Callable[[], object]], weights:
 
 def _mean_inputs(module: Any, x: Tensor) -> Tensor:
     """E x of one batch, ``[groups, *inputs]``: the gradient of the mean output of a group's first unit."""
-    with torch.enable_grad():
+    with torch.enable_grad(), torch.autocast(x.device.type, enabled=False):
         weight = module.weight.detach().requires_grad_()
+        x = x.to(weight.dtype)
         is_linear = isinstance(module, nn.Linear)
         z = F.linear(x, weight) if is_linear else conv_helper(type(module))(module, x, weight, None)
         dims = [dim for dim in range(z.dim()) if dim != (z.dim() - 1 if is_linear else 1)]

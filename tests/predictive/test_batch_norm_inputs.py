@@ -64,6 +64,17 @@ def test_the_mean_of_each_sample_is_that_over_the_data(case):
                 torch.testing.assert_close(norm.running_mean, mean_output(), rtol=1e-4, atol=1e-5)
 
 
+def test_half_precision_does_not_round_the_means():
+    model, x = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6)).eval(), data(ROWS)
+
+    def run():
+        with torch.autocast("cpu", torch.bfloat16):
+            model(x)
+
+    ((_, mean),) = input_means(model, [run], ["0.weight"]).values()
+    torch.testing.assert_close(mean[0], x.mean(0))
+
+
 class Shared(nn.Module):
     """One layer before two BatchNorm layers, in two calls."""
 
