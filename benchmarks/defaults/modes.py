@@ -11,9 +11,8 @@ the validation NLL; ``all`` averages over all of them, ``last`` is the last one 
 networks with a third of the epochs each. Runs that are in the JSON file are skipped.
 
 ``vogn`` validates in each epoch, ``novalid`` does not, ``flat`` and ``perm`` are its controls. ``ivon`` chooses its own
-start, ``ivon_paper`` has the published settings. Each is scored at its mean, as samples, by default, which is with what the
-end of the fit chose, for BatchNorm with statistics of each sample from 512 training images, and, except for IVON, with
-`calibrate`.
+start, ``ivon_paper`` has the published settings. Each is scored at its mean, as samples, and by default, which is with what
+the end of the fit chose; the first two also with statistics of each sample from 512 training images and with `calibrate`.
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ def run(problem: ModeProblem, images: Images, method: str, seed: int) -> Iterato
 
 def _noisy(problem: ModeProblem, images: Images, method: str, seed: int) -> Iterator[tuple[str, Logits, float]]:
     """The ways to evaluate one posterior."""
-    callback = NOISY[method](seed=seed, eval_samples=SAMPLES, calibrate=None)
+    callback = NOISY[method](seed=seed, eval_samples=SAMPLES)
     module, seconds = _fit(problem, images, seed, problem.epochs, callback, validated=method != "novalid")
     assert callback.optimizer is not None  # after a fit
     posterior, inputs = callback.optimizer.posterior(), images.train_x[:512]
@@ -108,22 +107,22 @@ def _noisy(problem: ModeProblem, images: Images, method: str, seed: int) -> Iter
     yield f"{method} mean", _logits(module, images), seconds
     plain = _logits(module, images, draws) if stats else at(1.0)
     yield method, plain, seconds
-    calibration = _calibration(module)
-    centred = _logits(module, images, calibration.centred(draws, module))
-    yield f"{method} default", Logits(*(part / calibration.temperature for part in centred)), seconds
+    for calibration in _calibrations(module):
+        centred = _logits(module, images, calibration.centred(draws, module))
+        yield f"{method} default", Logits(*(part / calibration.temperature for part in centred)), seconds
+    if method not in {"vogn", "novalid"}:
+        return
     if stats:
         yield f"{method} bn", at(1.0), seconds
-    if method.startswith("ivon"):
-        return
     chosen = calibrate(module, posterior, [(images.val_x, images.val_y)], SAMPLES, seed=seed, recalibrate_on=stats)
     scale, temperature = chosen.calibration.scale, chosen.calibration.temperature
     yield f"{method} calibrated", Logits(*(part / temperature for part in at(scale))), seconds
 
 
-def _calibration(module: UserModule) -> CalibrationCallback:
-    """What the end of the fit chose by default."""
+def _calibrations(module: UserModule) -> list[CalibrationCallback]:
+    """What the end of the fit chose by default; empty with an explicit learning rate."""
     callbacks = module.trainer.callbacks  # type: ignore[attr-defined]  # of Trainer
-    return next(each for each in callbacks if isinstance(each, CalibrationCallback))
+    return [each for each in callbacks if isinstance(each, CalibrationCallback)]
 
 
 def _settings(method: str) -> tuple[Any, ...]:
