@@ -139,7 +139,7 @@ class Calibration(CalibrationCallback):
         link = evaluation_of(trainer).link_or_raw(module)
         samples = self.found_samples(trainer, module, link)
         if samples is not None:
-            self._choose(trainer, module, self._followed(samples), link)
+            self._choose(trainer, module, self._followed(self.with_inputs(trainer, module, samples)), link)
 
     def finished_samples(self, trainer: Trainer, module: LightningModule, samples: Samples, link: Link) -> Samples:
         """Samples of an evaluation outside of a fit, at the chosen width, which is chosen first if necessary."""

@@ -141,12 +141,13 @@ class CalibrationCallback(Callback, ABC):
     def found_samples(self, trainer: Trainer, module: LightningModule, link: Link) -> Samples | None:
         """The samples at the end of a fit, as other callbacks finish them; None without any."""
         samples = evaluation_of(trainer).find_samples(trainer, module)
-        if samples is None:
-            return None
-        found = finished(trainer, module, samples, link, but=self)[0]
-        if isinstance(found, PosteriorSamples) and self._centred:
-            self._input_means = self._found_means(trainer, module, found.posterior)
-        return self.centred(found, module)
+        return None if samples is None else finished(trainer, module, samples, link, but=self)[0]
+
+    def with_inputs(self, trainer: Trainer, module: LightningModule, samples: Samples) -> Samples:
+        """The samples at the end of a fit, `centred` by the inputs that it has seen."""
+        if isinstance(samples, PosteriorSamples) and self._centred:
+            self._input_means = self._found_means(trainer, module, samples.posterior)
+        return self.centred(samples, module)
 
     def _found_means(self, trainer: Trainer, module: LightningModule, posterior: AbstractPosterior) -> InputMeans:
         """The mean inputs of layers before BatchNorm, averaged over processes; none if forward takes no batch."""

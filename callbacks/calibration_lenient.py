@@ -48,6 +48,7 @@ class LenientCalibration(CalibrationCallback):
         at, first = ValidationOutputs(trainer, module, self._validation, batches), None
         (is_unknown,) = agreed(trainer, module, bool(unknown))
         if not is_unknown:
+            samples = self.with_inputs(trainer, module, samples)
             first, unknown = _tried(at, samples, link)
             (is_unknown,) = agreed(trainer, module, bool(unknown))
         if link is None or first is None or is_unknown:

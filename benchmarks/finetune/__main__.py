@@ -24,7 +24,7 @@ from benchmarks.defaults.mode_table import table
 from benchmarks.defaults.modes import scores
 from benchmarks.finetune.data import TARGETS, pretraining, target
 from benchmarks.finetune.methods import METHODS, Adaptation, results
-from benchmarks.finetune.networks import NETWORKS, pretrain
+from benchmarks.finetune.networks import DEVICE, NETWORKS, pretrain
 from benchmarks.provenance import save_json, saved_rows
 
 UPDATES: Final = {500: 140, 2000: 310}  # of an adaptation, in batches of 64: 20 and 10 epochs
@@ -75,7 +75,8 @@ def main(arguments: list[str] | None = None) -> None:
     options = _options(arguments)
     options.end = time.monotonic() + 60 * options.minutes
     records: list[Record] = saved_rows(options.json, "runs")
-    torch.set_float32_matmul_precision("high")
+    if DEVICE.type == "cuda":
+        torch.set_float32_matmul_precision("high")
     arrays = {} if options.table else dict(np.load(options.images))
     for seed in [] if options.table else options.seeds:
         for name in options.networks:

@@ -32,7 +32,7 @@ def test_a_run_gives_modes_and_the_last_one_alone(generator):
 def test_a_noisy_run_is_scored_in_several_ways(generator):
     data, problem = images(generator), replace(PROBLEMS["fashion-bn"], epochs=2, precision="32-true")
     found = {name: logits.test.shape[0] for name, logits, _ in run(problem, data, "vogn", 0)}
-    assert found == {"vogn mean": 1, "vogn": 8, "vogn bn": 8, "vogn calibrated": 8}
+    assert found == {"vogn mean": 1, "vogn": 8, "vogn default": 8, "vogn bn": 8, "vogn calibrated": 8}
 
 
 @pytest.mark.parametrize("method", ["ivon", "ivon_paper"])
