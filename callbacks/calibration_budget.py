@@ -32,9 +32,9 @@ class Budget(NamedTuple):
         """The number of examples that may be evaluated so often, also in smaller batches."""
         return max(0, int(self.calls * self.rows_of_batch / (samples * evaluations)) - self.others)
 
-    def allows(self, rows: float, samples: int, evaluations: int = 1) -> bool:
-        """Whether about `FEWEST_ROWS` of a set with so many `rows` may be evaluated, or about all if it has fewer."""
-        return 1.5 * self.rows(samples, evaluations) >= min(FEWEST_ROWS, rows)
+    def allows(self, rows: float, samples: int, evaluations: int = 1, fewest: int = FEWEST_ROWS) -> bool:
+        """Whether about `fewest` of a set with so many `rows` may be evaluated, or about all if it has fewer."""
+        return 1.5 * self.rows(samples, evaluations) >= min(fewest, rows)
 
 
 def budget_of_fit(trainer: Trainer, rows_of_batch: float, others: int = 0) -> Budget:

@@ -60,8 +60,9 @@ class ValidationOutputs(NamedTuple):
 def kept_rows(module: LightningModule, kept: list[Any], rows: int, size: int, most: int | None = None) -> list[Any]:
     """Batches of up to `size` of about so many rows that a fit has kept, at most so many batches, on the device."""
     batches = merged(thinned(kept, len(kept), rows), size)
-    step = 1 if most is None else -(-len(batches) // most)
-    moved: list[Any] = move_data_to_device(batches[::step], module.device)
+    count = len(batches) if most is None else min(most, len(batches))
+    chosen = [batches[index * len(batches) // count] for index in range(count)]
+    moved: list[Any] = move_data_to_device(chosen, module.device)
     return moved
 
 
