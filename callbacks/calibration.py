@@ -47,6 +47,8 @@ class Calibration(CalibrationCallback):
     of the paired difference; see `lightning_bayes.calibrate`. Samples without a width, such as dropout or an ensemble, get a
     temperature only; so does a network without any other callback.
 
+    After a linear layer or a convolution, BatchNorm then subtracts the mean of each weight sample; see `ScaledPosterior`.
+
     Both numbers are logged as ``val/posterior_scale`` and ``val/temperature`` and saved in the checkpoint. Tests,
     validations and predictions outside of a fit use them, for any module, and `load_posterior` returns them. For a
     checkpoint without them, they are chosen first.

@@ -131,6 +131,7 @@ class CalibrationCallback(Callback, ABC):
         if not self._has_ended and trainer.global_step:
             self._end(trainer, pl_module)
         self._kept.start(0)
+        self._seen.batches = []
 
     @torch.no_grad()
     def _end(self, trainer: Trainer, module: LightningModule) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any, Literal, final
 
 import torch
@@ -66,6 +67,7 @@ class BatchNormRecalibration(Callback):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Warn if there was nothing to recalibrate."""
+        self._seen.batches = []
         if not self._was_used:
             rank_zero_warn(
                 "BatchNormRecalibration changed nothing: no callback averaged over samples. For a point estimate, call "
@@ -97,10 +99,10 @@ class BatchNormRecalibration(Callback):
     def _loaded(self, trainer: Trainer, pl_module: LightningModule) -> Iterator[Any]:
         loader = training_loader(trainer, pl_module, self._fitted_on, type(self).__name__)
         used = list[Any]()
-        for batch in OnDevice(trainer, loader, RunningStage.TRAINING):
+        for batch in islice(OnDevice(trainer, loader, RunningStage.TRAINING), self.batches):
             yield batch
-            used.append(batch)
-            if (len(used) == self.batches) if self.batches else has_enough(used):
+            used += [] if self.batches else [batch]
+            if has_enough(used):
                 return
 
 

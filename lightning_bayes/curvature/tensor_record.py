@@ -59,9 +59,7 @@ class TensorRecord:
 
     of: dict[Any, Recorded] = field(default_factory=dict)
     paddings: dict[Tensor, set[int | None]] = field(default_factory=dict)  # padding_idx of the look-ups in each table
-    data_storages: set[int] = field(
-        default_factory=set
-    )  # of tensors whose ``.data`` was read: no version tells of changes
+    data_storages: set[int] = field(default_factory=set)  # of tensors whose ``.data`` was read
 
     def at(self, node: Any) -> Recorded:
         """What is known about the tensor of a node."""
