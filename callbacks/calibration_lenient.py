@@ -20,12 +20,13 @@ from lightning_bayes.callbacks.recalibration import recalibrated_examples
 from lightning_bayes.callbacks.rejection import RejectorCallback
 from lightning_bayes.callbacks.step_outputs import StepOutputs
 from lightning_bayes.callbacks.validation_rows import rows_of
-from lightning_bayes.predictive import Link, Samples, choose_calibration, combine
+from lightning_bayes.predictive import Link, PosteriorSamples, Samples, choose_calibration, combine
 from lightning_bayes.predictive.calibration import CLASS_LINKS
 from lightning_bayes.predictive.links import CLASS_DIMS
 
 _ERRORS: Final = 2.0  # standard errors by which the NLL has to fall: twice those of a calibration that was asked for
 _FEWEST_ROWS: Final = 750  # of a larger set; 256 overshot, and cost .008 nats in a short fit
+_FEWEST_SAMPLES: Final = 3  # as in validations, for short fits: fewer samples ask for a slightly higher temperature
 _FEWEST_MISTAKES: Final = 10  # of the validation predictions: ten events per parameter (Peduzzi et al. 1996)
 
 
@@ -43,6 +44,9 @@ class LenientCalibration(CalibrationCallback):
         link = callback.link_of(module)
         samples = None if _is_left_alone(trainer, link) else self.found_samples(trainer, module, link or "identity")
         batches = None if samples is None else self._affordable(callback, trainer, module, samples.count)
+        if batches is None and isinstance(samples, PosteriorSamples) and samples.count > _FEWEST_SAMPLES:
+            samples = PosteriorSamples(samples.posterior, _FEWEST_SAMPLES, samples.seed)
+            batches = self._affordable(callback, trainer, module, samples.count)
         if samples is None or batches is None:
             return
         unknown = self._unknown(callback, link)

@@ -29,7 +29,7 @@ from lightning_bayes.callbacks.calibration_budget import Budget
 from lightning_bayes.callbacks.neighbours import callbacks_of
 from lightning_bayes.callbacks.rejection import RejectorCallback
 from lightning_bayes.callbacks.validation_rows import KeptRows, merged, rows_of
-from lightning_bayes.predictive import PosteriorSamples, fit_temperature
+from lightning_bayes.predictive import PosteriorSamples, choose_calibration, fit_temperature
 
 S, EPOCHS = 4, 150  # until the mean is overconfident
 
@@ -206,6 +206,16 @@ def test_other_methods_get_a_temperature(callback):
 def test_several_modes_get_one_temperature():
     trainer, _ = fitted(vogn(), MultiModeCallback(2), data=ManyRows())
     assert calibration_of(trainer).temperature > 1
+
+
+def test_a_short_fit_chooses_by_three_samples():
+    trainer, module = fitted(vogn(eval_samples=40), max_epochs=SHORT)  # 18 calls, on batches of 16
+    calibration = calibration_of(trainer)
+    samples = PosteriorSamples(callbacks_of(trainer, VOGNCallback)[0].optimizer.posterior(), 3)
+    with torch.no_grad():
+        outputs = samples.outputs(module.eval(), lambda: module(VALIDATION.tensors[0]))
+    found = choose_calibration(lambda scale: outputs, VALIDATION.tensors[1], "softmax", width=False, errors=2.0)
+    assert (calibration.scale, calibration.temperature) == (1, pytest.approx(found.temperature, rel=1e-3))
 
 
 # -- fits that are left as they are -----------------------------------------------------------------------------------
