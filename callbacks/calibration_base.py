@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from typing import Any
+from itertools import islice
+from typing import Any, Final
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -33,6 +34,7 @@ from lightning_bayes.predictive import (
 from lightning_bayes.predictive.batch_norm_inputs import centred_means, input_means
 from lightning_bayes.predictive.recalibration import running_statistics
 
+UPDATES_PER_BATCH: Final = 50  # of the fit, for each batch of its inputs that the end may run
 _EXPANSIONS = (LinearizedSamples, ClosedFormSamples)
 
 
@@ -153,7 +155,8 @@ class CalibrationCallback(Callback, ABC):
     def _found_means(self, trainer: Trainer, module: LightningModule, posterior: AbstractPosterior) -> InputMeans:
         """The mean inputs of layers before BatchNorm, averaged over processes; none if forward takes no batch."""
         try:
-            means = input_means(module, self._seen.runs(trainer, module), posterior.mean)
+            most = max(1, trainer.global_step // UPDATES_PER_BATCH)
+            means = input_means(module, islice(self._seen.runs(trainer, module), most), posterior.mean)
         except Exception as error:  # of the user's network, which a fit without calibration does not call here
             if isinstance(error, Warning):  # the user asked for an error
                 raise
