@@ -32,7 +32,6 @@ from lightning_bayes.predictive import (
     evaluation_mode,
 )
 from lightning_bayes.predictive.batch_norm_inputs import centred_means, input_means
-from lightning_bayes.predictive.recalibration import running_statistics
 
 UPDATES_PER_BATCH: Final = 50  # of the fit, for each batch of its inputs that the end may run
 _EXPANSIONS = (LinearizedSamples, ClosedFormSamples)
@@ -53,7 +52,7 @@ class CalibrationCallback(Callback, ABC):
         self._kept, self._seen = KeptRows(), TrainingInputs(FIRST_BATCHES)
         self._input_means: InputMeans = {}  # of layers before BatchNorm
         self._centred = set[str]()  # the running means of BatchNorm layers in training mode
-        self.needs_inputs = False  # whether `see` is of use
+        self.needs_inputs = False  # whether another callback has to call `see`
 
     @abstractmethod
     def choose_in_fit(self, trainer: Trainer, module: LightningModule) -> None:
@@ -90,7 +89,7 @@ class CalibrationCallback(Callback, ABC):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Forget the numbers of an epoch that was not the last, whatever it looked like."""
         self.forget()
-        self._has_ended, self.needs_inputs = False, bool(running_statistics(pl_module))
+        self._has_ended = False
 
     def see(self, module: LightningModule, batch: Any, index: int) -> None:
         """Keep one of the first batches of an epoch, if some BatchNorm layer subtracts its mean."""

@@ -23,6 +23,7 @@ from lightning_bayes.callbacks.validation_rows import rows_of
 from lightning_bayes.predictive import Link, PosteriorSamples, Samples, choose_calibration, combine
 from lightning_bayes.predictive.calibration import CLASS_LINKS
 from lightning_bayes.predictive.links import CLASS_DIMS
+from lightning_bayes.predictive.recalibration import running_statistics
 
 _ERRORS: Final = 2.0  # standard errors by which the NLL has to fall: twice those of a calibration that was asked for
 _FEWEST_ROWS: Final = 750  # of a larger set; 256 overshot, and cost .008 nats in a short fit
@@ -37,6 +38,11 @@ class LenientCalibration(CalibrationCallback):
     def __init__(self) -> None:
         super().__init__()
         self._validation = ValidationSet("Calibration", "temperature", "lightning_bayes.calibrate")
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Ask for inputs if there is BatchNorm; a hook of its own would cost every batch of every network."""
+        super().on_train_epoch_start(trainer, pl_module)
+        self.needs_inputs = bool(running_statistics(pl_module))
 
     def choose_in_fit(self, trainer: Trainer, module: LightningModule) -> None:
         """Choose a temperature, or leave the predictions as they are, and say why if the task is not known."""

@@ -15,7 +15,7 @@ from lightning_bayes.callbacks.arguments import checked
 from lightning_bayes.callbacks.loaders import OnDevice, mean_over_processes, random_state_kept, training_loader
 from lightning_bayes.callbacks.neighbours import callbacks_of
 from lightning_bayes.callbacks.private_lightning import training_batches
-from lightning_bayes.callbacks.training_inputs import EXAMPLES, TrainingInputs, has_enough, runs_of
+from lightning_bayes.callbacks.training_inputs import EXAMPLES, TrainingInputs, examples_of, runs_of
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.predictive import Samples, recalibrate
 from lightning_bayes.predictive.recalibration import running_statistics
@@ -98,11 +98,11 @@ class BatchNormRecalibration(Callback):
 
     def _loaded(self, trainer: Trainer, pl_module: LightningModule) -> Iterator[Any]:
         loader = training_loader(trainer, pl_module, self._fitted_on, type(self).__name__)
-        used = list[Any]()
+        examples = 0
         for batch in islice(OnDevice(trainer, loader, RunningStage.TRAINING), self.batches):
             yield batch
-            used += [] if self.batches else [batch]
-            if has_enough(used):
+            examples += examples_of(batch)
+            if self.batches is None and examples >= EXAMPLES:
                 return
 
 

@@ -26,7 +26,8 @@ class TrainingInputs:
         """Copy a batch of an epoch, whose first one forgets those of the last epoch."""
         if not index:
             self.batches = []
-        if len(self.batches) == index and not has_enough(self.batches, self._most):
+        is_enough = index == self._most or sum(map(examples_of, self.batches)) >= EXAMPLES
+        if len(self.batches) == index and not is_enough:
             self.batches.append(copied(batch))
 
     def runs(self, trainer: Trainer, module: LightningModule) -> Iterator[Repeatable]:
@@ -34,11 +35,9 @@ class TrainingInputs:
         return runs_of(trainer, module, map(copied, self.batches))
 
 
-def has_enough(batches: list[Any], most: int | None = None) -> bool:
-    """Whether these batches are as many as asked for, or hold `EXAMPLES`."""
-    firsts = [tensor for batch in batches for tensor in tensors_of(batch)[:1]]
-    examples = sum(len(tensor) if tensor.dim() else 1 for tensor in firsts)
-    return len(batches) == most or examples >= EXAMPLES
+def examples_of(batch: Any) -> int:
+    """The length of the first tensor of a batch; 1 without any."""
+    return max((len(tensor) for tensor in tensors_of(batch)[:1] if tensor.dim()), default=1)
 
 
 def runs_of(trainer: Trainer, module: LightningModule, batches: Any) -> Iterator[Repeatable]:

@@ -36,9 +36,8 @@ FAMILIES: Final[dict[str, type[Any]]] = {
 }
 
 
-InputMeans: TypeAlias = Mapping[
-    str, tuple[str, Tensor]
-]  # by a running mean: the weight before it; E x, [groups, *inputs]
+# By the name of a running mean: that of the weight before it, and E x, [groups, *inputs].
+InputMeans: TypeAlias = Mapping[str, tuple[str, Tensor]]
 
 
 @final

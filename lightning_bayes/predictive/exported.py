@@ -55,9 +55,10 @@ class MonteCarloNetwork(nn.Module):
         self.link, self.temperature = find_link(link), posterior.temperature if temperature is None else temperature
         draws = PosteriorSamples(posterior.to(next(model.parameters()).device), samples, seed)
         with at_posterior_mean(model, posterior):
-            tensors = [draws.tensors(index) for index in range(samples)]
-            shared = _deterministic_copies(model, tensors[0])
-            self.networks = nn.ModuleList(_sampled_copy(model, each, shared) for each in tensors)
+            shared = _deterministic_copies(model, draws.tensors(0))
+            self.networks = nn.ModuleList(
+                _sampled_copy(model, draws.tensors(index), shared) for index in range(samples)
+            )
         self.requires_grad_(False)
 
     def forward(self, *inputs: Any) -> tuple[Tensor, ...]:

@@ -158,7 +158,7 @@ def test_batches_of_the_last_fit_without_a_data_module(task):
 
 
 def test_by_default_as_many_batches_as_hold_enough_examples(task, vogn, monkeypatch):
-    monkeypatch.setattr("lightning_bayes.callbacks.training_inputs.EXAMPLES", 20)  # batches of 8
+    monkeypatch.setattr("lightning_bayes.callbacks.recalibration.EXAMPLES", 20)  # batches of 8
     by_default, three = (
         quiet_trainer(vogn, BatchNormRecalibration(**arguments)).test(task, datamodule=Data(), verbose=False)
         for arguments in ({}, {"batches": 3})
