@@ -7,8 +7,9 @@
 decade share 5,000 training, 1,000 validation and 4,000 test images, and their first three users are the ensemble.
 
 ``modes@PEAK/COUNT/FIRST`` sets the arguments of `MultiModeCallback`. It averages over as many of the last modes as minimise
-the validation NLL; ``all`` averages over all of them, ``last`` is the last one alone. ``short`` is an ensemble of three
-networks with a third of the epochs each. Runs that are in the JSON file are skipped.
+the validation NLL; ``all`` averages over all of them, ``last`` is the last one alone. ``vogn+modes`` has one sample around
+each, with the temperature that the fit chose. ``short`` is an ensemble of three networks with a third of the epochs each.
+Runs that are in the JSON file are skipped.
 
 ``vogn`` validates in each epoch, ``novalid`` does not, ``flat`` and ``perm`` are its controls. ``ivon`` chooses its own
 start, ``ivon_paper`` has the published settings. Each is scored at its mean, as samples, and by default, which is with what
@@ -37,6 +38,7 @@ from benchmarks.provenance import save_json, saved_rows
 from benchmarks.quiet import quiet, quiet_trainer
 from lightning_bayes import IVONCallback, MultiModeCallback, VariationalCallback, VOGNCallback, calibrate
 from lightning_bayes.callbacks.calibration_base import CalibrationCallback
+from lightning_bayes.callbacks.evaluation import finished
 from lightning_bayes.callbacks.mode_choice import best_count, nll_of_last
 from lightning_bayes.predictive import (
     MemberSamples,
@@ -75,6 +77,9 @@ def run(problem: ModeProblem, images: Images, method: str, seed: int) -> Iterato
     if method == "short":
         parts = [_fit(problem, images, seed + 1000 * k, epochs=-(-problem.epochs // MEMBERS)) for k in range(MEMBERS)]
         yield method, joined([_logits(module, images) for module, _ in parts]), sum(s for _, s in parts)
+        return
+    if method == "vogn+modes":
+        yield _noisy_modes(problem, images, seed)
         return
     if method in NOISY:
         yield from _noisy(problem, images, method, seed)
@@ -117,6 +122,16 @@ def _noisy(problem: ModeProblem, images: Images, method: str, seed: int) -> Iter
     chosen = calibrate(module, posterior, [(images.val_x, images.val_y)], SAMPLES, seed=seed, recalibrate_on=stats)
     scale, temperature = chosen.calibration.scale, chosen.calibration.temperature
     yield f"{method} calibrated", Logits(*(part / temperature for part in at(scale))), seconds
+
+
+def _noisy_modes(problem: ModeProblem, images: Images, seed: int) -> tuple[str, Logits, float]:
+    """One sample around each mode, with what the end of the fit chose."""
+    callback = VOGNCallback(seed=seed)
+    module, seconds = _fit(problem, images, seed, problem.epochs, callback, MultiModeCallback(), validated=True)
+    assert callback.optimizer is not None  # after a fit
+    samples = PosteriorSamples(callback.optimizer.posterior(), 1, seed)
+    around, temperature = finished(module.trainer, module, samples, "softmax")
+    return "vogn+modes", Logits(*(part / temperature for part in _logits(module, images, around))), seconds
 
 
 def _calibrations(module: UserModule) -> list[CalibrationCallback]:

@@ -39,6 +39,7 @@ class Network:
 _VIT: Final[dict[str, Any]] = {"img_size": 32, "patch_size": 8, "embed_dim": 128, "depth": 4, "num_heads": 4}
 NETWORKS: Final = {
     "resnet18": Network(partial(create_model, "resnet18"), "fc", 1e-3),
+    "resnet18_imagenet": Network(partial(create_model, "resnet18_imagenet"), "fc", 1e-3),
     "vit": Network(partial(create_model, "timm/vit_tiny_patch16_224", **_VIT), "head", 5e-4),
 }
 

@@ -35,6 +35,13 @@ def test_a_noisy_run_is_scored_in_several_ways(generator):
     assert found == {"vogn mean": 1, "vogn": 8, "vogn default": 8, "vogn bn": 8, "vogn calibrated": 8}
 
 
+def test_each_noisy_mode_gives_a_sample(generator):
+    problem = replace(PROBLEMS["fashion-vit"], epochs=6)
+    ((name, logits, _),) = run(problem, images(generator), "vogn+modes", 0)
+    assert (name, logits.test.shape[1:]) == ("vogn+modes", (30, 10))
+    assert 1 <= len(logits.test) <= 3
+
+
 @pytest.mark.parametrize("method", ["ivon", "ivon_paper"])
 def test_ivon_takes_its_own_step(generator, method):
     data, problem = images(generator), replace(PROBLEMS["fashion-vit"], epochs=1)
