@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from typing import Final
 
-from lightning_bayes.composition import known, packaged_posteriors, packaged_presets, recipes, require_known
+from lightning_bayes.composition import known, packaged_posteriors, packaged_presets, require_known
 from lightning_bayes.errors import ConfigError
 
 USAGE: Final = """usage: lightning-bayes fit|validate|test|predict|laplace|export|report|list [arguments]
@@ -101,7 +101,7 @@ def _entries(kind: str) -> Iterable[tuple[str, str]]:
     if kind == "presets":
         return [(name, f"{callback}.from_preset({name!r})") for name, callback in packaged_presets()]
     if kind == "configs":
-        named = {name: path.read_text("utf-8").partition("\n")[0].lstrip("# ") for name, path in recipes().items()}
+        named = known("recipes")
     elif kind == "models":
         sources = {"timm/NAME": "any model of timm", "torchvision/NAME": "any model of torchvision"}
         named = known("models") | sources
