@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 from lightning_bayes import Predictor, cli, load_posterior, mc_predict
 from lightning_bayes.__main__ import main
 from lightning_bayes.cli import instantiate
-from lightning_bayes.composition import KINDS, known, parts, recipes
+from lightning_bayes.composition import known, recipes
 from lightning_bayes.errors import DataError, DatasetError
 from lightning_bayes.zoo import BayesClassifier, DigitsDataModule, LeNet5, list_models
 from lightning_bayes.zoo.registry import DATA
@@ -391,11 +391,6 @@ def test_as_a_process():
 
 
 # -- configs by name --------------------------------------------------------------------------------------------------
-
-
-def test_packaged_configs_are_those_of_the_repository():
-    for kind, found in (("recipes", recipes()), *((kind, parts(kind)) for kind in KINDS)):
-        assert list(found) == sorted(path.stem for path in (Path(__file__).parents[1] / "configs" / kind).iterdir())
 
 
 @pytest.mark.parametrize("arguments", [["--config", "digits+lenet5+vgn"], ["--config=digits+lenet5+vgn"]])
