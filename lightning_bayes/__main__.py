@@ -8,11 +8,11 @@ from __future__ import annotations
 import argparse
 import difflib
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from typing import Final
 
-from lightning_bayes.composition import known, packaged_posteriors, packaged_presets, recipes, require_known
+from lightning_bayes.composition import known, packaged_posteriors, packaged_presets, require_known
 from lightning_bayes.errors import ConfigError
 
 USAGE: Final = """usage: lightning-bayes fit|validate|test|predict|laplace|export|report|list [arguments]
@@ -67,8 +67,11 @@ def main() -> None:
     else:
         try:
             _require_command(command)
-            for config in configs_in(words):
-                require_known(config)
+            from lightning_bayes.cli_runs import CONFIG_OPTIONS, split_options
+
+            for option, config in split_options(words, CONFIG_OPTIONS):
+                if option and config:
+                    require_known(config)
         except ConfigError as error:
             print(f"lightning-bayes: {error}", file=sys.stderr)
             raise SystemExit(2) from None
@@ -82,14 +85,6 @@ def _require_command(command: str) -> None:
         close = difflib.get_close_matches(command, COMMANDS, 1)
         question = f" Did you mean {close[0]}?" if close else ""
         raise ConfigError(f"There is no command {command}.{question} The commands are {', '.join(COMMANDS)}.")
-
-
-def configs_in(words: Sequence[str]) -> Iterator[str]:
-    """The values of ``--config`` and ``-c`` in a command line."""
-    for word, following in zip(words, [*words[1:], ""], strict=True):
-        option, equals, value = word.partition("=")
-        if option in {"-c", "--config"} and (value or following):
-            yield value if equals else following
 
 
 def _list(words: Sequence[str]) -> None:
@@ -106,7 +101,7 @@ def _entries(kind: str) -> Iterable[tuple[str, str]]:
     if kind == "presets":
         return [(name, f"{callback}.from_preset({name!r})") for name, callback in packaged_presets()]
     if kind == "configs":
-        named = {name: path.read_text("utf-8").partition("\n")[0].lstrip("# ") for name, path in recipes().items()}
+        named = known("recipes")
     elif kind == "models":
         sources = {"timm/NAME": "any model of timm", "torchvision/NAME": "any model of torchvision"}
         named = known("models") | sources

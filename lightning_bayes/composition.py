@@ -47,7 +47,7 @@ def parts(kind: str) -> dict[str, Path]:
 
 
 def known(kind: str) -> dict[str, str]:
-    """A description by the name of every part of one of `KINDS`, from the first line of its file, in alphabetical order."""
+    """A description by the name of every recipe or part of one of `KINDS`, from the first line of its file, sorted."""
     found = {name: path.read_text("utf-8").partition("\n")[0].lstrip("# ") for name, path in parts(kind).items()}
     if kind in {"data", "models"}:
         # The registry's names are in the source; asking the registry would import torch, which takes seconds.

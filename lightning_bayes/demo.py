@@ -10,7 +10,7 @@ import argparse
 import logging
 import time
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -95,13 +95,13 @@ def results_table(results: dict[str, dict[str, float]]) -> Table:
     return table
 
 
-def main(arguments: Iterable[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run the demo with command-line arguments, by default the arguments of the process."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--root", type=Path, default=Path("runs/demo"), help="output folder (default: runs/demo)")
     parser.add_argument("--seed", type=int, default=0, help="seed of initial weights and batch order (default: 0)")
     parser.add_argument("--epochs", type=int, help="epochs of both runs (default: as in the configs)")
-    options = parser.parse_args(None if arguments is None else list(arguments))
+    options = parser.parse_args(arguments)
     # Hide Lightning's hints about hardware and loggers; only the two progress bars remain.
     logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", ".*LeafSpec.*is deprecated", FutureWarning)  # Lightning 2.6 with torch 2.15

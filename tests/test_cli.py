@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 from lightning_bayes import Predictor, cli, load_posterior, mc_predict
 from lightning_bayes.__main__ import main
 from lightning_bayes.cli import instantiate
-from lightning_bayes.composition import KINDS, known, parts, recipes
+from lightning_bayes.composition import known, recipes
 from lightning_bayes.errors import DataError, DatasetError
 from lightning_bayes.zoo import BayesClassifier, DigitsDataModule, LeNet5, list_models
 from lightning_bayes.zoo.registry import DATA
@@ -177,8 +177,7 @@ def test_a_folder_that_is_no_run_is_not_exported():
         command("export", "nowhere", "net.safetensors")
 
 
-def test_the_best_checkpoint_is_not_known_afterwards(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_best_checkpoint_is_not_known_afterwards():
     with pytest.raises(SystemExit, match=r"--ckpt_path=best is known only while the fit runs. Pass --ckpt_path=last"):
         command("test", "--config", "digits+mlp+vogn", *QUIET, "--ckpt_path=best")
 
@@ -190,8 +189,7 @@ def test_laplace_needs_a_file_to_write_beside():
         command("laplace", "--config=digits+lenet5+adam", "--ckpt_path=last")
 
 
-def test_no_last_checkpoint_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_no_last_checkpoint_is_an_error():
     message = r"^lightning-bayes: ConfigError: --ckpt_path=last found no run with a file checkpoints/last\.ckpt"
     with pytest.raises(SystemExit, match=message):
         command("test", "--config", "digits+mlp+vogn", *QUIET, "--ckpt_path=last")
@@ -393,11 +391,6 @@ def test_as_a_process():
 
 
 # -- configs by name --------------------------------------------------------------------------------------------------
-
-
-def test_packaged_configs_are_those_of_the_repository():
-    for kind, found in (("recipes", recipes()), *((kind, parts(kind)) for kind in KINDS)):
-        assert list(found) == sorted(path.stem for path in (Path(__file__).parents[1] / "configs" / kind).iterdir())
 
 
 @pytest.mark.parametrize("arguments", [["--config", "digits+lenet5+vgn"], ["--config=digits+lenet5+vgn"]])

@@ -38,27 +38,11 @@ def expected_calibration_error(probs: Tensor, targets: Tensor, bins: int = DEFAU
     return bin_sums(*top_label(probs, targets), bins).expected_error()[0]
 
 
-def _adaptive_error(confidence: Tensor, correct: Tensor, bins: int) -> Tensor:
-    check_bins(bins)
-    gap = mean_over_ties(confidence, correct) - confidence
-    gaps_per_bin = gap[confidence.argsort()].tensor_split(bins)
-    # n_b |acc_b - conf_b| = |Σ gap|
-    return torch.stack([bin_gaps.sum().abs() for bin_gaps in gaps_per_bin]).sum() / len(gap)
-
-
 def reliability_bins(probs: Tensor, targets: Tensor, bins: int = DEFAULT_BINS) -> ReliabilityBins:
     """Number of examples, mean confidence and accuracy of each bin."""
     sums = bin_sums(*top_label(probs, targets), bins)
     count, confidence, correct = (column[0] for column in sums)
     return ReliabilityBins(count.long(), confidence / count, correct / count)
-
-
-def _classwise_sums(probs: Tensor, targets: Tensor, bins: int) -> BinSums:
-    probs = checked_probs(probs, targets)
-    num_classes = probs.shape[1]
-    is_class = torch.nn.functional.one_hot(targets.long(), num_classes)
-    classes = torch.arange(num_classes, device=probs.device).expand_as(probs)
-    return bin_sums(probs.flatten(), is_class.flatten(), bins, classes.flatten(), num_classes)
 
 
 class BinnedMetric(Metric, ABC):
@@ -119,7 +103,11 @@ class ClasswiseCalibrationError(BinnedMetric):
 
     def batch_sums(self, preds: Tensor, target: Tensor) -> BinSums:
         """Return the sums of a batch, with one group per class."""
-        return _classwise_sums(preds, target, self.bins)
+        probs = checked_probs(preds, target)
+        num_classes = probs.shape[1]
+        is_class = torch.nn.functional.one_hot(target.long(), num_classes)
+        classes = torch.arange(num_classes, device=probs.device).expand_as(probs)
+        return bin_sums(probs.flatten(), is_class.flatten(), self.bins, classes.flatten(), num_classes)
 
 
 @final
@@ -139,4 +127,7 @@ class AdaptiveCalibrationError(TopLabelMetric):
 
     def measure(self, confidence: Tensor, correct: Tensor) -> Tensor:
         """See `StoredMetric`."""
-        return _adaptive_error(confidence, correct, self.bins)
+        gap = mean_over_ties(confidence, correct) - confidence
+        gaps_per_bin = gap[confidence.argsort()].tensor_split(self.bins)
+        # n_b |acc_b - conf_b| = |Σ gap|
+        return torch.stack([bin_gaps.sum().abs() for bin_gaps in gaps_per_bin]).sum() / len(gap)

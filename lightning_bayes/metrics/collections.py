@@ -72,7 +72,7 @@ def classification_metrics(num_classes: int, prefix: str) -> MetricCollection:
         "mis/AUPR": MisclassificationAUPR(),
         "mis/FPR95": MisclassificationFPR95(),
     }
-    return _collection(metrics, prefix)
+    return MetricCollection(metrics, prefix=prefix, compute_groups=False)
 
 
 def sampled_regression_metrics(prefix: str) -> MetricCollection:
@@ -87,19 +87,12 @@ def sampled_regression_metrics(prefix: str) -> MetricCollection:
     Returns:
         Metrics under ``reg/RMSE``, in the unit of the target, and ``reg/NLL``, in nats per target value.
     """
-    return _collection({"reg/RMSE": RootMeanSquaredError(), "reg/NLL": MixtureNLL()}, prefix)
+    metrics: dict[str, Metric | MetricCollection] = {"reg/RMSE": RootMeanSquaredError(), "reg/NLL": MixtureNLL()}
+    return MetricCollection(metrics, prefix=prefix, compute_groups=False)
 
 
 def observed_metrics(prefix: str) -> MetricCollection:
     """Those of `sampled_regression_metrics`, and ``reg/coverage`` and ``reg/width`` of intervals ``lower``, ``upper``."""
-    metrics: dict[str, Metric | MetricCollection] = {
-        "reg/RMSE": RootMeanSquaredError(),
-        "reg/NLL": MixtureNLL(),
-        "reg/coverage": IntervalCoverage(),
-        "reg/width": IntervalWidth(),
-    }
-    return _collection(metrics, prefix)
-
-
-def _collection(metrics: dict[str, Metric | MetricCollection], prefix: str) -> MetricCollection:
-    return MetricCollection(metrics, prefix=prefix, compute_groups=False)
+    metrics = sampled_regression_metrics(prefix)
+    metrics.add_metrics({"reg/coverage": IntervalCoverage(), "reg/width": IntervalWidth()})
+    return metrics

@@ -20,8 +20,7 @@ from torch import Tensor
 from torchmetrics.functional.classification import binary_auroc, binary_average_precision, binary_roc
 
 from lightning_bayes.errors import NonFiniteError, ShapeError
-from lightning_bayes.metrics.states import StoredMetric
-from lightning_bayes.metrics.top_label import top_label
+from lightning_bayes.metrics.top_label import TopLabelMetric
 
 TRUE_POSITIVE_RATE = 0.95  # the 95 in FPR95
 
@@ -85,41 +84,35 @@ def _check(scores: Tensor, is_ood: Tensor) -> None:
         )
 
 
-def _scored(probs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores and labels of errors; the score is not 1 - confidence, which would round small differences away."""
-    confidence, correct = top_label(probs, targets)
-    return -confidence, 1 - correct
-
-
-class ErrorMetric(StoredMetric):
-    """Base class of metrics of the detection of errors. Subclasses define ``measure``."""
-
-    columns = ("scores", "is_error")
-
-    def update(self, preds: Tensor, target: Tensor) -> None:
-        """Add a batch: probabilities ``[batch, classes]`` and class indices ``[batch]``."""
-        self.store(*_scored(preds, target))
-
-
+# The score of an error is not 1 - confidence, which would round small differences away.
 @final
-class MisclassificationAUROC(ErrorMetric):
+class MisclassificationAUROC(TopLabelMetric):
     """Probability that an error is less confident than a correct prediction; a tie counts half."""
 
     higher_is_better = True
-    measure = staticmethod(ood_auroc)
+
+    def measure(self, confidence: Tensor, correct: Tensor) -> Tensor:
+        """See `StoredMetric`."""
+        return ood_auroc(-confidence, 1 - correct)
 
 
 @final
-class MisclassificationAUPR(ErrorMetric):
+class MisclassificationAUPR(TopLabelMetric):
     """Average precision with errors as the positive class."""
 
     higher_is_better = True
-    measure = staticmethod(ood_aupr)
+
+    def measure(self, confidence: Tensor, correct: Tensor) -> Tensor:
+        """See `StoredMetric`."""
+        return ood_aupr(-confidence, 1 - correct)
 
 
 @final
-class MisclassificationFPR95(ErrorMetric):
+class MisclassificationFPR95(TopLabelMetric):
     """False-positive rate at 95 % true-positive rate: correct predictions lost if 95 % of the errors are rejected."""
 
     higher_is_better = False
-    measure = staticmethod(ood_fpr95)
+
+    def measure(self, confidence: Tensor, correct: Tensor) -> Tensor:
+        """See `StoredMetric`."""
+        return ood_fpr95(-confidence, 1 - correct)

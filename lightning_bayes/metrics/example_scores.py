@@ -9,6 +9,7 @@ import csv
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Final, NamedTuple
 
 from torch import Tensor
@@ -53,5 +54,4 @@ def _columns(path: Path) -> dict[str, list[float]]:
 
 def _difference(first: Sequence[float], other: Sequence[float]) -> Difference:
     gaps = [b - a for a, b in zip(first, other, strict=True)]
-    mean = math.fsum(gaps) / len(gaps)
-    return Difference(mean, math.sqrt(math.fsum((gap - mean) ** 2 for gap in gaps) / (len(gaps) - 1) / len(gaps)))
+    return Difference(fmean(gaps), stdev(gaps) / math.sqrt(len(gaps)))

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
@@ -67,21 +66,8 @@ def _template_environment() -> Environment:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    environment.filters |= {
-        "arrow_on_last_word": _arrow_on_last_word,
-        "breakable": _breakable,
-        "shown_width": _shown_width,
-    }
+    environment.filters["shown_width"] = _shown_width
     return environment
-
-
-def _arrow_on_last_word(heading: str) -> Markup:
-    words, _, last = heading.rpartition(" ")
-    return Markup("{}&nbsp;{}").format(words, last) if last in "↑↓" else Markup("{}").format(heading)
-
-
-def _breakable(name: str) -> Markup:
-    return Markup("/<wbr>").join(name.split("/"))
 
 
 def _shown_width(png: str) -> int:

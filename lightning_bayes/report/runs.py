@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -80,12 +81,8 @@ def _names(folders: list[Path]) -> list[str]:
     """Paths without their common parents; of a single run, the last two parts."""
     if len(folders) == 1:
         return ["/".join(folders[0].parts[-2:])]
-    paths = [folder.parts for folder in folders]
-    shared = 0
-    # Stop before the last part of the shortest path: a run can contain the folder of another run.
-    while shared + 1 < min(map(len, paths)) and len({path[: shared + 1] for path in paths}) == 1:
-        shared += 1
-    return ["/".join(path[shared:]) for path in paths]
+    shared = os.path.commonpath([folder.parent for folder in folders])
+    return [folder.relative_to(shared).as_posix() for folder in folders]
 
 
 def read_run(folder: Path, name: str) -> Run:
@@ -177,21 +174,15 @@ def joined(runs: Sequence[Run]) -> list[Run]:
 
 
 def _with_tests(fit: Run, tests: Sequence[Run]) -> Run:
-    reasons = ["; ".join(changed_settings(fit.config, test.config, callbacks=True)) for test in tests]
-    own = [
-        number
-        for number, reason in enumerate(reasons)
-        if not reason and not fit.last.keys() & tests[number].last.keys()
-    ]
-    others = [Test(test, reasons[number] or "repeated") for number, test in enumerate(tests) if own[-1:] != [number]]
-    if not own:
-        return fit._replace(tests=tuple(others))
-    test = tests[own[-1]]
+    """The fit with the results of its last test with the same settings; the other tests stand below it."""
+    changes = [(test, "; ".join(changed_settings(fit.config, test.config, callbacks=True))) for test in tests]
+    own = [test for test, change in changes if not change and not fit.last.keys() & test.last.keys()]
+    counted = own[-1] if own else fit
     return fit._replace(
-        last={**fit.last, **test.last},
-        figures={**fit.figures, **test.figures},
-        scores=test.scores or fit.scores,
-        tests=tuple(others),
+        last={**fit.last, **counted.last},
+        figures={**fit.figures, **counted.figures},
+        scores=counted.scores or fit.scores,
+        tests=tuple(Test(test, change or "repeated") for test, change in changes if test is not counted),
     )
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from lightning_bayes.report.comparison import against_first, standard_error
 from lightning_bayes.report.runs import CONFIG, Run
-from lightning_bayes.report.tables import EVALUATIONS, HEADINGS, OOD_HEADINGS, Cell, config_differences, logged_table
+from lightning_bayes.report.tables import HEADINGS, OOD_HEADINGS, Cell, config_differences, metric_cells
 
 # The metrics of the summary; the tables below it show all metrics.
 MEASURES: Final = {
@@ -41,6 +40,9 @@ _MAX_DIFFERENCES: Final = 4  # that tell apart two fits with the same method and
 _SMALL_MUTUAL_INFORMATION: Final = 1e-3  # nats
 
 
+Measured = tuple[str, Cell, Cell, float | None]  # heading, posterior, its mean, standard error of the posterior's value
+
+
 class Row(NamedTuple):
     """A fit in the summary, or a test below it."""
 
@@ -48,7 +50,7 @@ class Row(NamedTuple):
     method: str
     settings: str
     config: str | None  # link from the page to the config
-    cells: list[tuple[str, Cell, Cell, str]]  # heading, posterior, its mean, standard error of the posterior's value
+    cells: list[Measured]
     is_test: bool = False
 
 
@@ -85,34 +87,25 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, str]:
 
 def summary(runs: Sequence[Run], page: Path) -> list[Row]:
     """One row per joined run, and one below it for each further test; links to configs are relative to the page."""
-    all_cells, settings = _cells(runs), _distinct_settings(runs)
+    everything = [*runs, *(test.run for run in runs for test in run.tests)]
+    logged = {key for run in everything for key in run.last}
+    keys = [key for key in MEASURES if {key, key.replace("/", "_mean/", 1)} & logged]
     rows = []
-    for run, cells, text in zip(runs, all_cells, settings, strict=True):
+    for run, cells, text in zip(runs, _cells(runs, keys), _distinct_settings(runs), strict=True):
         rows.append(Row(run, method_of(run.config), text, _link(run, page), cells))
         for test in run.tests:
             checkpoint = Path(str(test.run.config.get("ckpt_path"))).name
             text = f"test of {checkpoint}, {test.reason}; not compared"
-            rows.append(Row(test.run, "", text, _link(test.run, page), _cells([test.run], list(MEASURES))[0], True))
-    used = [any(row.cells[i][1][0] or row.cells[i][2][0] for row in rows) for i in range(len(MEASURES))]
-    return [
-        row._replace(cells=[cell for cell, is_used in zip(row.cells, used, strict=True) if is_used]) for row in rows
-    ]
+            rows.append(Row(test.run, "", text, _link(test.run, page), _cells([test.run], keys)[0], True))
+    return rows
 
 
-def _cells(runs: Sequence[Run], keys: Sequence[str] = tuple(MEASURES)) -> list[list[tuple[str, Cell, Cell, str]]]:
-    """For each run the cells of all measures, empty where it has logged none."""
-    rows = dict(logged_table("Summary", MEASURES, runs).rows)
-    empty = [("", False)] * (len(EVALUATIONS) * len(runs))
-    cells = []
-    for index, run in enumerate(runs):
-        first = index * len(EVALUATIONS)
-        by_heading = [(MEASURES[key], rows.get(MEASURES[key], empty), standard_error(run, key)) for key in keys]
-        cells.append(
-            [
-                (heading, values[first], values[first + 1], "" if error is None else f"{error:.4f}")
-                for heading, values, error in by_heading
-            ]
-        )
+def _cells(runs: Sequence[Run], keys: Sequence[str]) -> list[list[Measured]]:
+    """For each run, the cells of some measures."""
+    cells: list[list[Measured]] = [[] for _ in runs]
+    for key in keys:
+        for of_run, run, (posterior, mean) in zip(cells, runs, metric_cells(key, MEASURES[key], runs), strict=True):
+            of_run.append((MEASURES[key], posterior, mean, standard_error(run, key)))
     return cells
 
 
@@ -137,12 +130,8 @@ def _paired_error(run: Run, key: str) -> str:
     return "" if error is None else f" (± {error:.4f} for the difference)"
 
 
-def shared_settings(runs: Sequence[Run]) -> str:
-    """The settings that all runs have in common, as text; empty for a single run."""
-    return ", ".join(f"{name} {value}" for name, value in _shared_settings(runs).items())
-
-
-def _shared_settings(runs: Sequence[Run]) -> dict[str, str]:
+def shared_settings(runs: Sequence[Run]) -> dict[str, str]:
+    """The settings that all runs have in common; empty for a single run."""
     if len(runs) == 1:
         return {}
     first, *others = [settings_of(run.config) for run in runs]
@@ -151,17 +140,16 @@ def _shared_settings(runs: Sequence[Run]) -> dict[str, str]:
 
 def _distinct_settings(runs: Sequence[Run]) -> list[str]:
     """The settings that are not shared; runs that look alike are told apart by other values of their configs."""
-    shared = _shared_settings(runs)
+    shared = shared_settings(runs)
     texts = [
         [f"{name} {value}" for name, value in settings_of(run.config).items() if name not in shared] for run in runs
     ]
-    appearances = [(method_of(run.config), tuple(text)) for run, text in zip(runs, texts, strict=True)]
-    looks = Counter(appearances)
+    looks = [(method_of(run.config), *text) for run, text in zip(runs, texts, strict=True)]
     differences = [
         (key, values) for key, values in config_differences(runs) if not key.startswith(("trainer.logger", "seed"))
     ]
     for index, (run, text) in enumerate(zip(runs, texts, strict=True)):
-        if looks[appearances[index]] > 1:
+        if looks.count(looks[index]) > 1:
             own = [f"{_short(key)} {values[index]}" for key, values in differences if key in run.config]
             text += own[:_MAX_DIFFERENCES]
     return [", ".join(text) for text in texts]

@@ -119,23 +119,22 @@ def _logged(stage: str, runs: Sequence[Run]) -> list[str]:
 
 def logged_table(title: str, headings: Mapping[str, str], runs: Sequence[Run]) -> Table:
     """The table of the metrics that at least one run has logged, with a column for every run and every evaluation."""
-    columns = [(run, suffix) for run in runs for suffix in EVALUATIONS]
-    rows = []
-    for key, heading in headings.items():
-        values = [run.last.get(key.replace("/", f"{suffix}/", 1)) for run, suffix in columns]
-        if any(value is not None for value in values):
-            rows.append((heading, _cells(values, heading)))
-    return Table(title, [(run.name, EVALUATIONS[suffix]) for run, suffix in columns], rows)
-
-
-def _cells(values: Sequence[float | None], heading: str) -> list[Cell]:
-    """The cells of one metric. The best value is that of one evaluation over all runs, see `unique_best`."""
-    period = len(EVALUATIONS)
-    winners = [unique_best(values[evaluation::period], heading) for evaluation in range(period)]
-    return [
-        ("" if value is None else shown(value), index // period == winners[index % period])
-        for index, value in enumerate(values)
+    rows = [
+        (heading, [cell for cells in metric_cells(key, heading, runs) for cell in cells])
+        for key, heading in headings.items()
     ]
+    columns = [(run.name, evaluation) for run in runs for evaluation in EVALUATIONS.values()]
+    return Table(title, columns, [(heading, cells) for heading, cells in rows if any(text for text, _ in cells)])
+
+
+def metric_cells(key: str, heading: str, runs: Sequence[Run]) -> list[tuple[Cell, ...]]:
+    """For each run, one metric's cell for every evaluation. The best is that of one evaluation over all runs."""
+    columns = []
+    for suffix in EVALUATIONS:
+        values = [run.last.get(key.replace("/", f"{suffix}/", 1)) for run in runs]
+        best = unique_best(values, heading)
+        columns.append([("" if value is None else shown(value), index == best) for index, value in enumerate(values)])
+    return list(zip(*columns, strict=True))
 
 
 def config_differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:

@@ -118,13 +118,6 @@ def test_sampled_regression_metrics_select_their_arguments():
     assert_equal(collection.compute(), {"test/reg/RMSE": rmse, "test/reg/NLL": -one_sample.mean()})
 
 
-def test_a_clone_with_another_prefix_has_the_other_keys():
-    collection = classification_metrics(CLASSES, "val/").clone(prefix="test/")
-    probs, targets = classification_data()
-    collection.update(probs, targets)
-    assert_equal(collection.compute(), classification_truth("test/", probs, targets))
-
-
 def test_a_first_batch_of_perfect_predictions_does_not_couple_the_metrics():
     collection = classification_metrics(CLASSES, "")
     perfect, probs, targets = torch.eye(CLASSES), *classification_data()

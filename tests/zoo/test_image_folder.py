@@ -84,11 +84,6 @@ def test_class_names_are_stored_in_module_checkpoint_and_posterior_file(picture_
     assert load(tmp_path / "q.safetensors").class_names == ("cat", "dog")
 
 
-def test_sizes_are_numbers_or_fractions(picture_root):
-    assert len(make(picture_root, val_size=4, test_size=6).val_set) == 4
-    assert len(make(picture_root, val_size=4, test_size=6).test_set) == 6
-
-
 def test_without_a_test_folder_val_is_the_test_set(tmp_path):
     write_image_folder(tmp_path / "train")
     write_image_folder(tmp_path / "val", count=3)
@@ -103,10 +98,6 @@ def test_with_a_test_folder_val_is_for_validation(tmp_path):
         write_image_folder(tmp_path / name, count=count)
     data = make(tmp_path)
     assert [len(data.train_set), len(data.val_set), len(data.test_set)] == [8, 6, 4]
-
-
-def test_without_validation_there_is_no_loader(picture_root):
-    assert make(picture_root, val_size=0).val_dataloader() == []
 
 
 def test_few_shots_are_balanced(picture_root):

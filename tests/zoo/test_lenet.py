@@ -64,11 +64,6 @@ def test_filter_response_norm_follows_only_convolutions():
     assert found == {"bn1", "bn2"}
 
 
-def test_an_unknown_norm_is_rejected():
-    with pytest.raises(HyperparameterError, match=r"norm='layer' is unknown; use one of none, batch, group, filter_r"):
-        LeNet5(norm="layer")
-
-
 def test_an_unsupported_image_size_is_rejected():
     with pytest.raises(HyperparameterError, match=r"image_size=16, but supports 8, 28, 32\. Resize"):
         LeNet5(image_size=16)

@@ -393,11 +393,6 @@ def test_other_files_get_a_hint(tmp_path, content):
         zoo.load(tmp_path / "other.pt")
 
 
-def test_a_missing_file_raises_file_not_found(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"nowhere\.pt"):
-        zoo.load(tmp_path / "nowhere.pt")
-
-
 # -- by name ----------------------------------------------------------------------------------------------------------
 
 

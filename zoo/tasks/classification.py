@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
-from torchmetrics import MetricCollection
 
 from lightning_bayes.curvature import Likelihood, Softmax
 from lightning_bayes.errors import HyperparameterError, ShapeError
@@ -124,7 +123,7 @@ class BayesClassifier(SupervisedTask):
         scores = tuple(OOD_SCORES) if self.averages else POINT_SCORES
         evaluations = {"test": ClassifierEvaluation(self.test_metrics, self._sets, "", scores, device=self.device)}
         if self.mean_forward is not None:
-            metrics = self._metrics("test_mean/")
+            metrics = classification_metrics(self.num_classes, prefix="test_mean/").to(self.device)
             evaluations["test_mean"] = ClassifierEvaluation(
                 metrics, self._sets, "_mean", POINT_SCORES, device=self.device
             )
@@ -149,9 +148,6 @@ class BayesClassifier(SupervisedTask):
         for evaluation in self._evaluations.values():
             # compute() reduces over all processes, as in log_metrics.
             self.log_dict(evaluation.compute(), sync_dist=True)
-
-    def _metrics(self, prefix: str) -> MetricCollection:
-        return classification_metrics(self.num_classes, prefix=prefix).to(self.device)
 
     def _labelled(self, batch: Any) -> tuple[Tensor, Tensor]:
         inputs, targets = split_batch(batch)
