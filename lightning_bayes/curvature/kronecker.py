@@ -172,22 +172,15 @@ class KroneckerCapture(HookedCapture):
             return super().mean_curvature()
         return self.scaled_squares(float(self._examples))  # the loss of the sampled labels is a mean over the batch
 
-    @property
-    def own_scale(self) -> float:
-        """Factor that turns a contribution in the measuring backward into the gradient of the example's own loss."""
-        if self.request.likelihood is not None:
-            return self._examples / self.request.loss_scale
-        return (self.num_examples if self.scale.reduction == "mean" else 1) / self.request.loss_scale
-
-    @property
-    def factor_scale(self) -> float:
-        """Factor from the mean of δ δᵀ over examples and positions, in the measuring backward, to S."""
-        batch = self._examples
-        return self.own_scale**2 * batch / (self.num_examples if self.request.likelihood is None else batch)
-
     def results(self) -> dict[nn.Module, Any]:
         """The result of each layer with factors that backward reached, see `LayerRecords.results`."""
-        return self.records.results(Scales(self.own_scale, self.factor_scale, self.gradient_factor))
+        if self.request.likelihood is None:
+            counted = self.num_examples
+            own = (counted if self.scale.reduction == "mean" else 1) / self.request.loss_scale
+        else:
+            counted = self._examples
+            own = counted / self.request.loss_scale
+        return self.records.results(Scales(own, own**2 * self._examples / counted, self.gradient_factor))
 
     @property
     def _examples(self) -> int:
