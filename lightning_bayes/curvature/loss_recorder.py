@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from lightning_bayes.curvature.example_dims import Order, example_dim, outer_size
+from lightning_bayes.curvature.layer_graph import LAYER
 from lightning_bayes.curvature.loss import LossRecord, only
 from lightning_bayes.curvature.loss_functions import LossLink
 from lightning_bayes.curvature.loss_terms import Edge, Reading, Term
@@ -59,7 +60,8 @@ class LossRecorder(TorchFunctionMode):
     """Records the operations inside the context, which contains the forward pass.
 
     Args:
-        is_layer: Whether a node is the output of a layer that sees the examples. None: all inputs without a graph hold them.
+        has_layers: Whether the outputs of the layers that see the examples are marked. If not, all inputs without a graph
+            hold examples.
 
     Attributes:
         record: What is known about the tensors of the pass.
@@ -68,9 +70,9 @@ class LossRecorder(TorchFunctionMode):
 
     observe: Callable[[Tensor], None] | None = None
 
-    def __init__(self, is_layer: Callable[[Any], bool] | None = None) -> None:
+    def __init__(self, has_layers: bool = False) -> None:
         super().__init__()
-        self.record, self._is_layer = TensorRecord(), is_layer
+        self.record, self._has_layers = TensorRecord(), has_layers
         self._eager: AbstractContextManager[Any] = nullcontext()
         self._declared: dict[Any, ExampleRows] = {}  # of losses whose per-example losses are given
 
@@ -196,7 +198,7 @@ class LossRecorder(TorchFunctionMode):
         path, call = self._path(term.outputs.grad_fn), term.call
         links: set[Linked] = {(call.link, call.outputs.grad_fn)} if call and call.link else self._links_of(path)
         # Embeddings and indexing take the examples as integers, of which the graph has no trace.
-        if not path.depends and (self._is_layer is not None or not (call or links)):
+        if not path.depends and (self._has_layers or not (call or links)):
             return None
         inner = [known.factor.factor for node in path.nodes if (known := self.record.at(node)).factor is not None]
         is_weighted = any("weighted" in self.record.at(node).notes for node in path.nodes)
@@ -229,12 +231,12 @@ class LossRecorder(TorchFunctionMode):
             node = stack.pop()
             if node is None:
                 continue
-            if self._is_layer is not None and self._is_layer(node):
+            if self._has_layers and LAYER in node.metadata:
                 path.depends = True
                 continue
             path.nodes.append(node)
             children = [child for child, _ in node.next_functions]
-            path.depends |= self._is_layer is None and (None in children or "lookup" in self.record.at(node).notes)
+            path.depends |= not self._has_layers and (None in children or "lookup" in self.record.at(node).notes)
             stack += [child for child in children if child not in seen]
             seen.update(children)
         return path
