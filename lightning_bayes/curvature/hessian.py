@@ -2,42 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import final
 
 import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.capture import Capture, refuse_losses
-from lightning_bayes.curvature.engine import AbstractEngine, examples_counted, require_call
 from lightning_bayes.curvature.loss import LossReduction
-
-
-class HessianEngine(AbstractEngine):
-    """Computes the Hessian of every observed loss. Supports all layers that torch can differentiate twice."""
-
-    def __init__(
-        self, model: nn.Module, params: Sequence[nn.Parameter], loss_reduction: LossReduction = "auto"
-    ) -> None:
-        super().__init__(model, loss_reduction)
-        self.params = list(params)
-
-    @contextmanager
-    def capture(self, *, left_out: Collection[nn.Parameter] = ()) -> Iterator[Capture]:
-        """Count the examples of the passes inside the context, and compute the Hessians of their losses."""
-        captured = HessianCapture(self.params, self.loss_reduction)
-        with examples_counted(self.model, captured):
-            yield captured
-
-    def check_reached(self, captured: Capture) -> None:
-        """Require a call of the model; see `require_call`."""
-        require_call(captured)
 
 
 @final
 class HessianCapture(Capture):
-    """Sums the Hessians of the losses of a pass."""
+    """Sums the Hessians of the observed losses of a pass, for all layers that torch can differentiate twice."""
 
     measure_losses = refuse_losses
 
