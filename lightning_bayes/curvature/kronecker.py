@@ -148,16 +148,13 @@ class KroneckerCapture(HookedCapture):
             for draw in range(self.request.mc_samples):
                 self.draw = draw
                 losses = [likelihood.sampled_loss(in_full_precision(output), generator) for output in outputs]
-                self.measuring_backward(torch.stack(losses).sum() * scale, self._leaves())
+                self.measuring_backward(torch.stack(losses).sum() * scale, self.calls)
 
     def measure_columns(self, outputs: Tensor, columns: Iterable[Tensor]) -> None:
         """Run one backward per column of output gradients (`curvature.output_roots`); squares and moments accumulate."""
         for draw, column in enumerate(columns):
             self.draw = draw
-            self.measuring_backward(outputs, self._leaves(), column)
-
-    def _leaves(self) -> list[nn.Parameter]:
-        return list(self.calls)
+            self.measuring_backward(outputs, self.calls, column)
 
     def add(self, param: nn.Parameter, square: Tensor) -> None:
         """Store Σ_i c_i² of a parameter; add it to earlier draws or columns."""
