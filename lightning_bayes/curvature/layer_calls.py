@@ -15,14 +15,13 @@ from typing import Any, Literal, NamedTuple, TypeAlias, final
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.layouts import LayerOutput, Layout, added_up, examples_first
+from lightning_bayes.curvature.layouts import LayerOutput, examples_first
 from lightning_bayes.curvature.measured_modules import MeasuredModule
 from lightning_bayes.curvature.rules.example_inputs import ExampleInputs
 from lightning_bayes.curvature.rules.generic import ReplayedExamples
 from lightning_bayes.curvature.rules.packed import padded_output
 from lightning_bayes.curvature.rules.pytree import differentiable
 from lightning_bayes.curvature.rules.random_numbers import rng_state, same_rng, with_rng
-from lightning_bayes.curvature.rules.registry import PerExample
 from lightning_bayes.curvature.rules.replayed_call import Checked, ReplayedCall
 from lightning_bayes.curvature.rules.whole_batch import ReplayedBatch
 from lightning_bayes.curvature.workspace import Workspace
@@ -110,11 +109,6 @@ class LayerCall(ABC):
         pairs = [*zip(inputs, dims, strict=True), *((grad, dims[0]) for grad in grads)]
         moved = [v if v is None or dim is None else examples_first(v, dim, layout, n) for v, dim in pairs]
         return moved[: len(inputs)], moved[len(inputs) :]
-
-    def by_example(self, inputs: list[Any], grads: list[Tensor | None], n: int, layout: Layout) -> PerExample:
-        """c_i of every example, by parameter name."""
-        contributions: PerExample = self.measured("contributions", inputs, grads)
-        return {name: added_up(contributions[name], layout, n) for name in self.params}
 
     @abstractmethod
     def measured(self, what: Measured, inputs: list[Any], grads: list[Tensor | None]) -> dict[str, Any]:
