@@ -62,7 +62,7 @@ class HookedCapture(Capture, ABC):
 
     def __init__(self, engine: AbstractEngine, left_out: Collection[nn.Parameter] = ()) -> None:
         super().__init__(engine.loss_reduction, engine.probe)
-        self.engine, self.workspace, self.left_out = engine, engine.workspace, left_out
+        self.engine, self.left_out = engine, left_out
         self.calls: Counter[nn.Parameter] = Counter()
         self.shared: dict[nn.Parameter, Tensor] = {}  # Σ over calls of c_i, [B, *shape]
         self.looped: set[nn.Parameter] = set()  # measured by a loop over the examples
@@ -105,16 +105,10 @@ class HookedCapture(Capture, ABC):
                 f"{unit.label} is called under a transform of torch.func, which prevents a measurement. Use "
                 "torch.autograd.grad on the layer's input instead, or call the model under torch.no_grad()."
             )
-        call: LayerCall
         starts = self._starts.get(module)
         start = starts.pop() if starts else None
-        if unit.rule is None:
-            assert start is not None
-            call = GenericCall(
-                unit, args, kwargs, output, start, self.workspace, self.engine.checked, self._on_gradients
-            )
-        else:
-            call = RuleCall(unit, args, kwargs, output, start, self.workspace, self._on_gradients)
+        kind = GenericCall if unit.rule is None else RuleCall
+        call: LayerCall = kind(unit, args, kwargs, output, start, self.engine, self._on_gradients)
         self.sizes.setdefault(unit.label, set()).add(call.rows)
         if not is_in_backward():  # otherwise a checkpoint repeats the call
             self.calls.update(call.params.values())
