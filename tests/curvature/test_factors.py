@@ -104,23 +104,6 @@ def test_one_example_is_exact(name):
     torch.testing.assert_close(dense(layer, x, delta), torch.outer(grad, grad))
 
 
-@pytest.mark.parametrize("groups", [1, 2])
-def test_one_example_of_a_convolution_with_one_position_is_exact(groups):
-    layer = nn.Conv2d(4, 6, 3, groups=groups).double()
-    x = normal(1, 4, 3, 3, generator=seeded(0))
-    delta = normal(1, 6, 1, 1, generator=seeded(1))
-    grads = per_example_gradients(layer, x, delta)[0].flatten(1)
-    expected = grads[:, :, None] * grads[:, None, :]
-    torch.testing.assert_close(dense(layer, x, delta), expected if groups > 1 else expected[0])
-
-
-def test_a_convolution_with_one_position_is_a_linear_layer():
-    conv = nn.Conv2d(2, 4, 3).double()
-    x, delta = normal(5, 2, 3, 3, generator=seeded(0)), normal(5, 4, 1, 1, generator=seeded(1))
-    linear = nn.Linear(18, 4)
-    torch.testing.assert_close(factors_of(conv, x, delta), factors_of(linear, x.flatten(1), delta.flatten(1)))
-
-
 def test_a_deep_linear_network_with_gaussian_noise_is_exact():
     """There δ depends on the noise of the label alone, a on the input alone, so E[S ⊗ A] factorises.
 
@@ -139,14 +122,6 @@ def test_a_deep_linear_network_with_gaussian_noise_is_exact():
         grads = per_example_gradients(layer, inputs.detach(), out.grad).flatten(1)
         fisher = grads.T @ grads / len(x)
         torch.testing.assert_close(dense(layer, inputs.detach(), out.grad), fisher)
-
-
-def test_tanh_between_the_layers_breaks_the_equality():
-    """The factorisation is an approximation otherwise: the test above could fail."""
-    x, layer = normal(6, 3, generator=seeded(0)), nn.Linear(3, 2).double()
-    delta = x[:, :2] * 2  # depends on the input
-    grads = per_example_gradients(layer, x, delta).flatten(1)
-    assert (dense(layer, x, delta) - grads.T @ grads / 6).abs().max() > 0.1
 
 
 def test_the_scale_is_that_of_the_mean_over_examples():
