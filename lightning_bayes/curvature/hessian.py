@@ -37,21 +37,7 @@ class HessianCapture(Capture):
 
 
 def hessian_of(loss: Tensor, params: Sequence[nn.Parameter]) -> Tensor:
-    """The Hessian of a loss over all weights jointly.
-
-    Args:
-        loss: A scalar with its graph, which is retained.
-        params: The weights.
-
-    Returns:
-        ``[D, D]``, each parameter flattened row by row, symmetric.
-
-    Example:
-        >>> w = nn.Parameter(torch.tensor([1.0, 2.0]))
-        >>> hessian_of(w[0] * w[1] ** 2, [w])
-        tensor([[0., 4.],
-                [4., 2.]])
-    """
+    """The symmetric Hessian of a loss over all weights, ``[D, D]``, each parameter flattened; retains the graph."""
     gradient = _flat(torch.autograd.grad(loss, params, create_graph=True, materialize_grads=True))
     if not gradient.requires_grad:  # the loss is linear
         return gradient.new_zeros(len(gradient), len(gradient))
