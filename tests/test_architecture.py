@@ -72,7 +72,7 @@ MAY_IMPORT_LIGHTNING = {"strategies", "callbacks", "zoo", "cli", "cli_parser", "
 SUBCLASSED: dict[str, str] = {}  # concrete classes that others inherit from, with the reason
 LONG = 300  # lines of a file
 BATCH = {  # files and functions that a VOGN batch passes: lowered with the code, never raised
-    "measured": (34, 140),  # the goal is 15 and 70
+    "measured": (33, 138),  # the goal is 15 and 70
     "unmeasured": (14, 43),  # the goal is 10 and 40
 }
 VAGUE_NAMES = {"utils.py", "util.py", "helpers.py", "helper.py", "common.py", "misc.py"}

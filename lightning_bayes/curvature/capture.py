@@ -23,12 +23,11 @@ from lightning_bayes.curvature.loss import (
     LossReduction,
     attached_losses,
     compared,
-    require_scalar,
     settled,
 )
 from lightning_bayes.curvature.loss_recorder import ExampleRows, LossRecorder
 from lightning_bayes.curvature.single_examples import SingleExamples, example_rows
-from lightning_bayes.errors import ExampleDimensionError, UnsupportedTrainingError, name_some
+from lightning_bayes.errors import ExampleDimensionError, ShapeError, UnsupportedTrainingError, name_some
 from lightning_bayes.private_torch import is_alive, tree_leaves
 
 
@@ -81,10 +80,14 @@ class Capture(ABC):
             divided_by_host: Whether the training loop added a last division, such as the one for gradient accumulation.
 
         Raises:
+            ShapeError: If the loss is not a scalar.
             UnsupportedTrainingError: If the reduction cannot be read, or an earlier loss of the pass has another one.
             ExampleDimensionError: If layers mix the examples.
         """
-        require_scalar(loss)
+        if loss.numel() != 1:
+            raise ShapeError(
+                f"The loss has shape {tuple(loss.shape)}; backward needs a scalar. Reduce it with .mean()."
+            )
         losses = attached_losses(loss, divided_by_host)
         if losses is not None:
             self._observe_with_losses(loss, losses, divided_by_host)

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_bayes.curvature.layer_graph import is_layer, nodes_behind
+from lightning_bayes.curvature.layer_graph import LAYER, nodes_behind
 from lightning_bayes.curvature.layouts import LayerOutput
 from lightning_bayes.curvature.loss_recorder import LossRecorder
 from lightning_bayes.private_torch import output_shapes
@@ -64,5 +64,5 @@ def one_at_a_time(recorder: LossRecorder, loss: Tensor, outputs: Sequence[LayerO
 
 def _are_apart(nodes: Sequence[Any]) -> bool:
     """Whether each node depends on layer calls, and no two nodes depend on the same one."""
-    layers = [{node for node in nodes_behind([root]) if is_layer(node)} for root in nodes]
+    layers = [{node for node in nodes_behind([root]) if LAYER in node.metadata} for root in nodes]
     return all(layers) and sum(map(len, layers)) == len(set().union(*layers))

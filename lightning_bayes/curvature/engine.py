@@ -7,7 +7,7 @@ training.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Literal, TypeAlias, final
 
@@ -91,14 +91,43 @@ class AbstractEngine(ABC):
         return [unit for unit in units if any(p.requires_grad and p not in left_out for p in unit.params.values())]
 
 
+@final
+class GradientCapture(Capture):
+    """Records the number of examples and how the loss reduces them."""
+
+    def measure_losses(self, losses: Tensor) -> None:
+        """Measure nothing; see `Capture.measure_losses`."""
+
+
 class GradientEngine(AbstractEngine):
-    """Runs passes unchanged and counts their examples. Arguments as in `AbstractEngine`."""
+    """Runs passes unchanged and counts their examples.
+
+    Args:
+        model: The model; see `AbstractEngine`.
+        loss_reduction: How losses reduce their examples.
+        new_capture: The type of its captures, which have no curvature by rules.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_reduction: LossReduction = "auto",
+        new_capture: Callable[[LossReduction], Capture] = GradientCapture,
+    ) -> None:
+        super().__init__(model, loss_reduction)
+        self.new_capture = new_capture
 
     @contextmanager
     def capture(self, *, left_out: Collection[nn.Parameter] = ()) -> Iterator[Capture]:
-        """Count the examples of the passes inside the context; the capture has no curvature."""
-        captured = GradientCapture(self.loss_reduction)
-        with examples_counted(self.model, captured):
+        """Count the examples of the passes inside the context."""
+        captured = self.new_capture(self.loss_reduction)
+        with ExitStack() as undo:
+            undo.callback(captured.drop_nodes)
+            captured.recorder = undo.enter_context(LossRecorder())
+            for name, module in self.model.named_modules():
+                label = f"{name or 'the model itself'} ({type(module).__name__})"
+                hook = module.register_forward_pre_hook(Uncopied(_note_first, captured, label), with_kwargs=True)
+                undo.callback(hook.remove)
             yield captured
 
     def check_reached(self, captured: Capture) -> None:
@@ -106,20 +135,8 @@ class GradientEngine(AbstractEngine):
         require_call(captured)
 
 
-@contextmanager
-def examples_counted(model: nn.Module, captured: Capture) -> Iterator[None]:
-    """Record in `captured` the number of examples of the first module called with a tensor or packed sequence."""
-    with ExitStack() as undo:
-        undo.callback(captured.drop_nodes)
-        captured.recorder = undo.enter_context(LossRecorder())
-        for name, module in model.named_modules():
-            label = f"{name or 'the model itself'} ({type(module).__name__})"
-            hook = module.register_forward_pre_hook(Uncopied(_note_first, captured, label), with_kwargs=True)
-            undo.callback(hook.remove)
-        yield
-
-
 def _note_first(captured: Capture, label: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+    """Forward pre-hook: record the number of examples of the first call with a tensor or packed sequence."""
     if captured.sizes or not torch.is_grad_enabled():
         return
     packed = next((value for value in (*args, *kwargs.values()) if is_packed([value])), None)
@@ -139,11 +156,3 @@ def require_call(captured: Capture) -> None:
             "backward inside the pass, on the model the optimizer was built for."
         )
     captured.require_loss()
-
-
-@final
-class GradientCapture(Capture):
-    """Records the number of examples and how the loss reduces them."""
-
-    def measure_losses(self, losses: Tensor) -> None:
-        """Measure nothing; see `Capture.measure_losses`."""

@@ -67,12 +67,6 @@ def input_factor(layer: nn.Module, x: Tensor, *, bias: bool = True, workspace: W
     return total.div_(max(1, len(x)))
 
 
-def output_factor(layer: nn.Module, grad_output: Tensor) -> Tensor:
-    """S: the second moment of the gradients ``[B, …]`` of the examples' own losses, ``[out, out]`` or by group."""
-    rows = output_rows(layer, grad_output)
-    return _moment(rows) / max(1, rows.shape[-2])
-
-
 def _moment(rows: Tensor) -> Tensor:
     """The sum of the rows' outer products. Of a large result, only blocks on and above the diagonal are computed."""
     size = rows.shape[-1]

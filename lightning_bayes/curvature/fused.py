@@ -23,7 +23,6 @@ from lightning_bayes.curvature.capture import Capture
 from lightning_bayes.curvature.engine import AbstractEngine
 from lightning_bayes.curvature.hooks import HookedCapture
 from lightning_bayes.curvature.layer_calls import as_in_forward
-from lightning_bayes.curvature.layer_graph import is_layer
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.loss_recorder import LossRecorder
 from lightning_bayes.curvature.measured_modules import Uncopied, refuse_scripted
@@ -55,7 +54,7 @@ class HookedEngine(AbstractEngine, ABC):
                 captured.watch(unit, undo)
             if any(gradient_hooks(param) for unit in units for param in unit.params.values()):
                 undo.enter_context(changes_refused(units))
-            captured.recorder = undo.enter_context(LossRecorder(is_layer))
+            captured.recorder = undo.enter_context(LossRecorder(has_layers=True))
             record = Uncopied(captured.note_model_call)
             for module in outermost:
                 if module not in measured and has_children(module):

@@ -16,7 +16,6 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.rounding import rounds_products
 from lightning_bayes.errors import UnsupportedLayerError, name_some
 
 ByParameter: TypeAlias = dict[nn.Parameter, Tensor]
@@ -33,10 +32,16 @@ def failing_parameters(
     largest = max((float(grad.abs().max()) for grad in grads.values() if grad.numel()), default=0.0)
     if not all(map(math.isfinite, (largest, *(float(square.sum()) for square in squares.values())))):
         return None  # the update will be skipped
-    agree = _Agreement(largest, is_half)
+    agree = partial(_agree, largest=largest, is_half=is_half)
     failing = {param for param, grad in grads.items() if not agree(sums.get(param), grad, squares.get(param))}
     of_terms = constant([param for param in failing if param in sums and bool(sums[param].any())])
     return failing - {p for p, own in of_terms.items() if agree(sums[p] + own, grads[p], squares.get(p))}
+
+
+def rounds_products(tensor: Tensor) -> bool:
+    """Whether products of tensors like this one may have a relative error of 1e-3, as in TF32 or bfloat16."""
+    is_full = tensor.is_cpu and torch.get_float32_matmul_precision() == "highest"
+    return tensor.dtype != torch.float64 and not is_full
 
 
 class RunningCheck:
@@ -73,17 +78,12 @@ class RunningCheck:
             values[param] = values[param] + value if param in values else value.detach()
 
 
-class _Agreement:
+def _agree(total: Tensor | None, grad: Tensor, square: Tensor | None, *, largest: float, is_half: bool) -> bool:
     """Whether Σ_i c_i is the gradient up to rounding; `largest` is the largest gradient of all parameters."""
-
-    def __init__(self, largest: float, is_half: bool) -> None:
-        self.largest, self.is_half = largest, is_half
-
-    def __call__(self, total: Tensor | None, grad: Tensor, square: Tensor | None) -> bool:
-        if total is None or not grad.numel():
-            return not bool(grad.any())
-        is_double = grad.dtype == torch.float64
-        tolerance = 5e-2 if self.is_half else 1e-6 if is_double else 5e-3 if rounds_products(grad) else 2e-4
-        size = float(grad.abs().max()) + (0.0 if square is None else float(square.max()) ** 0.5)
-        # Gradients that are zero but for rounding, such as an attention key's bias, are measured by the largest of all.
-        return float((total - grad.to(total.dtype)).abs().max()) <= tolerance * (size + 0.01 * self.largest)
+    if total is None or not grad.numel():
+        return not bool(grad.any())
+    is_double = grad.dtype == torch.float64
+    tolerance = 5e-2 if is_half else 1e-6 if is_double else 5e-3 if rounds_products(grad) else 2e-4
+    size = float(grad.abs().max()) + (0.0 if square is None else float(square.max()) ** 0.5)
+    # Gradients that are zero but for rounding, such as an attention key's bias, are measured by the largest of all.
+    return float((total - grad.to(total.dtype)).abs().max()) <= tolerance * (size + 0.01 * largest)

@@ -2,42 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import final
 
 import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.capture import Capture, refuse_losses
-from lightning_bayes.curvature.engine import AbstractEngine, examples_counted, require_call
 from lightning_bayes.curvature.loss import LossReduction
-
-
-class HessianEngine(AbstractEngine):
-    """Computes the Hessian of every observed loss. Supports all layers that torch can differentiate twice."""
-
-    def __init__(
-        self, model: nn.Module, params: Sequence[nn.Parameter], loss_reduction: LossReduction = "auto"
-    ) -> None:
-        super().__init__(model, loss_reduction)
-        self.params = list(params)
-
-    @contextmanager
-    def capture(self, *, left_out: Collection[nn.Parameter] = ()) -> Iterator[Capture]:
-        """Count the examples of the passes inside the context, and compute the Hessians of their losses."""
-        captured = HessianCapture(self.params, self.loss_reduction)
-        with examples_counted(self.model, captured):
-            yield captured
-
-    def check_reached(self, captured: Capture) -> None:
-        """Require a call of the model; see `require_call`."""
-        require_call(captured)
 
 
 @final
 class HessianCapture(Capture):
-    """Sums the Hessians of the losses of a pass."""
+    """Sums the Hessians of the observed losses of a pass, for all layers that torch can differentiate twice."""
 
     measure_losses = refuse_losses
 
@@ -60,21 +37,7 @@ class HessianCapture(Capture):
 
 
 def hessian_of(loss: Tensor, params: Sequence[nn.Parameter]) -> Tensor:
-    """The Hessian of a loss over all weights jointly.
-
-    Args:
-        loss: A scalar with its graph, which is retained.
-        params: The weights.
-
-    Returns:
-        ``[D, D]``, each parameter flattened row by row, symmetric.
-
-    Example:
-        >>> w = nn.Parameter(torch.tensor([1.0, 2.0]))
-        >>> hessian_of(w[0] * w[1] ** 2, [w])
-        tensor([[0., 4.],
-                [4., 2.]])
-    """
+    """The symmetric Hessian of a loss over all weights, ``[D, D]``, each parameter flattened; retains the graph."""
     gradient = _flat(torch.autograd.grad(loss, params, create_graph=True, materialize_grads=True))
     if not gradient.requires_grad:  # the loss is linear
         return gradient.new_zeros(len(gradient), len(gradient))

@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from lightning_bayes.curvature.calls_of_parts import mark_parts
 from lightning_bayes.curvature.capture import Capture
 from lightning_bayes.curvature.checkpointing import in_reentrant_checkpoint
 from lightning_bayes.curvature.engine import AbstractEngine
@@ -37,8 +36,8 @@ from lightning_bayes.curvature.layer_calls import (
     in_full_precision,
 )
 from lightning_bayes.curvature.layer_graph import can_repeat_backward
-from lightning_bayes.curvature.layouts import LOOPED, ROWS, SHARED, LayerOutput
-from lightning_bayes.curvature.measured_modules import MeasuredModule, Uncopied, has_only_scalars
+from lightning_bayes.curvature.layouts import LOOPED, ROWS, SHARED, LayerOutput, added_up
+from lightning_bayes.curvature.measured_modules import MeasuredModule, Uncopied, has_only_scalars, mark_parts
 from lightning_bayes.curvature.parameters import buffers_kept, user_hooks_off
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError, UnsupportedTrainingError
 from lightning_bayes.private_torch import (
@@ -63,7 +62,7 @@ class HookedCapture(Capture, ABC):
 
     def __init__(self, engine: AbstractEngine, left_out: Collection[nn.Parameter] = ()) -> None:
         super().__init__(engine.loss_reduction, engine.probe)
-        self.engine, self.workspace, self.left_out = engine, engine.workspace, left_out
+        self.engine, self.left_out = engine, left_out
         self.calls: Counter[nn.Parameter] = Counter()
         self.shared: dict[nn.Parameter, Tensor] = {}  # Σ over calls of c_i, [B, *shape]
         self.looped: set[nn.Parameter] = set()  # measured by a loop over the examples
@@ -106,16 +105,10 @@ class HookedCapture(Capture, ABC):
                 f"{unit.label} is called under a transform of torch.func, which prevents a measurement. Use "
                 "torch.autograd.grad on the layer's input instead, or call the model under torch.no_grad()."
             )
-        call: LayerCall
         starts = self._starts.get(module)
         start = starts.pop() if starts else None
-        if unit.rule is None:
-            assert start is not None
-            call = GenericCall(
-                unit, args, kwargs, output, start, self.workspace, self.engine.checked, self._on_gradients
-            )
-        else:
-            call = RuleCall(unit, args, kwargs, output, start, self.workspace, self._on_gradients)
+        kind = GenericCall if unit.rule is None else RuleCall
+        call: LayerCall = kind(unit, args, kwargs, output, start, self.engine, self._on_gradients)
         self.sizes.setdefault(unit.label, set()).add(call.rows)
         if not is_in_backward():  # otherwise a checkpoint repeats the call
             self.calls.update(call.params.values())
@@ -162,10 +155,11 @@ class HookedCapture(Capture, ABC):
             layout = ROWS
         has_one_call = all(self.calls[param] == 1 for param in params.values())
         if layout != ROWS or not has_one_call or (self.needs_examples and self.sums is None):
-            for name, contributions in call.by_example(inputs, grads, self.known_batch_size or 1, layout).items():
-                if name in params:
-                    self._add_sum(params[name], contributions.sum(0))
-                    self.add_contributions(params[name], contributions)
+            of_rows = call.measured("contributions", inputs, grads)
+            for name, param in params.items():
+                contributions = added_up(of_rows[name], layout, self.known_batch_size or 1)
+                self._add_sum(param, contributions.sum(0))
+                self.add_contributions(param, contributions)
         elif self.sums is None:
             squares = call.measured("squares", inputs, grads)  # autograd computes the sums
             for name, param in params.items():
@@ -259,12 +253,11 @@ class HookedCapture(Capture, ABC):
 
     def _failing(self, loss: Tensor, known: set[nn.Parameter]) -> set[nn.Parameter]:
         """The parameters, apart from `known` ones, that fail the check; it runs once for each kind of pass."""
-        params = [param for param in self.engine.trained(self.left_out).values() if param not in known]
+        trained = self.engine.trained(self.left_out).values()
+        params = [param for param in trained if param not in known]
         if not can_repeat_backward(loss):
             if self.running_check is None and tuple(self.sizes) not in self.engine.checked_once and not self.is_empty:
-                self.running_check = RunningCheck(
-                    self.engine.trained(self.left_out).values(), lambda: self._accumulates
-                )
+                self.running_check = RunningCheck(trained, lambda: self._accumulates)
             return set()
         if not params or self.is_empty:
             return set()

@@ -148,16 +148,13 @@ class KroneckerCapture(HookedCapture):
             for draw in range(self.request.mc_samples):
                 self.draw = draw
                 losses = [likelihood.sampled_loss(in_full_precision(output), generator) for output in outputs]
-                self.measuring_backward(torch.stack(losses).sum() * scale, self._leaves())
+                self.measuring_backward(torch.stack(losses).sum() * scale, self.calls)
 
     def measure_columns(self, outputs: Tensor, columns: Iterable[Tensor]) -> None:
         """Run one backward per column of output gradients (`curvature.output_roots`); squares and moments accumulate."""
         for draw, column in enumerate(columns):
             self.draw = draw
-            self.measuring_backward(outputs, self._leaves(), column)
-
-    def _leaves(self) -> list[nn.Parameter]:
-        return list(self.calls)
+            self.measuring_backward(outputs, self.calls, column)
 
     def add(self, param: nn.Parameter, square: Tensor) -> None:
         """Store Σ_i c_i² of a parameter; add it to earlier draws or columns."""
@@ -172,22 +169,15 @@ class KroneckerCapture(HookedCapture):
             return super().mean_curvature()
         return self.scaled_squares(float(self._examples))  # the loss of the sampled labels is a mean over the batch
 
-    @property
-    def own_scale(self) -> float:
-        """Factor that turns a contribution in the measuring backward into the gradient of the example's own loss."""
-        if self.request.likelihood is not None:
-            return self._examples / self.request.loss_scale
-        return (self.num_examples if self.scale.reduction == "mean" else 1) / self.request.loss_scale
-
-    @property
-    def factor_scale(self) -> float:
-        """Factor from the mean of δ δᵀ over examples and positions, in the measuring backward, to S."""
-        batch = self._examples
-        return self.own_scale**2 * batch / (self.num_examples if self.request.likelihood is None else batch)
-
     def results(self) -> dict[nn.Module, Any]:
         """The result of each layer with factors that backward reached, see `LayerRecords.results`."""
-        return self.records.results(Scales(self.own_scale, self.factor_scale, self.gradient_factor))
+        if self.request.likelihood is None:
+            counted = self.num_examples
+            own = (counted if self.scale.reduction == "mean" else 1) / self.request.loss_scale
+        else:
+            counted = self._examples
+            own = counted / self.request.loss_scale
+        return self.records.results(Scales(own, own**2 * self._examples / counted, self.gradient_factor))
 
     @property
     def _examples(self) -> int:

@@ -15,17 +15,16 @@ from typing import Any, Literal, NamedTuple, TypeAlias, final
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.layouts import LayerOutput, Layout, added_up, examples_first
+from lightning_bayes.curvature.engine import AbstractEngine
+from lightning_bayes.curvature.layouts import LayerOutput, examples_first
 from lightning_bayes.curvature.measured_modules import MeasuredModule
 from lightning_bayes.curvature.rules.example_inputs import ExampleInputs
 from lightning_bayes.curvature.rules.generic import ReplayedExamples
 from lightning_bayes.curvature.rules.packed import padded_output
 from lightning_bayes.curvature.rules.pytree import differentiable
 from lightning_bayes.curvature.rules.random_numbers import rng_state, same_rng, with_rng
-from lightning_bayes.curvature.rules.registry import PerExample
-from lightning_bayes.curvature.rules.replayed_call import Checked, ReplayedCall
+from lightning_bayes.curvature.rules.replayed_call import ReplayedCall
 from lightning_bayes.curvature.rules.whole_batch import ReplayedBatch
-from lightning_bayes.curvature.workspace import Workspace
 from lightning_bayes.errors import BayesError, UnsupportedLayerError
 from lightning_bayes.private_torch import has_children, is_view, tree_leaves, without_torch_functions
 
@@ -59,8 +58,8 @@ class LayerCall(ABC):
     output: LayerOutput
     result: Any
 
-    def __init__(self, unit: MeasuredModule, inputs: Sequence[Any], rows: int, workspace: Workspace) -> None:
-        self.unit, self.rows, self.workspace = unit, rows, workspace
+    def __init__(self, unit: MeasuredModule, inputs: Sequence[Any], rows: int) -> None:
+        self.unit, self.rows = unit, rows
         self.params = {name: p for name, p in unit.params.items() if p.requires_grad}
         modules = unit.module.modules() if has_children(unit.module) else [unit.module]
         self.modes = [(module, module.training) for module in modules]
@@ -111,11 +110,6 @@ class LayerCall(ABC):
         moved = [v if v is None or dim is None else examples_first(v, dim, layout, n) for v, dim in pairs]
         return moved[: len(inputs)], moved[len(inputs) :]
 
-    def by_example(self, inputs: list[Any], grads: list[Tensor | None], n: int, layout: Layout) -> PerExample:
-        """c_i of every example, by parameter name."""
-        contributions: PerExample = self.measured("contributions", inputs, grads)
-        return {name: added_up(contributions[name], layout, n) for name in self.params}
-
     @abstractmethod
     def measured(self, what: Measured, inputs: list[Any], grads: list[Tensor | None]) -> dict[str, Any]:
         """By parameter name, in full precision: Σ_i c_i² over all rows, with Σ_i c_i before it, or c_i of every row."""
@@ -132,17 +126,17 @@ class RuleCall(LayerCall):
         kwargs: Any,
         output: Any,
         start: Start | None,
-        workspace: Workspace,
+        engine: AbstractEngine,
         on_gradients: OnGradients,
     ) -> None:
         assert unit.rule is not None
-        self.rule, self._rng = unit.rule, None if start is None else start.rng
+        self.rule, self._rng, self._workspace = unit.rule, None if start is None else start.rng, engine.workspace
         with without_torch_functions():
             inputs = self.rule.prepare(unit.module, self.rule.bind(unit.module, args, kwargs))
             if not isinstance(inputs[0], Tensor) or inputs[0].dim() < self.rule.least_dims(unit.module):
                 unit.refuse_input(inputs[0])
             dim = self.rule.dims(unit.module, inputs)[0]
-            super().__init__(unit, inputs, inputs[0].shape[dim or 0], workspace)
+            super().__init__(unit, inputs, inputs[0].shape[dim or 0])
             is_tensor = isinstance(output, Tensor)
             padded, packed_again = (output, None) if is_tensor else padded_output(unit.module, output)
             self._reused = self.rule.saved(unit.module, padded)
@@ -154,7 +148,7 @@ class RuleCall(LayerCall):
         """See `LayerCall.measured`. The gradient of a single output is no tuple."""
         is_whole = what == "contributions"
         function: Any = self.rule if is_whole else getattr(self.rule, what)
-        extra = () if is_whole else (self.workspace, self._reused)
+        extra = () if is_whole else (self._workspace, self._reused)
         arguments = self.unit.module, tuple(inputs), grads[0] if len(grads) == 1 else tuple(grads), *extra
         found: dict[str, Any] = function(*arguments) if self._rng is None else with_rng(self._rng, function, *arguments)
         return found
@@ -170,15 +164,15 @@ class GenericCall(LayerCall):
         args: Any,
         kwargs: Any,
         output: Any,
-        start: Start,
-        workspace: Workspace,
-        checked: Checked,
+        start: Start | None,
+        engine: AbstractEngine,
         on_gradients: OnGradients,
     ) -> None:
+        assert start is not None
         inputs, (tensors, _) = ExampleInputs(unit.module, args, kwargs), differentiable(output)
         if inputs.batch_size == 1:
             inputs.infer_batch_size(tensors)
-        super().__init__(unit, inputs.leaves, inputs.batch_size, workspace)
+        super().__init__(unit, inputs.leaves, inputs.batch_size)
         is_noisy = bool(inputs.batch_size) and not same_rng(start.rng, rng_state())
         kind = ReplayedBatch if unit.direct_only or is_noisy else ReplayedExamples
         self._replayed = kind(
@@ -186,8 +180,8 @@ class GenericCall(LayerCall):
             inputs,
             {name: p.detach() for name, p in unit.params.items()},
             list(self.params),
-            workspace,
-            checked,
+            engine.workspace,
+            engine.checked,
             start.buffers,
             start.rng if is_noisy else None,
         )

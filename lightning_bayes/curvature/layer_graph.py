@@ -12,14 +12,9 @@ from lightning_bayes.private_torch import UNREPEATABLE
 LAYER = "measured_module"  # key of a node's metadata: the measured module whose output it is
 
 
-def is_layer(node: Any) -> bool:
-    """Whether `node` is the output of a measured layer."""
-    return LAYER in node.metadata
-
-
 def comes_after_layer(node: Any) -> bool:
     """Whether `node` depends on the output of a measured layer."""
-    return any(map(is_layer, nodes_behind([node])))
+    return any(LAYER in each.metadata for each in nodes_behind([node]))
 
 
 def nodes_behind(roots: list[Any], *, to_layers: bool = False) -> Iterator[Any]:
@@ -29,7 +24,7 @@ def nodes_behind(roots: list[Any], *, to_layers: bool = False) -> Iterator[Any]:
     while stack:
         node = stack.pop()
         yield node
-        if to_layers and is_layer(node):
+        if to_layers and LAYER in node.metadata:
             continue
         for child, _ in node.next_functions:
             if child is not None and child not in seen:

@@ -69,12 +69,6 @@ def settled(record: LossRecord, reduction: LossReduction, batch_size: int | None
     )
 
 
-def require_scalar(loss: Tensor) -> None:
-    """Raise `ShapeError` unless the loss is a scalar."""
-    if loss.numel() != 1:
-        raise ShapeError(f"The loss has shape {tuple(loss.shape)}; backward needs a scalar. Reduce it with .mean().")
-
-
 def only(values: set[Any]) -> Any:
     """The only value of a set; None if there are several or none."""
     return next(iter(values)) if len(values) == 1 else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, TypeAlias, final
@@ -13,11 +13,12 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from lightning_bayes.curvature.example_dims import Order, example_dim, outer_size
+from lightning_bayes.curvature.layer_graph import LAYER
 from lightning_bayes.curvature.loss import LossRecord, only
 from lightning_bayes.curvature.loss_functions import LossLink
 from lightning_bayes.curvature.loss_terms import Edge, Reading, Term
 from lightning_bayes.curvature.operations import IN_PLACE, OF_DATA, OPERATIONS
-from lightning_bayes.curvature.tensor_record import Former, TensorRecord
+from lightning_bayes.curvature.tensor_record import Former, Recorded, TensorRecord
 from lightning_bayes.private_torch import without_torch_functions
 
 _NOT_RECORDED: Final = "is computed by a function that is not recorded"
@@ -59,7 +60,8 @@ class LossRecorder(TorchFunctionMode):
     """Records the operations inside the context, which contains the forward pass.
 
     Args:
-        is_layer: Whether a node is the output of a layer that sees the examples. None: all inputs without a graph hold them.
+        has_layers: Whether the outputs of the layers that see the examples are marked. If not, all inputs without a graph
+            hold examples.
 
     Attributes:
         record: What is known about the tensors of the pass.
@@ -68,9 +70,9 @@ class LossRecorder(TorchFunctionMode):
 
     observe: Callable[[Tensor], None] | None = None
 
-    def __init__(self, is_layer: Callable[[Any], bool] | None = None) -> None:
+    def __init__(self, has_layers: bool = False) -> None:
         super().__init__()
-        self.record, self._is_layer = TensorRecord(), is_layer
+        self.record, self._has_layers = TensorRecord(), has_layers
         self._eager: AbstractContextManager[Any] = nullcontext()
         self._declared: dict[Any, ExampleRows] = {}  # of losses whose per-example losses are given
 
@@ -194,15 +196,16 @@ class LossRecorder(TorchFunctionMode):
     def _read_term(self, term: Term, batch_size: int | None, order: Order | None) -> _TermRecord | None:
         """How a term reduces its examples; None if it depends on none."""
         path, call = self._path(term.outputs.grad_fn), term.call
+        known = [self.record.at(node) for node in path.nodes]
         links: set[Linked] = {(call.link, call.outputs.grad_fn)} if call and call.link else self._links_of(path)
         # Embeddings and indexing take the examples as integers, of which the graph has no trace.
-        if not path.depends and (self._is_layer is not None or not (call or links)):
+        if not path.depends and (self._has_layers or not (call or links)):
             return None
-        inner = [known.factor.factor for node in path.nodes if (known := self.record.at(node)).factor is not None]
-        is_weighted = any("weighted" in self.record.at(node).notes for node in path.nodes)
+        inner = [each.factor.factor for each in known if each.factor is not None]
+        is_weighted = any("weighted" in each.notes for each in known)
         orders: tuple[Order, ...] = ("rows", "second") if order is None else (order,)
         reading, *others = [Reading(term, batch_size, each, inner, is_weighted) for each in orders]
-        why = reading.why or self._why_unclear(path, batch_size, orders[0])
+        why = reading.why or _why_unclear(known, batch_size, orders[0])
         if any(each.reduction != reading.reduction for each in others):
             why = why or _AMBIGUOUS
         if any(self._path(factor.grad_fn).depends for factor in term.learned):
@@ -212,15 +215,6 @@ class LossRecorder(TorchFunctionMode):
             "unknown" if why else reading.reduction, why, links, call.counted if call and counts else None
         )
 
-    def _why_unclear(self, path: _Path, batch_size: int | None, order: Order) -> str:
-        """Why the examples of the values behind a path are not those of the batch; empty if they are."""
-        for known in map(self.record.at, path.nodes):
-            if any(Reading(term, batch_size).reduction in {"mean", "sum"} for term in known.terms):
-                return "is a function of values that are already reduced over the examples"
-            if known.selection is not None and known.selection.kept(batch_size, order) in {"some", "piece"}:
-                return "is computed from chosen rows"
-        return ""
-
     def _path(self, root: Any) -> _Path:
         """What lies between the layers and a node."""
         path = _Path()
@@ -229,12 +223,12 @@ class LossRecorder(TorchFunctionMode):
             node = stack.pop()
             if node is None:
                 continue
-            if self._is_layer is not None and self._is_layer(node):
+            if self._has_layers and LAYER in node.metadata:
                 path.depends = True
                 continue
             path.nodes.append(node)
             children = [child for child, _ in node.next_functions]
-            path.depends |= self._is_layer is None and (None in children or "lookup" in self.record.at(node).notes)
+            path.depends |= not self._has_layers and (None in children or "lookup" in self.record.at(node).notes)
             stack += [child for child in children if child not in seen]
             seen.update(children)
         return path
@@ -244,6 +238,16 @@ class LossRecorder(TorchFunctionMode):
         calls = [term.call for node in path.nodes for term in self.record.at(node).terms if term.call is not None]
         links: set[Linked] = {(call.link, call.outputs.grad_fn) for call in calls if call.link is not None}
         return links or {("softmax", node) for node in self.record.noted("log_softmax", path.nodes)}
+
+
+def _why_unclear(path: Iterable[Recorded], batch_size: int | None, order: Order) -> str:
+    """Why the examples of the values behind a path are not those of the batch; empty if they are."""
+    for known in path:
+        if any(Reading(term, batch_size).reduction in {"mean", "sum"} for term in known.terms):
+            return "is a function of values that are already reduced over the examples"
+        if known.selection is not None and known.selection.kept(batch_size, order) in {"some", "piece"}:
+            return "is computed from chosen rows"
+    return ""
 
 
 def _joint(found: Sequence[_TermRecord], batch_size: int | None) -> tuple[str, str]:

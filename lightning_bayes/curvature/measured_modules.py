@@ -7,7 +7,8 @@ contains BatchNorm, or has a rule for its own parameters only, its children are 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NoReturn
@@ -15,6 +16,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
+from lightning_bayes.curvature.layer_graph import LAYER
 from lightning_bayes.curvature.rules import LayerRule, rule_for
 from lightning_bayes.curvature.rules.example_inputs import refuse_packed
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError, name_some
@@ -76,6 +78,23 @@ def has_only_scalars(output: Any) -> bool:
     """Whether a module returns scalars, as losses with parameters do: the check leaves those without a rule to the loop."""
     tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
     return bool(tensors) and not any(tensor.dim() for tensor in tensors)
+
+
+def mark_parts(unit: MeasuredModule, is_inside: Callable[[], bool], undo: ExitStack) -> None:
+    """Mark the outputs of a unit's children that are called without the unit, as ``model.encode(x)`` beside ``model(x)``."""
+    # The unit's rule does not measure these uses. They fail the check, and the loop over examples measures them. It needs to
+    # know that these outputs hold examples.
+
+    def mark(module: Any, args: Any, output: Any) -> None:
+        if torch.is_grad_enabled() and not is_inside():
+            for leaf in tree_leaves(output):
+                node: Any = leaf.grad_fn if isinstance(leaf, Tensor) else None
+                if node is not None:
+                    node.metadata[LAYER] = unit
+
+    for module in unit.module.modules():
+        if module is not unit.module and own_parameters(module):
+            undo.callback(module.register_forward_hook(Uncopied(mark)).remove)
 
 
 def refuse_scripted(model: nn.Module) -> None:

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from lightning_bayes.curvature.example_dims import Order, example_dim, outer_size
-from lightning_bayes.curvature.layer_graph import is_layer, nodes_behind
+from lightning_bayes.curvature.layer_graph import LAYER, nodes_behind
 from lightning_bayes.curvature.loss_recorder import ExampleRows, LossRecorder
 from lightning_bayes.curvature.loss_terms import Edge
 from lightning_bayes.private_torch import output_shapes, without_torch_functions
@@ -50,7 +50,7 @@ def _last_layers(root: Any, ends: Collection[Edge]) -> list[Edge]:
         edge = stack.pop()
         if edge in ends:
             continue
-        if is_layer(edge[0]):
+        if LAYER in edge[0].metadata:
             found.append(edge)
             continue
         children = [child for child in edge[0].next_functions if child[0] is not None and child not in seen]

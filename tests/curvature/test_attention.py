@@ -136,17 +136,3 @@ def test_half_precision_is_measured_in_full(half, generator):
     with torch.autocast("cpu", torch.bfloat16, enabled=half == "autocast"):
         measured = measure(model, lambda: model(x).float().mean(0).sum())
     assert relative_error(measured.curvature, square) < 0.1
-
-
-@ENGINES
-def test_a_transformer_layer_equals_the_loop(engine, generator):
-    class Encoder(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first = nn.Linear(4, 4)
-            self.layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True, activation="gelu")
-
-        def forward(self, x):
-            return self.layer(self.first(x)).sin().sum(1)
-
-    assert_measured(Encoder().double(), normal(5, 6, 4, generator=generator), engine)

@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torchvision
-from backpack.context import CTX
 from oracles import one_example_at_a_time, relative_error
 from torch import nn
 
@@ -68,17 +67,6 @@ def test_only_what_requires_gradients_is_measured(generator):
     assert not {"1.bias", "3.weight", "3.bias"} & found.keys()
 
 
-def test_an_input_by_keyword_is_measured_as_by_the_fused_engine(generator):
-    class ByKeyword(nn.Sequential):
-        def forward(self, x):
-            return self[0](input=x)
-
-    model, x = ByKeyword(nn.Linear(4, 3)).double(), torch.randn(5, 4, generator=generator, dtype=torch.float64)
-    by_fused = measure(model, lambda: model(x).square().mean())
-    by_backpack = measure(model, lambda: model(x).square().mean(), engine="backpack")
-    assert relative_error(by_backpack.curvature, by_fused.curvature) < 1e-10
-
-
 @pytest.mark.parametrize(
     ("layer", "is_backpacks"),
     [
@@ -96,17 +84,6 @@ def test_an_input_by_keyword_is_measured_as_by_the_fused_engine(generator):
 def test_backpack_measures_the_layers_that_it_has(layer, is_backpacks):
     (unit,) = BackpackEngine(nn.Sequential(layer)).units()
     assert (unit.rule is not rule_for(layer)) is is_backpacks
-
-
-def test_model_is_left_as_it_was(generator):
-    model = grouped()
-    x, y = images(generator)
-    before = [dict(vars(module)) for module in model.modules()]
-    handles = len(CTX.hook_handles)
-    measure(model.double(), lambda: F.cross_entropy(model(x), y), engine="backpack")
-    assert [dict(vars(module)) for module in model.modules()] == before
-    assert len(CTX.hook_handles) == handles
-    assert not [name for p in model.parameters() for name in vars(p)]
 
 
 def test_a_small_workspace_splits_the_batch(generator):

@@ -17,7 +17,6 @@ from torch.utils.checkpoint import checkpoint
 from lightning_bayes.curvature import make_engine, measure
 from lightning_bayes.errors import (
     BayesError,
-    ExampleDimensionError,
     NoMeasurementError,
     UnsupportedLayerError,
     UnsupportedTrainingError,
@@ -98,7 +97,9 @@ def test_complex_parameters_are_refused(engine, generator):
     model = nn.Sequential(nn.Linear(4, 3, dtype=torch.cfloat), nn.Linear(3, 3, dtype=torch.cfloat))
     model[1].requires_grad_(False)
     x = torch.randn(6, 4, generator=generator, dtype=torch.cfloat)
-    assert_refused(model, lambda: model(x).abs().mean(), r"are complex: 0\.weight, 0\.bias\. The square", engine)
+    assert_refused(
+        model, lambda: model(x).abs().mean(), r"are complex: 0\.weight, 0\.bias\. The square.*freeze them", engine
+    )
 
 
 class TiedByView(nn.Module):
@@ -375,27 +376,6 @@ def test_checkpoint_inside_of_a_module_without_a_rule_is_looped_or_refused(gener
     )
 
 
-SQUARES = {  # a loss of outputs and targets, and example i's
-    "mean, then sum": (lambda v: v.mean(0).sum(), lambda v: v.sum()),
-    "sum, then mean": (lambda v: v.sum(0).mean(), lambda v: v.mean()),
-    "mean of sums": (lambda v: v.sum(-1).mean(), lambda v: v.sum()),
-    "sum of means": (lambda v: v.mean(1).sum(), lambda v: v.mean()),
-    "sum over examples and outputs": (lambda v: v.sum() / v.numel(), lambda v: v.mean()),
-    "half the sum": (lambda v: 0.5 * v.sum(), lambda v: 0.5 * v.sum()),
-}
-
-
-@every_engine
-@pytest.mark.parametrize("name", SQUARES)
-def test_reduction_over_examples_is_found(name, engine, generator):
-    model, (x, _) = nn.Linear(4, 3), batch(generator)
-    y, (whole, single) = torch.randn(6, 3, generator=generator), SQUARES[name]
-    measured = measure(model, lambda: whole((model(x) - y).square()), engine=engine)
-    one = lambda m, e: single((m(e[0]) - e[1]).square())  # noqa: E731
-    # The gradient of the loss is what backward finds: the mean over examples of a sum's is the n-th part.
-    assert_measures(measured, model, list(zip(x, y, strict=True)), one, 1e-5)
-
-
 @every_engine
 def test_sum_that_may_be_a_mean_is_refused_until_declared(engine, generator):
     """Six examples: a sixth of the sum is their mean, as above; divided by three it may be a noise variance."""
@@ -408,31 +388,6 @@ def test_sum_that_may_be_a_mean_is_refused_until_declared(engine, generator):
     measured = measure(model, loss, engine=engine, loss_reduction="sum")
     grad, _ = one_example_at_a_time(model, list(zip(x, y, strict=True)), classify)
     assert relative_error(measured.grad, {k: g / 3 for k, g in grad.items()}) < 1e-5
-
-
-@every_engine
-def test_loss_of_some_of_the_examples_is_refused(engine, generator):
-    """Its mean is over four, and the layers saw six."""
-    (x, y), model = batch(generator), nn.Linear(4, 3)
-    assert_refused(
-        model,
-        lambda: F.cross_entropy(model(x)[:4], y[:4]),
-        r"values of shape \[4, 3\] in a batch of 6 examples.*Pass loss_reduction",
-        engine,
-    )
-    measured = measure(model, lambda: F.cross_entropy(model(x), y.where(torch.arange(6) < 4, -100)), engine=engine)
-    _, square = one_example_at_a_time(model, list(zip(x, y, strict=True))[:4], classify)
-    assert relative_error(measured.curvature, square) < 1e-5
-
-
-def test_examples_without_a_dimension_for_them_are_refused(generator):
-    model, x = nn.Linear(4, 3), torch.randn(4, generator=generator)
-    assert_refused(model, lambda: model(x).sum(), "without a dimension for examples", error=ExampleDimensionError)
-
-
-def test_layer_error_names_what_to_freeze():
-    with pytest.raises(UnsupportedLayerError, match="or freeze them"):
-        measure(nn.Linear(2, 2, dtype=torch.cdouble), lambda: None)
 
 
 class Direct(nn.Module):

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from random_matrices import F64, normal, seeded
 from torch import nn
 
-from lightning_bayes.curvature.factors import has_factors, input_factor, output_factor
+from lightning_bayes.curvature.factors import FactorMoments, Request, Scales, has_factors, input_factor
 from lightning_bayes.curvature.workspace import Workspace
 
 CASES = {
@@ -30,6 +30,13 @@ def case(name, batch=5):
     layer, x = layer.double(), normal(batch, *shape, generator=seeded(0))
     delta = normal(*layer(x).shape, generator=seeded(1))
     return layer, x, delta
+
+
+def factors_of(layer, x, delta):
+    """S and A of a call whose output gradients δ are those of the examples' own losses."""
+    records = FactorMoments(Request({layer: True}), Workspace())
+    records.add(layer, x, delta)
+    return records.results(Scales(own=1.0, factor=1.0, gradient=1.0))[layer].factors
 
 
 def groups_of(layer):
@@ -67,9 +74,8 @@ def test_factors_are_means_over_examples_of_explicit_outer_products(name):
     layer, x, delta = case(name, batch=3)
     pairs = list(vectors_by_position(layer, x, delta))
     inputs, outputs = (torch.stack(side, 1) for side in zip(*pairs, strict=True))  # [groups, B · T, …]
-    expected = inputs.mT @ inputs / len(x), outputs.mT @ outputs / len(pairs)
-    found = input_factor(layer, x), output_factor(layer, delta)
-    for ours, truth in zip(found, expected, strict=True):
+    expected = outputs.mT @ outputs / len(pairs), inputs.mT @ inputs / len(x)
+    for ours, truth in zip(factors_of(layer, x, delta), expected, strict=True):
         torch.testing.assert_close(ours, truth if groups_of(layer) > 1 else truth[0])
 
 
@@ -86,13 +92,8 @@ def test_large_factors_are_symmetric_second_moments():
     assert torch.equal(found, found.T)
 
 
-def test_the_bias_column_can_be_left_out():
-    layer, x, _ = case("conv2d")
-    torch.testing.assert_close(input_factor(layer, x, bias=False), input_factor(layer, x)[:-1, :-1])
-
-
 def dense(layer, x, delta):
-    left, right = output_factor(layer, delta), input_factor(layer, x)
+    left, right = factors_of(layer, x, delta)
     return torch.kron(left, right) if left.dim() == 2 else torch.stack(list(map(torch.kron, left, right)))
 
 
@@ -101,24 +102,6 @@ def test_one_example_is_exact(name):
     layer, x, delta = case(name, batch=1)
     grad = per_example_gradients(layer, x, delta)[0, 0].flatten()
     torch.testing.assert_close(dense(layer, x, delta), torch.outer(grad, grad))
-
-
-@pytest.mark.parametrize("groups", [1, 2])
-def test_one_example_of_a_convolution_with_one_position_is_exact(groups):
-    layer = nn.Conv2d(4, 6, 3, groups=groups).double()
-    x = normal(1, 4, 3, 3, generator=seeded(0))
-    delta = normal(1, 6, 1, 1, generator=seeded(1))
-    grads = per_example_gradients(layer, x, delta)[0].flatten(1)
-    expected = grads[:, :, None] * grads[:, None, :]
-    torch.testing.assert_close(dense(layer, x, delta), expected if groups > 1 else expected[0])
-
-
-def test_a_convolution_with_one_position_is_a_linear_layer():
-    conv = nn.Conv2d(2, 4, 3).double()
-    x, delta = normal(5, 2, 3, 3, generator=seeded(0)), normal(5, 4, 1, 1, generator=seeded(1))
-    linear = nn.Linear(18, 4)
-    torch.testing.assert_close(input_factor(conv, x), input_factor(linear, x.flatten(1)))
-    torch.testing.assert_close(output_factor(conv, delta), output_factor(linear, delta.flatten(1)))
 
 
 def test_a_deep_linear_network_with_gaussian_noise_is_exact():
@@ -141,38 +124,15 @@ def test_a_deep_linear_network_with_gaussian_noise_is_exact():
         torch.testing.assert_close(dense(layer, inputs.detach(), out.grad), fisher)
 
 
-def test_tanh_between_the_layers_breaks_the_equality():
-    """The factorisation is an approximation otherwise: the test above could fail."""
-    x, layer = normal(6, 3, generator=seeded(0)), nn.Linear(3, 2).double()
-    delta = x[:, :2] * 2  # depends on the input
-    grads = per_example_gradients(layer, x, delta).flatten(1)
-    assert (dense(layer, x, delta) - grads.T @ grads / 6).abs().max() > 0.1
-
-
 def test_the_scale_is_that_of_the_mean_over_examples():
     """The trace of S ⊗ A of independent rows estimates mean_i |g_i|², whatever the batch size."""
     layer = nn.Linear(3, 4).double()
     x, delta = normal(20000, 3, generator=seeded(0)), normal(20000, 4, generator=seeded(1))
-    squares = per_example_norms(x, delta)
+    squares = delta.square().sum(1) * (x.square().sum(1) + 1)
     error = squares.std() / len(x) ** 0.5
-    found = output_factor(layer, delta).trace() * input_factor(layer, x).trace()
-    assert abs(found - squares.mean()) < 4 * error
-    repeated = output_factor(layer, delta.repeat(2, 1)), input_factor(layer, x.repeat(2, 1))
-    torch.testing.assert_close(repeated[0], output_factor(layer, delta))
-    torch.testing.assert_close(repeated[1], input_factor(layer, x))
-
-
-def per_example_norms(x, delta):
-    return delta.square().sum(1) * (x.square().sum(1) + 1)
-
-
-def test_gradients_of_a_mean_loss_come_back_with_the_batch_size():
-    layer, x = nn.Linear(3, 4).double(), normal(6, 3, generator=seeded(0))
-    y = torch.arange(6) % 4
-    out = layer(x)
-    (mean,) = torch.autograd.grad(F.cross_entropy(out, y), out, retain_graph=True)
-    (total,) = torch.autograd.grad(F.cross_entropy(out, y, reduction="sum"), out)
-    torch.testing.assert_close(output_factor(layer, 6 * mean), output_factor(layer, total))
+    left, right = factors_of(layer, x, delta)
+    assert abs(left.trace() * right.trace() - squares.mean()) < 4 * error
+    torch.testing.assert_close(factors_of(layer, x.repeat(2, 1), delta.repeat(2, 1)), (left, right))
 
 
 def test_layers_that_compute_something_else_have_no_factors():
@@ -204,5 +164,6 @@ def test_factors_agree_with_curvlinops():
     grads = normal(16, generator=seeded(1))
     weight, bias = grads[:12], grads[12:]
     matrix = torch.cat([weight.view(4, 3), bias[:, None]], 1)
-    ours = output_factor(model[0], delta) @ matrix @ input_factor(model[0], x)
+    left, right = factors_of(model[0], x, delta)
+    ours = left @ matrix @ right
     torch.testing.assert_close(operator @ grads, torch.cat([ours[:, :-1].flatten(), ours[:, -1]]))

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from lightning_bayes.curvature import measure
-from lightning_bayes.curvature.rounding import rounds_products
+from lightning_bayes.curvature.gradient_check import rounds_products
 from lightning_bayes.errors import BayesError
 
 

@@ -125,19 +125,6 @@ def test_noise_is_that_of_the_forward_and_the_statistics_move_once(batch):
     torch.testing.assert_close(dict(model.named_buffers()), dict(plain.named_buffers()), rtol=0, atol=0)
 
 
-def test_an_operation_without_a_batching_rule_is_looped(batch, monkeypatch):
-    x, y = batch
-    model = network(own=True)
-    expected = measure(model, lambda: F.cross_entropy(model(x), y))
-
-    def refuse(function, *in_dims):
-        raise RuntimeError("no batching rule")
-
-    monkeypatch.setattr(torch, "vmap", refuse)
-    again = measure(model, lambda: F.cross_entropy(model(x), y))
-    torch.testing.assert_close(dict(again.curvature), dict(expected.curvature), rtol=1e-9, atol=1e-15)
-
-
 def test_examples_in_another_dimension_are_refused(generator):
     class Turned(Shift):
         def forward(self, x):

@@ -28,7 +28,6 @@ def _block() -> nn.Module:
     parameters=("layer_scale",),
     input_dims=4,
     repeats_noise=lambda layer: layer.training and layer.stochastic_depth.p > 0,
-    by_hooks=False,
     own_only=True,
     cases=[(_block, (5, 4, 6, 6))],
 )

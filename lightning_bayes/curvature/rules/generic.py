@@ -15,7 +15,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.rounding import rounds_products
+from lightning_bayes.curvature.gradient_check import rounds_products
 from lightning_bayes.curvature.rules.registry import PerExample, Sums
 from lightning_bayes.curvature.rules.replayed_call import ReplayedCall, in_parts, used_outputs
 from lightning_bayes.errors import ExampleDimensionError

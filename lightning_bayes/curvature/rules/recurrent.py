@@ -102,7 +102,6 @@ def _draw(steps_first: bool, state: tuple[int, ...] = ()) -> Any:
     example_dims=_example_dims,
     applies=lambda layer: not (layer.dropout and layer.num_layers > 1 and layer.weight_ih_l0.is_cuda),
     repeats_noise=lambda layer: layer.training and layer.dropout > 0,
-    by_hooks=False,
     later_dims=(1, 1),  # of the final states
     prepare=unpacked,
     cases=[

@@ -60,7 +60,6 @@ class LayerRule:
         repeats_noise: Whether the rule repeats a random forward. It then runs with the random numbers of that forward.
         takes_positions: Whether all dimensions before the features are equivalent, so that rows may be positions of one
             example.
-        by_hooks: Whether a backward hook of the layer, as used by BackPACK, receives the gradients of all outputs.
         cases: Layers and inputs for the contract tests: a function that builds the layer, and the shape of its input or a
             function that draws its inputs.
         later_dims: Batch dimensions of the outputs after the first. Further outputs are batched like the first.
@@ -77,7 +76,6 @@ class LayerRule:
     applies: Callable[[Any], bool] = lambda layer: True
     repeats_noise: Callable[[Any], bool] = lambda layer: False
     takes_positions: bool = False
-    by_hooks: bool = True
     cases: Sequence[Case] = ()
     later_dims: tuple[int, ...] = ()
     own_only: bool = False

@@ -5,15 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature import AbstractEngine, Capture, Likelihood, LossReduction
+from lightning_bayes.curvature import AbstractEngine, Capture, GradientEngine, Likelihood, LossReduction
 from lightning_bayes.curvature.factors import ExampleRows, LayerRows, Request
-from lightning_bayes.curvature.hessian import HessianEngine
+from lightning_bayes.curvature.hessian import HessianCapture
 from lightning_bayes.curvature.kronecker import KroneckerEngine
 from lightning_bayes.errors import ShapeError, UnsupportedLayerError
 from lightning_bayes.optim.fisher import FisherName, check_fisher, label_source
@@ -46,7 +47,7 @@ class HessianMeasurement(JointMeasurement):
     """The exact Hessian, ``[D, D]``."""
 
     def __init__(self, model: nn.Module, params: Sequence[nn.Parameter], loss_reduction: LossReduction) -> None:
-        self.engine = HessianEngine(model, params, loss_reduction)
+        self.engine = GradientEngine(model, loss_reduction, partial(HessianCapture, list(params)))
 
     def read(self, captured: Any, loss_scale: float) -> list[Tensor]:
         """Read the Hessian."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -30,6 +30,6 @@ STRATEGIES = (
 )
 
 
-def plan(shape: ConvShape, device: torch.device, without: Collection[str] = ()) -> Strategy:
-    """The first strategy that suits a convolution. `without` names strategies to skip, never ``"patches"``, the fallback."""
-    return next(s for s in STRATEGIES if s.name not in without and s.suits(shape, device))
+def plan(shape: ConvShape, device: torch.device) -> Strategy:
+    """The first strategy that suits a convolution; ``"patches"`` suits all."""
+    return next(strategy for strategy in STRATEGIES if strategy.suits(shape, device))
