@@ -32,7 +32,7 @@ from lightning_bayes.callbacks.evaluation import EvaluationCallback
 from lightning_bayes.callbacks.fields import CallbackFields, complete_arguments, refuse_unnamed, signature_of
 from lightning_bayes.callbacks.loaders import sum_over_processes
 from lightning_bayes.callbacks.noise_rule import NoiseRule
-from lightning_bayes.callbacks.num_data import example_count_check, set_num_data
+from lightning_bayes.callbacks.num_data import check_example_count, set_num_data
 from lightning_bayes.callbacks.presets import Preset, find_preset, presets_of
 from lightning_bayes.callbacks.private_lightning import ClosureParts, wrap_closures
 from lightning_bayes.callbacks.resume import refuse_other_posterior, resumable_state, warn_of_changes
@@ -178,8 +178,8 @@ class VariationalCallback(EvaluationCallback, ABC):
         is_tuned, self._is_told_of_batch = not self._is_told_of_batch, False
         samples = noise_samples(trainer, self.mc_samples)
         wrapped = MonteCarloClosure(parts, trainer, optimizer, samples, always_measures=is_tuned)
-        if self.arguments.num_data is None and not optimizer.num_updates:
-            wrapped.on_first_capture = example_count_check(trainer, optimizer)
+        if begins and self.num_data is None and not optimizer.num_updates and trainer.world_size == 1:
+            wrapped.on_first_capture = partial(check_example_count, trainer)
         return wrapped
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
