@@ -23,12 +23,12 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_info
 from typing_extensions import Never, Unpack
 
-from lightning_bayes.callbacks import checks, ranks, summary
-from lightning_bayes.callbacks.calibration_beside import beside, calibration_of
+from lightning_bayes.callbacks import checks, summary
+from lightning_bayes.callbacks.calibration_lenient import beside, calibration_of
 from lightning_bayes.callbacks.checkpoint_io import store_mean, use_atomic_files, use_plain_numbers
 from lightning_bayes.callbacks.closure import MonteCarloClosure, noise_samples
 from lightning_bayes.callbacks.evaluated_posterior import EvaluatedPosterior
-from lightning_bayes.callbacks.evaluation import EvaluationCallback
+from lightning_bayes.callbacks.evaluation import EvaluationCallback, sample_count
 from lightning_bayes.callbacks.fields import CallbackFields, complete_arguments, refuse_unnamed, signature_of
 from lightning_bayes.callbacks.loaders import sum_over_processes
 from lightning_bayes.callbacks.noise_rule import NoiseRule
@@ -38,7 +38,6 @@ from lightning_bayes.callbacks.private_lightning import ClosureParts, wrap_closu
 from lightning_bayes.callbacks.resume import refuse_other_posterior, resumable_state, warn_of_changes
 from lightning_bayes.callbacks.swap import swap_optimizer
 from lightning_bayes.callbacks.training_inputs import FIRST_BATCHES
-from lightning_bayes.callbacks.validation_samples import sample_count
 from lightning_bayes.optim import VariationalOptimizer
 from lightning_bayes.optim.default_noise import DefaultNoise, follows_fit
 from lightning_bayes.optim.readout import CALLBACK_KEY, callback_state
@@ -172,7 +171,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         if begins or optimizer.posterior_defaults["num_data"] is None:  # loaders are reloaded, and data sets grow
             set_num_data(trainer, optimizer, self.num_data)
         if not self._ranks_agree:
-            ranks.require_agreement(trainer, optimizer, self.mc_samples)
+            checks.require_agreement(trainer, optimizer, self.mc_samples)
             self._ranks_agree = True
         # The tuner trains without callbacks. A batch size that it accepts must leave memory for updates that measure.
         is_tuned, self._is_told_of_batch = not self._is_told_of_batch, False
