@@ -69,7 +69,7 @@ class SampledForward:
         self._form: Form | None = None  # of outputs with mean and variance
         self._forward: Callable[..., Tensor] = module.forward
         self._last_call = Repeatable(self._forward)
-        self._arguments = ForwardArguments(module, self._forward)
+        self._arguments = ForwardArguments(module)
         self._patches = Patches()
 
     def start(self, predict: bool) -> None:
@@ -131,7 +131,7 @@ class SampledForward:
 
     def _single_output(self, call: Repeatable) -> Tensor:
         output = call()
-        packed = output if isinstance(output, Tensor) or self.observation is None else self._packing.pack(output)
+        packed = output if self.observation is None else self._packing.pack(output)
         if not isinstance(packed, Tensor):
             raise _NoAverageError(
                 f"{type(self.module).__name__}.forward returned a {type(output).__name__}, which cannot be averaged. Return "
