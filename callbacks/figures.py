@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -32,8 +33,6 @@ from lightning_bayes.metrics import (
 )
 from lightning_bayes.metrics.example_scores import SCORES_FILE, write_scores
 from lightning_bayes.predictive import combine, ood_scores
-
-Gather = Callable[[Tensor], Tensor]  # concatenates the tensors of all processes along the first dimension
 
 
 class Predicted(NamedTuple):
@@ -67,7 +66,7 @@ class CollectedPredictions:
             for score, values in ood_scores(outputs).items():
                 self._scores.setdefault(score, {}).setdefault(set_name.removeprefix("ood/"), []).append(values)
 
-    def gathered(self, gather: Gather) -> Predicted | None:
+    def gathered(self, gather: Callable[[Tensor], Tensor]) -> Predicted | None:
         """The predictions of all processes; None without a batch of the test set."""
         if not self._targets:
             return None
@@ -143,8 +142,7 @@ class EvaluationFigures(Callback):
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draw, write and log."""
         folder = trainer.log_dir or trainer.default_root_dir  # log_dir is a collective, so every process reads it
-        gather = _gather(trainer, pl_module)
-        predicted = self._collected.gathered(gather)
+        predicted = self._collected.gathered(partial(_gathered, trainer, pl_module))
         is_left_alone = self._is_left_alone
         self._forget()
         if is_left_alone:
@@ -206,10 +204,8 @@ def _figure_logger(logger: Any, folder: Path, step: int) -> Callable[[str, Figur
     return None
 
 
-def _gather(trainer: Trainer, module: LightningModule) -> Gather:
-    def gather(values: Tensor) -> Tensor:
-        if trainer.world_size == 1:
-            return values
-        return torch.cat(gather_all_tensors(values.to(module.device))).cpu()
-
-    return gather
+def _gathered(trainer: Trainer, module: LightningModule, values: Tensor) -> Tensor:
+    """The tensors of all processes, concatenated along the first dimension."""
+    if trainer.world_size == 1:
+        return values
+    return torch.cat(gather_all_tensors(values.to(module.device))).cpu()
