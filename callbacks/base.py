@@ -23,25 +23,23 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_info
 from typing_extensions import Never, Unpack
 
-from lightning_bayes.callbacks import checks, ranks, summary
-from lightning_bayes.callbacks.calibration_beside import beside, calibration_of
+from lightning_bayes.callbacks import checks, summary
+from lightning_bayes.callbacks.calibration_lenient import beside, calibration_of
 from lightning_bayes.callbacks.checkpoint_io import store_mean, use_atomic_files, use_plain_numbers
 from lightning_bayes.callbacks.closure import MonteCarloClosure, noise_samples
-from lightning_bayes.callbacks.default_policy import choose_defaults
 from lightning_bayes.callbacks.evaluated_posterior import EvaluatedPosterior
-from lightning_bayes.callbacks.evaluation import EvaluationCallback
+from lightning_bayes.callbacks.evaluation import EvaluationCallback, sample_count
 from lightning_bayes.callbacks.fields import CallbackFields, complete_arguments, refuse_unnamed, signature_of
 from lightning_bayes.callbacks.loaders import sum_over_processes
 from lightning_bayes.callbacks.noise_rule import NoiseRule
-from lightning_bayes.callbacks.num_data import example_count_check, set_num_data
+from lightning_bayes.callbacks.num_data import check_example_count, set_num_data
 from lightning_bayes.callbacks.presets import Preset, find_preset, presets_of
 from lightning_bayes.callbacks.private_lightning import ClosureParts, wrap_closures
 from lightning_bayes.callbacks.resume import refuse_other_posterior, resumable_state, warn_of_changes
 from lightning_bayes.callbacks.swap import swap_optimizer
 from lightning_bayes.callbacks.training_inputs import FIRST_BATCHES
-from lightning_bayes.callbacks.validation_samples import sample_count
 from lightning_bayes.optim import VariationalOptimizer
-from lightning_bayes.optim.default_noise import follows_fit
+from lightning_bayes.optim.default_noise import DefaultNoise, follows_fit
 from lightning_bayes.optim.readout import CALLBACK_KEY, callback_state
 from lightning_bayes.optim.schedules import Schedule
 from lightning_bayes.predictive import LinearizedSamples, PosteriorSamples, Samples
@@ -75,12 +73,10 @@ class VariationalCallback(EvaluationCallback, ABC):
 
     def __init__(self, *unnamed: Never, **fields: Unpack[CallbackFields]) -> None:
         refuse_unnamed(self.name, unnamed)
-        passed = complete_arguments(self.name, self.optimizer_class, fields, self.field_defaults)
-        super().__init__(passed.link)
-        self._chosen = choose_defaults(self.name, passed)
-        self._noise, self._rule = self._chosen.noise, NoiseRule()
-        self.optimizer_class.check_together(self._chosen.arguments.group_defaults)
-        self.arguments = arguments = self._chosen.arguments
+        self.arguments = arguments = complete_arguments(self.name, self.optimizer_class, fields, self.field_defaults)
+        super().__init__(arguments.link)
+        self._noise = DefaultNoise(arguments.group_defaults["noise_flatness"]) if arguments.is_default_noise else None
+        self._rule = NoiseRule()
         self.linearized = arguments.linearized
         self._calibration = calibration_of(arguments.calibrate, arguments.lr)
         self.eval_samples, self.val_samples = arguments.eval_samples, arguments.val_samples
@@ -159,7 +155,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         """Replacement of the strategy's `setup_optimizers`: runs it and replaces the user's optimizer."""
         set_up(trainer)
         checks.check_training(trainer, pl_module)  # again: configure_model and other callbacks ran since
-        self.optimizer = swap_optimizer(trainer, pl_module, self._chosen, self._patches)
+        self.optimizer = swap_optimizer(trainer, pl_module, self.arguments, self._patches)
         self._posterior = EvaluatedPosterior()  # of the last fit no longer
         self._ranks_agree = self._is_announced = False
 
@@ -175,20 +171,20 @@ class VariationalCallback(EvaluationCallback, ABC):
         if begins or optimizer.posterior_defaults["num_data"] is None:  # loaders are reloaded, and data sets grow
             set_num_data(trainer, optimizer, self.num_data)
         if not self._ranks_agree:
-            ranks.require_agreement(trainer, optimizer, self.mc_samples)
+            checks.require_agreement(trainer, optimizer, self.mc_samples)
             self._ranks_agree = True
         # The tuner trains without callbacks. A batch size that it accepts must leave memory for updates that measure.
         is_tuned, self._is_told_of_batch = not self._is_told_of_batch, False
         samples = noise_samples(trainer, self.mc_samples)
         wrapped = MonteCarloClosure(parts, trainer, optimizer, samples, always_measures=is_tuned)
-        if self.arguments.num_data is None and not optimizer.num_updates:
-            wrapped.on_first_capture = example_count_check(trainer, optimizer)
+        if begins and self.num_data is None and not optimizer.num_updates and trainer.world_size == 1:
+            wrapped.on_first_capture = partial(check_example_count, trainer)
         return wrapped
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Warn about arguments that the checkpoint of a resumed run overrides."""
         if self.optimizer is not None and self.optimizer.num_updates:
-            warn_of_changes(trainer, self.optimizer, self._chosen, self._resumed)
+            warn_of_changes(trainer, self.optimizer, self.arguments, self._resumed)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Record the losses of the first batch; note that Lightning calls this callback, as it does unless it tunes."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable
 from typing import Any, final
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_bayes.callbacks.arguments import checked
 from lightning_bayes.callbacks.calibration_base import CalibrationCallback, evaluation_of
@@ -16,7 +17,6 @@ from lightning_bayes.callbacks.calibration_outputs import Scalable, ValidationOu
 from lightning_bayes.callbacks.evaluation import EvaluationCallback
 from lightning_bayes.callbacks.loaders import ValidationSet, random_state_kept, sum_over_processes
 from lightning_bayes.callbacks.neighbours import callbacks_of, insert_after
-from lightning_bayes.callbacks.point_estimate import PointEstimate
 from lightning_bayes.callbacks.recalibration import recalibrated_examples
 from lightning_bayes.callbacks.training_inputs import FIRST_BATCHES
 from lightning_bayes.callbacks.validation_rows import rows_of
@@ -33,6 +33,7 @@ from lightning_bayes.predictive import (
     predictive_nll,
 )
 from lightning_bayes.predictive.calibration import EVALUATIONS
+from lightning_bayes.predictive.samples import require_tensor
 
 _NO_OTHER = " (no other was tried)"
 
@@ -181,3 +182,35 @@ class Calibration(CalibrationCallback):
         std, total = likelihood.std if isinstance(likelihood, Gaussian) else None, sum_over_processes(trainer, module)
         found = choose_calibration(outputs_at, first.targets, link, std, total, tries_widths)
         self.use(found, samples, start, at.rows, f"width {found.scale:.3g}{'' if tries_widths else _NO_OTHER}, ")
+
+
+class PointSamples(Samples):
+    """The network as it is, as one sample."""
+
+    count, has_mean = 1, False
+
+    def subset_outputs(self, model: nn.Module, forward: Callable[[], Tensor], indices: Iterable[int]) -> Tensor:
+        """Run `forward` once for each index; see `Samples.subset_outputs`."""
+        return torch.stack([require_tensor(model, forward()) for _ in indices])
+
+
+@final
+class PointEstimate(EvaluationCallback):
+    """Evaluates the user's network outside of a fit, where other callbacks may change its predictions."""
+
+    opt_out_hint = "remove Calibration"
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    def find_samples(self, trainer: Trainer, pl_module: LightningModule) -> Samples | None:
+        """The network; None for validation in a fit, which stays as it is."""
+        return None if trainer.state.fn == "fit" and trainer.validating else PointSamples()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the training loss told."""
+        return self.loss_state()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what the training loss told."""
+        self.load_loss_state(state_dict)

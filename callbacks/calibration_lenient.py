@@ -1,4 +1,7 @@
-"""A calibration that refuses nothing: a temperature, where the fit tells the task and was long enough."""
+"""The calibration that a callback adds beside itself.
+
+By default, it refuses nothing: it chooses a temperature, where the fit tells the task and was long enough.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,22 @@ import time
 from typing import Any, Final, final
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_info
 from torch import Tensor
 
+from lightning_bayes.callbacks.calibration import Calibration
 from lightning_bayes.callbacks.calibration_base import CalibrationCallback, evaluation_of
 from lightning_bayes.callbacks.calibration_budget import agreed, budget_of_fit
 from lightning_bayes.callbacks.calibration_outputs import ValidationOutputs, kept_rows
-from lightning_bayes.callbacks.evaluation import EvaluationCallback
+from lightning_bayes.callbacks.evaluation import EvaluationCallback, FinishesSamples
 from lightning_bayes.callbacks.loaders import ValidationSet, sum_over_processes
-from lightning_bayes.callbacks.neighbours import callbacks_of
+from lightning_bayes.callbacks.neighbours import callbacks_of, insert_after
 from lightning_bayes.callbacks.recalibration import recalibrated_examples
 from lightning_bayes.callbacks.rejection import RejectorCallback
 from lightning_bayes.callbacks.step_outputs import StepOutputs
 from lightning_bayes.callbacks.validation_rows import rows_of
+from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.predictive import Link, PosteriorSamples, Samples, choose_calibration, combine
 from lightning_bayes.predictive.calibration import CLASS_LINKS
 from lightning_bayes.predictive.links import CLASS_DIMS
@@ -29,6 +34,28 @@ _ERRORS: Final = 2.0  # standard errors by which the NLL has to fall: twice thos
 _FEWEST_ROWS: Final = 750  # of a larger set; 256 overshot, and cost .008 nats in a short fit
 _FEWEST_SAMPLES: Final = 3  # as in validations, for short fits: fewer samples ask for a slightly higher temperature
 _FEWEST_MISTAKES: Final = 10  # of the validation predictions: ten events per parameter (Peduzzi et al. 1996)
+
+
+def calibration_of(calibrate: bool | None, lr: object) -> CalibrationCallback | None:
+    """The calibration of an argument; None chooses a temperature in the default step, which has no `lr`."""
+    if calibrate is None:
+        return LenientCalibration() if lr is None else None
+    return Calibration() if calibrate else None
+
+
+def beside(trainer: Trainer, callback: Callback, calibration: CalibrationCallback) -> None:
+    """Put the calibration of a callback behind all that finish samples; its hooks run before the checkpoint's."""
+    others = [other for other in callbacks_of(trainer, CalibrationCallback) if other is not calibration]
+    if others and isinstance(calibration, LenientCalibration):
+        return
+    if others:
+        raise UnsupportedTrainingError(
+            "calibrate=True and Calibration both choose the width of the posterior. Remove one of them."
+        )
+    callbacks = callbacks_of(trainer, Callback)
+    if calibration not in callbacks and callback in callbacks:
+        finishing = [other for other in callbacks if isinstance(other, FinishesSamples)]
+        insert_after(trainer, calibration, callback, *finishing)
 
 
 @final

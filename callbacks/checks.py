@@ -1,8 +1,9 @@
-"""Requirements on the trainer, the module and the optimizer, checked before anything is swapped."""
+"""Requirements on the trainer, the module and the optimizer, checked before anything is swapped; and on other ranks."""
 
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -14,6 +15,7 @@ from lightning_bayes.callbacks.private_lightning import check_private_symbols
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.optim import NoisyOptimizer, VariationalOptimizer
 from lightning_bayes.optim.hyperparameters import StepRule
+from lightning_bayes.strategies import BayesDDPStrategy, check_agreement
 
 _NO_LENGTH = (torch.optim.Adadelta, torch.optim.Rprop)  # whose learning rate does not set the length of a step
 
@@ -143,3 +145,21 @@ def _check_params(old: Optimizer, module: nn.Module) -> None:
             f"{type(module).__name__} has no trainable parameter in its optimizer. Set requires_grad_(True) on the "
             "parameters to train."
         )
+
+
+def require_agreement(trainer: Trainer, optimizer: VariationalOptimizer, mc_samples: int) -> None:
+    """Require equal settings on all ranks before the first update, once the optimizer's groups have N."""
+    settings: dict[str, Any] = {
+        "optimizer": type(optimizer).__name__,
+        "mc_samples": mc_samples,
+        "accumulate_grad_batches": trainer.accumulate_grad_batches,
+        "the number of batches": trainer.num_training_batches,
+    }
+    for index, group in enumerate(optimizer.param_groups):
+        suffix = f" (group {index})" if len(optimizer.param_groups) > 1 else ""
+        entries = {**group, **group["posterior"]}
+        settings |= {f"{n}{suffix}": value for n, value in entries.items() if n not in {"params", "posterior"}}
+        settings[f"parameters{suffix}"] = [tuple(param.shape) for param in group["params"]]
+    strategy = trainer.strategy
+    check = strategy.check_agreement if isinstance(strategy, BayesDDPStrategy) else check_agreement
+    check(settings)

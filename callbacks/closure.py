@@ -25,34 +25,22 @@ from lightning_bayes.strategies import BayesDDPStrategy, all_reduce_mean_
 
 
 class MonteCarloClosure(Closure):
-    """Runs one batch under K weight samples.
-
-    Args:
-        parts: What Lightning's closure for this batch runs.
-        trainer: The trainer.
-        optimizer: The noisy optimizer, which has replaced the user's.
-        sample_indices: Index of the weight sample of each pass, which seeds its noise. The micro-batches of an update share
-            the indices, so that they draw the same noise as one large batch.
-        always_measures: Whether every update measures the curvature, as at the largest batch that a tuner tries.
-
-    Attributes:
-        on_first_capture: Called with the capture of the first pass that has a loss; None does nothing.
-    """
+    """Runs one batch under K weight samples."""
 
     def __init__(
         self,
         parts: ClosureParts,
         trainer: Trainer,
         optimizer: NoisyOptimizer,
-        sample_indices: list[int],
+        sample_indices: list[int],  # they seed the noise of each pass; the micro-batches of an update share them
         *,
-        always_measures: bool = False,
+        always_measures: bool = False,  # in every update, as at the largest batch that a tuner tries
     ) -> None:
         super().__init__(parts.step, parts.backward, parts.zero_grad)
         self._parts = parts
         self._trainer, self._optimizer, self._sample_indices = trainer, optimizer, sample_indices
         self._always_measures = always_measures
-        self.on_first_capture: Callable[[Capture], None] | None = None
+        self.on_first_capture: Callable[[Capture], None] | None = None  # of the first pass that has a loss
 
     @torch.enable_grad()
     def closure(self, *args: Any, **kwargs: Any) -> ClosureResult:

@@ -34,8 +34,8 @@ from lightning_bayes.predictive import (
 from lightning_bayes.predictive.recorded_noise import RecordedNoise
 
 LINK_ATTRIBUTE: Final = "lightning_bayes_link"  # of modules that state their link; no other attribute is read
-
 OBSERVATION_ATTRIBUTE: Final = "lightning_bayes_observation"  # a method from outputs to the targets' distribution
+FEW_SAMPLES: Final = 3  # for validation in a fit, which runs in every epoch
 
 
 @runtime_checkable
@@ -283,3 +283,10 @@ def require_single_evaluation(trainer: Trainer) -> None:
     names = [type(callback).__name__ for callback in averaging]
     if len(names) > 1:
         raise UnsupportedTrainingError(f"{' and '.join(names)} each average predictions. Keep one of them.")
+
+
+def sample_count(trainer: Trainer, eval_samples: int, stated: int | None) -> int:
+    """The number of weight samples of the current evaluation."""
+    if trainer.state.fn != "fit" or trainer.training:
+        return eval_samples
+    return min(FEW_SAMPLES, eval_samples) if stated is None else stated

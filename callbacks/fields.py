@@ -1,4 +1,4 @@
-"""The arguments of the callbacks: those that optimizers and callbacks share, and the following.
+"""The arguments of the callbacks, those that optimizers and callbacks share and the following, and their defaults.
 
 An algorithm's own arguments come from its optimizer, `own_arguments`.
 """
@@ -9,13 +9,15 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from inspect import Parameter, Signature
-from typing import Annotated, Any, NamedTuple, TypedDict
+from typing import Annotated, Any, NamedTuple, TypedDict, get_args
 
 from lightning_bayes.callbacks.arguments import require_known
 from lightning_bayes.curvature import check_names
-from lightning_bayes.errors import PosteriorError
+from lightning_bayes.errors import HyperparameterError, PosteriorError
 from lightning_bayes.optim import Schedule, VariationalOptimizer
-from lightning_bayes.optim.hyperparameters import HyperparameterFields, Number, OptimizerFields, StepName
+from lightning_bayes.optim.default_noise import DefaultNoise
+from lightning_bayes.optim.hyperparameters import HyperparameterFields, Number, OptimizerFields, StepName, StepRule
+from lightning_bayes.optim.measuring import BASE_INTERVAL, require_interval
 from lightning_bayes.optim.parameters import require_pattern
 from lightning_bayes.optim.settings import COUNT, Declaration, Setting, declaration_of, joined_help, plain
 from lightning_bayes.posteriors import AbstractPosterior
@@ -113,6 +115,8 @@ class CallbackArguments(NamedTuple):
     calibrate: bool | None
     group_defaults: dict[str, Any]  # hyperparameters of every parameter group
     optimizer_kwargs: dict[str, Any]  # the other arguments of the optimizer
+    is_default_noise: bool
+    is_default_interval: bool
 
 
 def declaration(optimizer_class: type[VariationalOptimizer]) -> Declaration:
@@ -131,15 +135,20 @@ def signature_of(optimizer_class: type[VariationalOptimizer], defaults: Mapping[
 def complete_arguments(
     callback: str, optimizer_class: type[VariationalOptimizer], fields: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> CallbackArguments:
-    """Fill in the defaults of a callback's arguments, check them, and split them by consumer."""
+    """Fill in and choose the defaults of a callback's arguments, check them, and split them by consumer."""
     declared, of_optimizer = declaration(optimizer_class), optimizer_class.declaration()
     require_known(callback, fields, set(declared.settings))
     values = {**declared.defaults, **optimizer_class.own_defaults, **defaults, **plain(fields)}
     declared.check(values)
-    optimizer_class.check_together({name: value for name, value in values.items() if name != "curvature_interval"})
     check_names(values["engine"], values["loss_reduction"])
     require_pattern(values["bayesian"])
     _require_prior(values["prior"])
+    is_default_noise = values["lr"] is None and values["relative_noise"] is None
+    is_default_interval = values["curvature_interval"] is None
+    if is_default_noise:
+        values["relative_noise"] = DefaultNoise.first
+    values |= _chosen_step(callback, optimizer_class, values)
+    optimizer_class.check_together(values)
     own = {name: values[name] for name in CallbackArguments._fields if name in values}
     for_optimizer = {name: value for name, value in values.items() if name not in own}
     group_defaults = of_optimizer.group_values(for_optimizer)
@@ -148,7 +157,37 @@ def complete_arguments(
         optimizer_class=optimizer_class,
         group_defaults=group_defaults,
         optimizer_kwargs={name: value for name, value in for_optimizer.items() if name not in group_defaults},
+        is_default_noise=is_default_noise,
+        is_default_interval=is_default_interval,
     )
+
+
+def _chosen_step(
+    callback: str, optimizer_class: type[VariationalOptimizer], values: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The step and the curvature interval."""
+    step_rule, interval = optimizer_class.default_step, values["curvature_interval"]
+    _check_step(callback, values["lr"], values["step"], step_rule)
+    if values["lr"] is not None:
+        step_rule = "natural"
+    if interval is None:
+        interval = BASE_INTERVAL if step_rule == "user" and optimizer_class.amortises else 1
+    require_interval(callback, interval, amortises=optimizer_class.amortises)
+    return {"step_rule": step_rule, "curvature_interval": interval}
+
+
+def _check_step(callback: str, lr: float | Schedule | None, step: StepName | None, default: StepRule) -> None:
+    """Raise `HyperparameterError` if `step` contradicts `lr` or the optimizer."""
+    if step not in {None, *get_args(StepName)}:
+        raise HyperparameterError(f"{callback} got step={step!r}. Pass 'user', 'natural' or nothing.")
+    if step == "user" and (lr is not None or default != "user"):
+        reason = "it would then be the user's optimizer alone" if lr is None else f"lr={lr!r} sets the natural step"
+        raise HyperparameterError(f"{callback} got step='user', but {reason}. Omit step='user'.")
+    if step == "natural" and lr is None and default == "user":
+        raise HyperparameterError(
+            f"{callback} got step='natural' without lr. Pass lr=..., the learning rate of the paper's step, or omit step: "
+            "the user's optimizer then moves the mean."
+        )
 
 
 def _require_prior(prior: object) -> None:

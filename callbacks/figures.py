@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -15,8 +16,13 @@ from torch import Tensor
 from torchmetrics.utilities.distributed import gather_all_tensors
 
 from lightning_bayes.callbacks.arguments import checked
-from lightning_bayes.callbacks.collected import CollectedPredictions, Gather, Predicted
-from lightning_bayes.callbacks.step_outputs import has_class_outputs, has_labels, has_step_outputs, step_outputs
+from lightning_bayes.callbacks.step_outputs import (
+    StepOutputs,
+    has_class_outputs,
+    has_labels,
+    has_step_outputs,
+    step_outputs,
+)
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.metrics import (
     by_severity,
@@ -26,6 +32,50 @@ from lightning_bayes.metrics import (
     shift_curves,
 )
 from lightning_bayes.metrics.example_scores import SCORES_FILE, write_scores
+from lightning_bayes.predictive import combine, ood_scores
+
+
+class Predicted(NamedTuple):
+    """Predictions of a whole test."""
+
+    probs: dict[str, Tensor]  # probabilities of the test set by kind of prediction, [examples, classes]
+    targets: Tensor  # targets of the test set, [examples]
+    scores: dict[str, dict[str, Tensor]]  # out-of-distribution scores by name of the score and of the set, [inputs]
+
+
+class CollectedPredictions:
+    """Collects probabilities of the test set, and out-of-distribution scores of the test set and of other sets."""
+
+    def __init__(self) -> None:
+        self._probs: dict[str, list[Tensor]] = {}
+        self._targets: list[Tensor] = []
+        self._scores: dict[str, dict[str, list[Tensor]]] = {}
+
+    def add(self, step: StepOutputs, set_name: str, mean_outputs: Tensor | None) -> None:
+        """Add a batch."""
+        probs = combine(step.outputs, "softmax").exp()
+        if set_name == "test":
+            kinds = {"prediction" if mean_outputs is None else "Monte Carlo": probs}
+            if mean_outputs is not None:
+                kinds["mean"] = mean_outputs.detach().cpu().float().softmax(-1)
+            for kind, values in kinds.items():
+                self._probs.setdefault(kind, []).append(values)
+            self._targets.append(step.targets)
+        if set_name == "test" or set_name.startswith("ood/"):
+            outputs = step.outputs if len(step.outputs) > 1 else step.outputs[0]
+            for score, values in ood_scores(outputs).items():
+                self._scores.setdefault(score, {}).setdefault(set_name.removeprefix("ood/"), []).append(values)
+
+    def gathered(self, gather: Callable[[Tensor], Tensor]) -> Predicted | None:
+        """The predictions of all processes; None without a batch of the test set."""
+        if not self._targets:
+            return None
+        probs = {kind: gather(torch.cat(batches)) for kind, batches in self._probs.items()}
+        scores = {
+            score: {name: gather(torch.cat(batches)) for name, batches in sets.items()}
+            for score, sets in self._scores.items()
+        }
+        return Predicted(probs, gather(torch.cat(self._targets)), scores)
 
 
 @final
@@ -92,8 +142,7 @@ class EvaluationFigures(Callback):
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draw, write and log."""
         folder = trainer.log_dir or trainer.default_root_dir  # log_dir is a collective, so every process reads it
-        gather = _gather(trainer, pl_module)
-        predicted = self._collected.gathered(gather)
+        predicted = self._collected.gathered(partial(_gathered, trainer, pl_module))
         is_left_alone = self._is_left_alone
         self._forget()
         if is_left_alone:
@@ -155,10 +204,8 @@ def _figure_logger(logger: Any, folder: Path, step: int) -> Callable[[str, Figur
     return None
 
 
-def _gather(trainer: Trainer, module: LightningModule) -> Gather:
-    def gather(values: Tensor) -> Tensor:
-        if trainer.world_size == 1:
-            return values
-        return torch.cat(gather_all_tensors(values.to(module.device))).cpu()
-
-    return gather
+def _gathered(trainer: Trainer, module: LightningModule, values: Tensor) -> Tensor:
+    """The tensors of all processes, concatenated along the first dimension."""
+    if trainer.world_size == 1:
+        return values
+    return torch.cat(gather_all_tensors(values.to(module.device))).cpu()

@@ -17,8 +17,8 @@ Call: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 class ForwardArguments:
     """Calls a function of ``forward``'s arguments with those of a batch, and remembers the form that worked."""
 
-    def __init__(self, module: LightningModule, forward: Callable[..., Any]) -> None:
-        self._module, self._forward = module, forward
+    def __init__(self, module: LightningModule) -> None:
+        self._module, self._forward = module, module.forward  # which a sampled forward may replace later
         self._form: int | None = None
 
     @property

@@ -25,14 +25,10 @@ MEMORISED: Final = 0.8  # of min ℓ_val: a smaller training loss counts as memo
 
 @final
 class NoiseRule:
-    """Moves κ at the start of each epoch of a fit but the first.
-
-    Attributes:
-        path: κ / κ₁ of these epochs, from 0 to 1.
-    """
+    """Moves κ at the start of each epoch of a fit but the first."""
 
     def __init__(self) -> None:
-        self.path = list[float]()
+        self.path = list[float]()  # κ / κ₁ of these epochs, from 0 to 1
         self._first = list[float]()  # losses of the first batches
         self._sum, self._count = torch.zeros(()), 0  # of the losses of this epoch
         self._lowest = math.inf  # validation NLL

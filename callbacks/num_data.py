@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Mapping, Sized
 from typing import Any
 
 from lightning.pytorch import Trainer
@@ -85,25 +85,18 @@ def _examples_of(loader: Any, trainer: Trainer) -> int:
     return examples
 
 
-def example_count_check(trainer: Trainer, optimizer: VariationalOptimizer) -> Callable[[Capture], None] | None:
-    """A check of the first pass that warns if the layers see another number of examples than the data loader yields."""
-    is_first_batch = trainer.fit_loop.epoch_loop.batch_idx == 0 and not optimizer.num_updates
-    if not is_first_batch or trainer.world_size > 1:
-        return None
-
-    def check(capture: Capture) -> None:
-        counts = set().union(*capture.sizes.values())
-        loaders = _loaders(trainer)
-        batch_size = _batch_size(loaders[0]) if loaders else None
-        if batch_size is None or len(counts) != 1 or counts == {batch_size} or infer_num_data(trainer) < batch_size:
-            return
-        rank_zero_warn(
-            f"The layers see {next(iter(counts))} examples per batch, but the data loader has batch_size={batch_size}, so N "
-            "and the per-example gradients count different things. Pass one example per row of dimension 0, in one forward "
-            "call, or pass num_data=..., the number of examples that the layers see in an epoch."
-        )
-
-    return check
+def check_example_count(trainer: Trainer, capture: Capture) -> None:
+    """Warn if the layers see another number of examples in the first pass than the data loader yields."""
+    counts = set().union(*capture.sizes.values())
+    loaders = _loaders(trainer)
+    batch_size = _batch_size(loaders[0]) if loaders else None
+    if batch_size is None or len(counts) != 1 or counts == {batch_size} or infer_num_data(trainer) < batch_size:
+        return
+    rank_zero_warn(
+        f"The layers see {next(iter(counts))} examples per batch, but the data loader has batch_size={batch_size}, so N "
+        "and the per-example gradients count different things. Pass one example per row of dimension 0, in one forward "
+        "call, or pass num_data=..., the number of examples that the layers see in an epoch."
+    )
 
 
 def _loaders(trainer: Trainer) -> list[Any]:

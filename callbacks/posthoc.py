@@ -22,6 +22,7 @@ from lightning_bayes.predictive.repeated import copied
 class PosthocCallback(EvaluationCallback, ABC):
     """Evaluates a module under a posterior around its weights."""
 
+    state_key = POSTERIOR_KEY  # the same for all callbacks of this kind, and for any arguments
     save_to: str | None = None
     settings: ClassVar[tuple[str, ...]] = ()  # arguments that made the posterior of a checkpoint
 
@@ -82,15 +83,9 @@ class PosthocCallback(EvaluationCallback, ABC):
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
-    @property
-    def state_key(self) -> str:
-        """The same key for all callbacks of this kind, and for any arguments."""
-        return POSTERIOR_KEY
-
     def state_dict(self) -> dict[str, Any]:
         """The link, and the posterior without its constants, which are among the checkpoint's weights."""
-        state: dict[str, Any] = {"format": 1, "callback": type(self).__name__, **self.loss_state()}
-        state["settings"] = self._settings()
+        state = {"callback": type(self).__name__, **self.loss_state(), "settings": self._settings()}
         if self._posterior is not None:
             assert is_dataclass(self._posterior)
             without_constants = replace(self._posterior, constants={})

@@ -64,7 +64,8 @@ def check_private_symbols(trainer: Trainer) -> None:
     """Require every symbol above to exist and every method to have the expected parameters."""
     problems = [f"{method} {problem}" for method in METHODS if (problem := _problem(trainer, method))]
     closure: Any = Closure(lambda: ClosureResult(None), None, None)
-    problems += [f"trainer.{path}.{name} is missing" for path, name in ATTRIBUTES if not _has(trainer, path, name)]
+    missing = [(path, name) for path, name in ATTRIBUTES if not hasattr(attrgetter(path)(trainer), name)]
+    problems += [f"trainer.{path}.{name} is missing" for path, name in missing]
     problems += [] if hasattr(CombinedLoader([]), MODE) else [f"CombinedLoader.{MODE} is missing"]
     problems += [f"Closure.{name} is missing" for name in CLOSURE_PARTS if not hasattr(closure, name)]
     if problems:
@@ -72,10 +73,6 @@ def check_private_symbols(trainer: Trainer) -> None:
             f"Lightning {lightning_version} is not supported: {'; '.join(problems)}. Install lightning {OLDEST_TESTED} to "
             f"{NEWEST_TESTED} (tested)."
         )
-
-
-def _has(trainer: Trainer, path: str, name: str) -> bool:
-    return hasattr(attrgetter(path)(trainer), name)
 
 
 def _problem(trainer: Trainer, method: PrivateMethod) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from lightning.pytorch import Trainer
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from lightning_bayes.callbacks.default_policy import ChosenDefaults
+from lightning_bayes.callbacks.fields import CallbackArguments
 from lightning_bayes.callbacks.num_data import with_augmentation_factor
 from lightning_bayes.errors import PosteriorError
 from lightning_bayes.optim import VariationalOptimizer, value_at
@@ -62,15 +62,14 @@ def warn_of_kept(callback: str, saved: Mapping[str, Any], now: Mapping[str, Any]
 
 
 def warn_of_changes(
-    trainer: Trainer, optimizer: VariationalOptimizer, chosen: ChosenDefaults, saved: Mapping[str, Any]
+    trainer: Trainer, optimizer: VariationalOptimizer, arguments: CallbackArguments, saved: Mapping[str, Any]
 ) -> None:
     """Warn about arguments that the checkpoint overrides, after the optimizer's state was restored."""
     restored = flat(optimizer.param_groups[0])
-    requested = _requested_hyperparameters(trainer, chosen)
-    lr = chosen.arguments.lr
-    if "lr" in saved and not callable(lr):
+    requested = _requested_hyperparameters(trainer, arguments)
+    if "lr" in saved and not callable(arguments.lr):
         # The group's lr follows the user's scheduler, so the callbacks' arguments are compared.
-        restored["lr"], requested["lr"] = saved["lr"], lr
+        restored["lr"], requested["lr"] = saved["lr"], arguments.lr
     requested = plain({name: value_at(value, restored["step"]) for name, value in requested.items()})
     changed = [
         f"{name}={restored[name]!r} (now {value!r})" for name, value in requested.items() if restored[name] != value
@@ -84,16 +83,15 @@ def warn_of_changes(
         )
 
 
-def _requested_hyperparameters(trainer: Trainer, chosen: ChosenDefaults) -> dict[str, Any]:
+def _requested_hyperparameters(trainer: Trainer, arguments: CallbackArguments) -> dict[str, Any]:
     """Hyperparameters of a group that the callback's arguments determine, by name."""
-    arguments = chosen.arguments
     requested = with_augmentation_factor(arguments.group_defaults, trainer)
     requested["noise_seed"] = arguments.optimizer_kwargs["seed"]
     if arguments.num_data is not None:
         requested["num_data"] = arguments.num_data
     if arguments.prior_precision is not None:
         requested["prior_precision"] = arguments.prior_precision
-    if chosen.is_default_interval:
+    if arguments.is_default_interval:
         del requested["curvature_interval"]
     if requested.get("rescale_lr", False) is None:  # IVON's start is chosen by the optimizer
         del requested["rescale_lr"]
@@ -101,6 +99,6 @@ def _requested_hyperparameters(trainer: Trainer, chosen: ChosenDefaults) -> dict
             del requested["init_precision"]
     if requested["antithetic"] is None:
         del requested["antithetic"]
-    if chosen.noise is not None:
+    if arguments.is_default_noise:
         del requested["relative_noise"], requested["noise_flatness"]  # set once the loss is known
     return requested

@@ -21,7 +21,6 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from lightning_bayes.callbacks.forward_arguments import ForwardArguments
-from lightning_bayes.callbacks.packed_outputs import PackedOutputs
 from lightning_bayes.callbacks.patches import Patches
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.predictive import (
@@ -36,10 +35,40 @@ from lightning_bayes.predictive import (
 from lightning_bayes.predictive.observations import Form, Observation, form_of, mixture_output, observed
 from lightning_bayes.predictive.quantiles import grouped
 from lightning_bayes.predictive.repeated import Repeatable, copied
+from lightning_bayes.private_torch import tree_flatten, tree_unflatten
 
 
 class _NoAverageError(UnsupportedTrainingError):
     """The outputs of samples cannot be averaged."""
+
+
+@final
+class PackedOutputs:
+    """Packs nested tuples, lists and dictionaries of tensors ``[batch, …]`` into one ``[batch, columns]``, and back."""
+
+    def __init__(self) -> None:
+        self._spec: Any = None
+        self._shapes: list[torch.Size] = []  # without the batch; empty for a single tensor
+
+    def pack(self, output: Any) -> Tensor | None:
+        """One tensor; None if the output holds anything but tensors with one row per example."""
+        if isinstance(output, Tensor):
+            self._shapes = []
+            return output
+        leaves, self._spec = tree_flatten(output)
+        rows = {len(leaf) if isinstance(leaf, Tensor) and leaf.dim() else None for leaf in leaves}
+        if len(rows) != 1 or None in rows:
+            return None
+        self._shapes = [leaf.shape[1:] for leaf in leaves]
+        return torch.cat([leaf.reshape(len(leaf), -1) for leaf in leaves], 1)
+
+    def unpack(self, packed: Tensor) -> Any:
+        """The output of the packed structure, with any number of rows."""
+        if not self._shapes:
+            return packed
+        parts = torch.split(packed, [shape.numel() for shape in self._shapes], 1)
+        leaves = [part.reshape(len(part), *shape) for part, shape in zip(parts, self._shapes, strict=True)]
+        return tree_unflatten(leaves, self._spec)
 
 
 @final
@@ -69,7 +98,7 @@ class SampledForward:
         self._form: Form | None = None  # of outputs with mean and variance
         self._forward: Callable[..., Tensor] = module.forward
         self._last_call = Repeatable(self._forward)
-        self._arguments = ForwardArguments(module, self._forward)
+        self._arguments = ForwardArguments(module)
         self._patches = Patches()
 
     def start(self, predict: bool) -> None:
@@ -131,7 +160,7 @@ class SampledForward:
 
     def _single_output(self, call: Repeatable) -> Tensor:
         output = call()
-        packed = output if isinstance(output, Tensor) or self.observation is None else self._packing.pack(output)
+        packed = output if self.observation is None else self._packing.pack(output)
         if not isinstance(packed, Tensor):
             raise _NoAverageError(
                 f"{type(self.module).__name__}.forward returned a {type(output).__name__}, which cannot be averaged. Return "

@@ -30,7 +30,7 @@ class _OfBatches(nn.Module):
 
     def __init__(self, module: LightningModule) -> None:
         super().__init__()
-        self.module, self._arguments = module, ForwardArguments(module, module.forward)
+        self.module, self._arguments = module, ForwardArguments(module)
 
     def forward(self, batch: Any) -> Any:
         return self._arguments.call(self.module, batch)

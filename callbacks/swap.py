@@ -10,7 +10,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_info
 
 from lightning_bayes.callbacks import checks
-from lightning_bayes.callbacks.default_policy import ChosenDefaults
+from lightning_bayes.callbacks.fields import CallbackArguments
 from lightning_bayes.callbacks.num_data import with_augmentation_factor
 from lightning_bayes.callbacks.patches import Patches
 from lightning_bayes.callbacks.schedulers import override_rates
@@ -22,11 +22,10 @@ from lightning_bayes.private_torch import mark_as_scheduled
 
 
 def swap_optimizer(
-    trainer: Trainer, module: LightningModule, chosen: ChosenDefaults, patches: Patches
+    trainer: Trainer, module: LightningModule, arguments: CallbackArguments, patches: Patches
 ) -> VariationalOptimizer:
     """Replace the optimizer that the strategy has set up; its groups gain the posterior's settings."""
-    strategy, arguments = trainer.strategy, chosen.arguments
-    step_rule = arguments.group_defaults["step_rule"]
+    strategy, step_rule = trainer.strategy, arguments.group_defaults["step_rule"]
     user = checks.check_swappable(strategy.optimizers, module, step_rule)
     if arguments.lr is not None:
         override_rates(user, [config.scheduler for config in strategy.lr_scheduler_configs], arguments.lr)

@@ -42,7 +42,7 @@ def examples_of(batch: Any) -> int:
 
 def runs_of(trainer: Trainer, module: LightningModule, batches: Any) -> Iterator[Repeatable]:
     """Functions that each call the module with the arguments of one batch."""
-    arguments: Any = ForwardArguments(module, module.forward)
+    arguments: Any = ForwardArguments(module)
     for batch in batches:
         yield Repeatable(_run, trainer, module, arguments.call, batch)
 

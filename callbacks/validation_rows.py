@@ -25,11 +25,6 @@ class KeptRows:
         self.other: str | None = None  # the type of a batch that is no pair (inputs, targets)
         self._count: float = 0
 
-    @property
-    def was_used(self) -> bool:
-        """Whether a validation has run."""
-        return bool(self.batches) or self.other is not None
-
     def start(self, count: float) -> None:
         """Forget the rows of an earlier validation; this one has `count` batches, which may be infinite."""
         self.batches, self.other, self._count = [], None, count

@@ -12,7 +12,17 @@ from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from tiny_training import Classifier, adamw, assert_same_bits, fit, loader, mlp, quiet_trainer, weights
 from torch import nn
 
-from lightning_bayes import VOGN, NoisyKFACCallback, OGNCallback, VOGNCallback
+from lightning_bayes import (
+    VOGN,
+    DeepEnsembleCallback,
+    IVONCallback,
+    LaplaceCallback,
+    MCDropoutCallback,
+    NoisyKFACCallback,
+    OGNCallback,
+    SWAGCallback,
+    VOGNCallback,
+)
 from lightning_bayes.errors import (
     HyperparameterError,
     PosteriorError,
@@ -81,6 +91,27 @@ def test_dataloader_iter_is_refused():
 # -- the optimizer --------------------------------------------------------------------------------------------------------
 
 
+class WithoutRate(torch.optim.SGD):
+    """transformers' Adafactor with its defaults."""
+
+    def __init__(self, params):
+        super().__init__(params, lr=0.1)
+        for group in self.param_groups:
+            group["lr"] = None
+
+
+class ScheduleFree(torch.optim.SGD):
+    """schedule-free's optimizers, which train and evaluate different weights."""
+
+    def __init__(self, params):
+        super().__init__(params, lr=0.1)
+        for group in self.param_groups:
+            group["train_mode"] = False
+
+    def train(self):
+        """Switch to the training weights."""
+
+
 def frozen(module):
     return adamw(module.requires_grad_(False))
 
@@ -99,8 +130,10 @@ def frozen(module):
             lambda m: adamw(mlp()),
             r"parameters that Classifier does not, of the shapes \[\(6, 4\), .*that owns them a submodule",
         ),
+        (lambda m: WithoutRate(m.parameters()), r"lr=None.*lr=1e-3"),
+        (lambda m: ScheduleFree(m.parameters()), "schedule-free"),
     ],
-    ids=["LBFGS", "maximize", "frozen", "noisy_already", "foreign"],
+    ids=["LBFGS", "maximize", "frozen", "noisy_already", "foreign", "without_rate", "schedule_free"],
 )
 def test_optimizer_that_cannot_be_swapped_is_refused(configure, message):
     assert_refused(UnsupportedTrainingError, message, Classifier(configure))
@@ -127,6 +160,20 @@ def test_configure_optimizers_that_returns_none_is_refused():
 
 
 # -- the trainer ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", ["fit", "test", "predict"])
+@pytest.mark.parametrize(
+    "callback",
+    [VOGNCallback, IVONCallback, MCDropoutCallback, SWAGCallback, LaplaceCallback, lambda: DeepEnsembleCallback(2)],
+)
+def test_a_trainer_of_pytorch_lightning_is_refused_by_its_name(callback, stage):
+    package = pytest.importorskip("pytorch_lightning")
+    trainer = package.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    with pytest.raises(
+        UnsupportedTrainingError, match=r"pytorch_lightning.*Import the Trainer.* from lightning\.pytorch"
+    ):
+        callback().setup(trainer, Classifier(), stage)
 
 
 @pytest.mark.parametrize("strategy", [FSDPStrategy, ModelParallelStrategy])

@@ -14,7 +14,7 @@ from torch.distributions import Categorical
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bayes import OGNCallback, VOGNCallback, load_posterior
-from lightning_bayes.callbacks.validation_samples import sample_count
+from lightning_bayes.callbacks.evaluation import sample_count
 from lightning_bayes.errors import HyperparameterError, ShapeError, UnsupportedTrainingError
 from lightning_bayes.predictive import PosteriorSamples
 

@@ -15,7 +15,16 @@ import lightning_bayes.callbacks as room
 from lightning_bayes import IVONCallback, NoisyKFACCallback, Schedule, VOGNCallback, VONCallback
 from lightning_bayes.callbacks.base import VariationalCallback
 from lightning_bayes.callbacks.fields import CallbackFields, declaration
+from lightning_bayes.callbacks.noise_rule import MEMORISED
 from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.optim.default_noise import (
+    FLATNESS_OF_CLASSIFIERS,
+    FLATNESS_OF_CONVOLUTIONS,
+    NOISE_OF_CLASSIFIERS,
+    NOISE_OF_CONVOLUTIONS,
+    NOISE_OF_NORMALISED,
+    NOISE_OF_REGRESSIONS,
+)
 from lightning_bayes.optim.diagonal.ivon import IVONOwn
 
 FAMILY = [
@@ -52,6 +61,17 @@ def test_the_help_lists_every_argument_with_its_text(callback, capsys):
 def test_every_field_has_a_text():
     missing = [name for name in CallbackFields.__annotations__ if f"    {name}: " not in inspect.getdoc(CallbackFields)]
     assert not missing
+
+
+def test_the_help_of_relative_noise_and_noise_flatness_states_the_defaults_of_the_code():
+    text = " ".join((CallbackFields.__doc__ or "").split())
+    assert (
+        f"use {NOISE_OF_NORMALISED} with normalisation layers, else {NOISE_OF_CONVOLUTIONS} with convolutions and "
+        f"{NOISE_OF_CLASSIFIERS} without; other models use {NOISE_OF_REGRESSIONS}"
+    ) in text
+    assert f"below {MEMORISED} of the smallest validation NLL" in text
+    assert f"defaults to {NOISE_OF_CONVOLUTIONS}, {FLATNESS_OF_CONVOLUTIONS:g}; where it" in text
+    assert f"defaults to {NOISE_OF_CLASSIFIERS}, {FLATNESS_OF_CLASSIFIERS}." in text
 
 
 @pytest.mark.parametrize("callback", FAMILY, ids=lambda c: c.__name__)
