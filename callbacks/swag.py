@@ -123,9 +123,11 @@ class SWAGCallback(PosthocCallback):
     ) -> None:
         """Try the first batch of a fit if the end of the fit has to estimate BatchNorm statistics."""
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
-        if self._has_tried or not running_statistics(pl_module):
+        if self._has_tried:
             return
         self._has_tried = True
+        if not running_statistics(pl_module):
+            return
         with torch.no_grad(), evaluation_mode(pl_module), random_state_kept(pl_module):
             try:
                 _OfBatches(pl_module)(self._first_batch)
