@@ -166,17 +166,7 @@ def load_posterior(path: str | os.PathLike[str], map_location: str | torch.devic
 
 
 def read_checkpoint(path: str | os.PathLike[str], map_location: str | torch.device = "cpu") -> dict[str, Any]:
-    """Read a Lightning checkpoint without executing code from it.
-
-    Raises `PosteriorError` if the file is damaged or not a checkpoint.
-
-    Args:
-        path: The file.
-        map_location: Device of the tensors.
-
-    Returns:
-        Its contents, with at least a ``state_dict``.
-    """
+    """Read a Lightning checkpoint without executing code; raises `PosteriorError` if it is damaged or another file."""
     return require_checkpoint(verified_load(path, map_location=map_location), path)
 
 
@@ -204,18 +194,7 @@ def stored_posterior(checkpoint: Mapping[str, Any]) -> AbstractPosterior | None:
 
 
 def posterior_from_checkpoint(checkpoint: dict[str, Any], source: str = "The checkpoint") -> AbstractPosterior:
-    """Build the posterior from a loaded checkpoint, without the width of `Calibration`.
-
-    Args:
-        checkpoint: Contents of a Lightning checkpoint.
-        source: Name of the checkpoint in error messages.
-
-    Returns:
-        The posterior.
-
-    Raises:
-        PosteriorError: If the checkpoint contains none.
-    """
+    """Build the posterior of a loaded checkpoint, without `Calibration`'s width; `source` is its name in messages."""
     stored = stored_posterior(checkpoint)
     if stored is not None:
         return stored

@@ -165,19 +165,7 @@ def joined_help(first: type, *others: type) -> str:
 
 
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values with NumPy numbers and zero-dimensional tensors as Python numbers, for checkpoints; ``betas`` as a tuple.
-
-    Args:
-        values: Hyperparameters by name.
-
-    Returns:
-        The converted values.
-
-    Example:
-        >>> import torch
-        >>> plain({"lr": torch.tensor(0.5), "betas": [0, 0.5], "bayesian": None})
-        {'lr': 0.5, 'betas': (0, 0.5), 'bayesian': None}
-    """
+    """Values with NumPy numbers and zero-dimensional tensors as Python numbers, for checkpoints; ``betas`` as a tuple."""
     converted = {name: _plain(value) for name, value in values.items()}
     if isinstance(converted.get("betas"), Iterable):
         converted["betas"] = tuple(_plain(beta) for beta in converted["betas"])
