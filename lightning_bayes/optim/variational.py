@@ -222,7 +222,7 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
         return [key for key in self._open_update.to_measure or () if isinstance(key, nn.Parameter)]
 
     def _join_ranks(self, curvature: Curvature, num_examples: float, add_ranks: Callable[[list[Tensor]], None]) -> None:
-        self.estimator.join_ranks(curvature, num_examples, self._measured_params(), add_ranks)
+        self.estimator.join_ranks(curvature, num_examples, add_ranks)
 
     def _finalise_curvature(self, curvature: Curvature) -> Curvature:
         measured = self._open_update.to_measure or {}

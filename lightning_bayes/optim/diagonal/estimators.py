@@ -57,13 +57,7 @@ class CurvatureEstimator(ABC):
     def read(self, finished: FinishedPass, params: Sequence[nn.Parameter], scores: Scores) -> Curvature:
         """Tensors of one pass, by parameter or other keys; `scores` computes (θ - μ) / Σ of sampled parameters."""
 
-    def join_ranks(
-        self,
-        curvature: Curvature,
-        num_examples: float,
-        params: Sequence[nn.Parameter],
-        add_ranks: Callable[[list[Tensor]], None],
-    ) -> None:
+    def join_ranks(self, curvature: Curvature, num_examples: float, add_ranks: Callable[[list[Tensor]], None]) -> None:
         """Sum in place, over processes that share weight samples, what `finalise` does not average."""
         return
 
