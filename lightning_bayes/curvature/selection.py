@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -19,19 +19,24 @@ from lightning_bayes.private_torch import has_children, own_parameters, tree_lea
 
 
 @contextmanager
+def gradients_required(flags: Mapping[nn.Parameter, bool]) -> Iterator[None]:
+    """Context in which parameters require gradients as `flags` say."""
+    now = {param: param.requires_grad for param in flags}
+    try:
+        for param, flag in flags.items():
+            param.requires_grad_(flag)
+        yield
+    finally:
+        for param, flag in now.items():
+            param.requires_grad_(flag)
+
+
+@contextmanager
 def only_trained(model: nn.Module, names: Collection[str]) -> Iterator[dict[str, nn.Parameter]]:
     """Only the named parameters require gradients inside the context; yields them in the order of the model."""
-    saved = [(param, param.requires_grad) for param in model.parameters()]
-    trained = {name: param for name, param in model.named_parameters() if name in names}
-    try:
-        for param, _ in saved:
-            param.requires_grad_(False)
-        for param in trained.values():
-            param.requires_grad_(True)
-        yield trained
-    finally:
-        for param, requires_grad in saved:
-            param.requires_grad_(requires_grad)
+    named = dict(model.named_parameters())
+    with gradients_required({param: name in names for name, param in named.items()}):
+        yield {name: param for name, param in named.items() if name in names}
 
 
 def require_measured(

@@ -27,11 +27,12 @@ from torch import Tensor, nn
 
 from lightning_bayes.curvature import AbstractEngine, Capture, GradientCapture
 from lightning_bayes.curvature.engine import require_call
+from lightning_bayes.curvature.selection import gradients_required
 from lightning_bayes.errors import NoMeasurementError, UnsupportedTrainingError
 from lightning_bayes.optim.finished_pass import BarePass, Curvature, FinishedPass
 from lightning_bayes.optim.groups import KEY
 from lightning_bayes.optim.noise import CounterNoise
-from lightning_bayes.optim.step_changes import change_means, trainable
+from lightning_bayes.optim.step_changes import change_means
 from lightning_bayes.private_torch import version_of
 
 SMALL = 2**16  # elements; smaller tensors are concatenated before they are summed, to save kernel launches
@@ -211,7 +212,7 @@ def at_sample(optimizer: MeasuredOptimizer, update: OpenUpdate, sample: int) -> 
             param.data = mean
         update.means = None
     if ends:
-        with trainable(flags):
+        with gradients_required(flags):  # as when the pass drew its sample
             change_means(means, ends, optimizer.draw_sample(noise()))
         update.moved.update((param, means[param]) for param in ends if param in means)
 

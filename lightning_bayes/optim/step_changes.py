@@ -11,8 +11,7 @@ and from then on every pass compares its samples.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import TypeAlias
 
 import torch
@@ -39,16 +38,3 @@ def _sampled_from(value: Tensor, samples: Values) -> nn.Parameter | None:
     """The parameter of which a value is the sample."""
     same_shape = ((p, sample) for p, sample in samples.items() if sample.shape == value.shape)
     return next((p for p, sample in same_shape if torch.equal(sample, value)), None)
-
-
-@contextmanager
-def trainable(flags: Mapping[nn.Parameter, bool]) -> Iterator[None]:
-    """Context in which parameters require gradients as `flags` say, as when a pass drew its sample."""
-    now = {param: param.requires_grad for param in flags}
-    try:
-        for param, flag in flags.items():
-            param.requires_grad_(flag)
-        yield
-    finally:
-        for param, flag in now.items():
-            param.requires_grad_(flag)
