@@ -24,7 +24,7 @@ from typing_extensions import Unpack
 
 from lightning_bayes.curvature import Likelihood
 from lightning_bayes.linalg import BlockTridiagonalInverse, KroneckerProduct, pi_damped
-from lightning_bayes.optim.dense.measurements import ChainFactors, Labels
+from lightning_bayes.optim.dense.measurements import ChainFactors
 from lightning_bayes.optim.dense.shell import DenseOptimizer, reduction_of
 from lightning_bayes.optim.diagonal.state import average, debiased
 from lightning_bayes.optim.effective import Effective
@@ -222,6 +222,6 @@ class BlockTridiagonalKFAC(DenseOptimizer):
         **arguments: Unpack[OptimizerFields],
     ) -> None:
         linear_chain(model, limit_mib)
-        params, labels = trainable(model), Labels(fisher, likelihood)
-        measurement = ChainFactors(model, params, "BlockTridiagonalKFAC", labels, reduction_of(arguments))
+        params, reduction = trainable(model), reduction_of(arguments)
+        measurement = ChainFactors(model, params, "BlockTridiagonalKFAC", fisher, likelihood, reduction)
         super().__init__(model, ChainCovariance(params, measurement.layers, kl_clip), measurement, arguments)

@@ -30,7 +30,7 @@ from typing_extensions import Unpack
 from lightning_bayes.curvature import Likelihood
 from lightning_bayes.linalg import cholesky, inverse_root
 from lightning_bayes.linalg.factors import add_to_diagonal
-from lightning_bayes.optim.dense.measurements import HessianMeasurement, Labels, OuterProducts
+from lightning_bayes.optim.dense.measurements import HessianMeasurement, OuterProducts
 from lightning_bayes.optim.dense.shell import DenseOptimizer, reduction_of
 from lightning_bayes.optim.diagonal.state import average, debiased
 from lightning_bayes.optim.effective import Effective
@@ -171,9 +171,8 @@ class FullVON(DenseOptimizer):
         **arguments: Unpack[OptimizerFields],
     ) -> None:
         equations = FullCovariance(model, limit_mib)
-        super().__init__(
-            model, equations, HessianMeasurement(model, equations.params, reduction_of(arguments)), arguments
-        )
+        measurement = HessianMeasurement(model, equations.params, reduction_of(arguments))
+        super().__init__(model, equations, measurement, arguments)
 
 
 @final
@@ -194,7 +193,7 @@ class VONG(DenseOptimizer):
         **arguments: Unpack[OptimizerFields],
     ) -> None:
         equations = FullCovariance(model, limit_mib)
-        measurement = OuterProducts(model, equations.params, "VONG", Labels("empirical", None), reduction_of(arguments))
+        measurement = OuterProducts(model, equations.params, "VONG", "empirical", None, reduction_of(arguments))
         super().__init__(model, equations, measurement, arguments)
 
 
@@ -220,7 +219,5 @@ class NNGFull(DenseOptimizer):
         **arguments: Unpack[OptimizerFields],
     ) -> None:
         equations = FullCovariance(model, limit_mib)
-        measurement = OuterProducts(
-            model, equations.params, "NNGFull", Labels("sampled", likelihood), reduction_of(arguments)
-        )
+        measurement = OuterProducts(model, equations.params, "NNGFull", "sampled", likelihood, reduction_of(arguments))
         super().__init__(model, equations, measurement, arguments)
