@@ -27,6 +27,8 @@ from lightning_bayes.errors import DataError, NonFiniteError
 from lightning_bayes.posteriors import AbstractPosterior, ScaledPosterior
 from lightning_bayes.predictive.closed_form import Linearized, predictive_samples
 from lightning_bayes.predictive.densities import (
+    BLOCK,
+    Reduce,
     fit_noise_std,
     gaussian_log_density,
     poisson_log_density,
@@ -40,14 +42,12 @@ from lightning_bayes.predictive.samples import PosteriorSamples, at_posterior_me
 from lightning_bayes.predictive.temperature import LARGEST, SMALLEST
 
 Choice: TypeAlias = Literal["neither", "temperature", "width", "both"]
-Reduce: TypeAlias = Callable[[Tensor], Tensor]
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-5, 2.0**6  # bounds of c > 0; smaller widths predict like the mean
 EVALUATIONS = 8  # of S samples each, about what a search over c costs
 CLASS_LINKS = ("softmax", "softmax_last", "sigmoid")  # whose outputs are logits, which a temperature can divide
 _GRID, _TOLERANCE = 13, 1e-3  # of log T
 _SMALLEST_GAIN = 1e-3  # nats
 _BY_CHANCE = 0.5  # weight of the additional example
-_BLOCK = 2**22  # outputs in float64 at a time
 
 
 class Calibration(NamedTuple):
@@ -234,7 +234,7 @@ class _Losses(NamedTuple):
         noise_std = self.noise_std
         if self.link == "identity" and noise_std is None:
             noise_std = fit_noise_std(outputs, targets, self.reduce)
-        size = max(1, _BLOCK // max(1, outputs[:, :1].numel()))
+        size = max(1, BLOCK // max(1, outputs[:, :1].numel()))
         blocks = zip(outputs.split(size, 1), targets.split(size), strict=True)  # type: ignore[no-untyped-call]
         parts = [_losses(part.double() / temperature, y, self.link, noise_std) for part, y in blocks]
         losses, chance = (torch.cat(part) for part in zip(*parts, strict=True))
