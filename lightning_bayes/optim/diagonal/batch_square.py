@@ -39,16 +39,12 @@ class _Key(NamedTuple):
 
 @final
 class BatchSquare(CurvatureEstimator):
-    """Accumulates the gradient of each weight sample and squares it once all passes are done.
-
-    Args:
-        times_examples: Whether to multiply each square by M, the number of examples under the weight sample, so that ĥ does
-            not depend on M where the gradients of the examples are independent with mean zero.
-    """
+    """Accumulates the gradient of each weight sample and squares it once all passes are done."""
 
     is_linear = False
 
     def __init__(self, *, times_examples: bool = False) -> None:
+        # Times M, ĥ does not depend on M where the gradients of the examples are independent with mean zero.
         self._times_examples = times_examples
 
     def read(self, finished: FinishedPass, params: Sequence[nn.Parameter], scores: Scores) -> Curvature:
