@@ -15,8 +15,6 @@ from lightning_bayes.optim.settings import POSITIVE, POSITIVE_COUNT, Setting, ch
 PriorAt: TypeAlias = Literal["mean", "sample"]
 UnsupportedLayers: TypeAlias = Literal["refuse", "mean_field", "fused"]
 
-DEFAULT_MAX_SIDE = 4096  # a factor of this size takes 64 MiB in float32
-
 
 class KroneckerOwn(TypedDict, total=False):
     """Arguments that only K-FAC and Noisy K-FAC have.
@@ -44,7 +42,7 @@ class KroneckerOwn(TypedDict, total=False):
     kl_clip: Annotated[Number | None, Setting(POSITIVE, upper_limit=1e12, schedulable=True, optional=True)]
     stats_interval: Annotated[int, Setting(POSITIVE_COUNT, 10, in_group=False)]
     inverse_interval: Annotated[int, Setting(POSITIVE_COUNT, 100, in_group=False)]
-    max_side: Annotated[int, Setting(POSITIVE_COUNT, DEFAULT_MAX_SIDE, in_group=False)]
+    max_side: Annotated[int, Setting(POSITIVE_COUNT, 4096, in_group=False)]  # such a factor takes 64 MiB in float32
     limit_mib: Annotated[float, Setting(default=4096.0, in_group=False)]
     fisher: Annotated[FisherName | None, Setting(in_group=False)]
     likelihood: Annotated[Likelihood | None, Setting(in_group=False)]
