@@ -21,8 +21,8 @@ class Layer(NamedTuple):
 
 
 def start(mean, curvature, *, prior, damping=0.0, noise_damping=0.0, name=""):
-    inverse = equations.damped_inverse(curvature, prior=prior, damping=damping, name=name)
-    root = equations.noise_root(curvature, prior=prior, damping=noise_damping, name=name)
+    inverse = equations.damped_inverse(curvature, prior + damping, name)
+    root = equations.noise_root(curvature, prior + noise_damping, name)
     return Layer(mean, torch.zeros_like(mean), curvature, inverse, root)
 
 

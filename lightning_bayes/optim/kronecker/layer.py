@@ -107,10 +107,10 @@ class KroneckerLayer:
         """The state's entries of the inverted S ⊗ A, for the step and the noise; may raise `NotPositiveDefiniteError`."""
         hyper, name, inverted = effective(self.matrix.group), self.matrix.name, dict[str, Tensor]()
         if self._optimizer.base_step is None:
-            inverse = equations.damped_inverse(factors, prior=hyper.prior, damping=hyper.damping, name=name)
+            inverse = equations.damped_inverse(factors, hyper.prior + hyper.damping, name)
             inverted |= entries(inverse, "inverse")
         if self.is_noisy:
-            root = equations.noise_root(factors, prior=0.0, damping=layer_damping(factors, hyper), name=name)
+            root = equations.noise_root(factors, layer_damping(factors, hyper), name)
             inverted |= entries(root, "root")
         return inverted
 
