@@ -31,7 +31,7 @@ from lightning_bayes.curvature import Likelihood
 from lightning_bayes.linalg import cholesky, inverse_root
 from lightning_bayes.linalg.factors import add_to_diagonal
 from lightning_bayes.optim.dense.measurements import HessianMeasurement, OuterProducts
-from lightning_bayes.optim.dense.shell import DenseOptimizer, reduction_of
+from lightning_bayes.optim.dense.shell import DenseOptimizer, JointState, reduction_of
 from lightning_bayes.optim.diagonal.state import average, debiased
 from lightning_bayes.optim.effective import Effective
 from lightning_bayes.optim.hyperparameters import OptimizerFields
@@ -110,18 +110,11 @@ class FullCovariance:
         )
         return self._parts(weights)
 
-    def update(
-        self,
-        curvature: list[Tensor],
-        momenta: list[Tensor],
-        grads: list[Tensor],
-        measured: list[Tensor],
-        **numbers: Any,
-    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    def update(self, old: JointState, grads: list[Tensor], measured: list[Tensor], **numbers: Any) -> JointState:
         """Update the flat vectors."""
-        old = FullState(_flat(self.params), curvature[0], _flat(momenta))
-        new = update(old, _flat(grads), measured[0], **numbers)
-        return self._parts(new.mean), self._parts(new.momentum), [new.curvature]
+        state = FullState(_flat(old.means), old.curvature[0], _flat(old.momenta))
+        new = update(state, _flat(grads), measured[0], **numbers)
+        return JointState(self._parts(new.mean), self._parts(new.momentum), [new.curvature])
 
     def posterior(
         self, curvature: list[Tensor], names: dict[nn.Parameter, str], hyper: Effective, **shared: Any
