@@ -99,28 +99,19 @@ def constants_of(values: Mapping[str, Any], mean: Mapping[str, Tensor]) -> dict[
     return {name: value for name, value in values.items() if name not in mean and isinstance(value, Tensor)}
 
 
-def temperature_of(group: Mapping[str, Any], state: Mapping[str, Any]) -> float | None:
-    """τ_t of a parameter; None without noise, before the first update, or for a bias in a matrix."""
-    if not (has_noise(group, state) and state.get("step")):
-        return None
-    return effective(group).num_data / float(state["scale"])
-
-
-def effective_parameters(group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor | None:
-    """Number of weights of a tensor that the data determine; None where `temperature_of` is None."""
-    if temperature_of(group, state) is None:
-        return None
-    is_matrix = "input_factor" in state
-    return kronecker.effective_parameters(state) if is_matrix else diagonal.effective_parameters(state)
-
-
-def total_effective_parameters(
+def effective_parameters(
     trained: Iterable[tuple[Mapping[str, Any], nn.Parameter]], states: Mapping[Tensor, Mapping[str, Any]]
 ) -> Tensor:
-    """Number of weights that the data determine, a scalar."""
-    counts = [effective_parameters(group, states[param]) for group, param in trained]
-    known = [count for count in counts if count is not None]
-    return torch.stack(known).sum() if known else torch.zeros(())
+    """Σ_i s_i / (s_i + γ_t) over the weights with noise, a scalar; negative s_i count as 0."""
+    counts = []
+    for group, param in trained:
+        state = states[param]
+        if has_noise(group, state) and state["step"]:
+            is_matrix = "input_factor" in state
+            curvature = kronecker.layer_product(state, "factor").diagonal() if is_matrix else state["curvature"]
+            positive = curvature.clamp_min(0)
+            counts.append((positive / (positive + state["damping"])).sum())
+    return torch.stack(counts).sum() if counts else torch.zeros(())
 
 
 def _prior_precision(entry: Entry) -> float | Tensor:

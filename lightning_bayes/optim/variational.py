@@ -38,7 +38,7 @@ from lightning_bayes.optim.optimizer import NoisyOptimizer
 from lightning_bayes.optim.parameters import StartingStates, trainable
 from lightning_bayes.optim.passes import UpdateMeasurement
 from lightning_bayes.optim.posterior_family import PosteriorFamily
-from lightning_bayes.optim.readout import WeightPosterior, posterior_of_model, total_effective_parameters
+from lightning_bayes.optim.readout import WeightPosterior, effective_parameters, posterior_of_model
 from lightning_bayes.optim.resuming import RECORD, record_of, require_same
 from lightning_bayes.optim.steps import Step
 from lightning_bayes.optim.weight_prior import stated_prior_of
@@ -297,4 +297,4 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
             A scalar between 0 and the number of weights with noise.
         """
         self.family.start_curvature()
-        return total_effective_parameters(self.trained(), self.state)
+        return effective_parameters(self.trained(), self.state)
