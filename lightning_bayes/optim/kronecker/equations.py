@@ -72,13 +72,6 @@ def noise_root(curvature: KroneckerProduct, damping: float, name: str = "") -> K
     return pi_damped(curvature, damping).inverse_root(f"layer {name!r}" if name else "a layer")
 
 
-def sample(
-    mean: Tensor, root: KroneckerProduct, noise: Tensor, *, num_data: float | Tensor, kl_weight: float = 1.0
-) -> Tensor:
-    """W of a layer, ``[..., out, K]``, from the roots of before this update's measurement and standard normal E."""
-    return mean + (kl_weight / num_data) ** 0.5 * root.upper_matvec(noise)
-
-
 def update(state: KFACState, grad: Tensor, *, beta: float = 0.0, prior: float = 0.0, step: int = 1) -> LayerStep:
     """One K-FAC update of one layer, m, m̂ and v = S⁻ m̂ A⁻, up to its length; pure."""
     momentum = average(state.momentum, grad + prior * state.mean, beta)
