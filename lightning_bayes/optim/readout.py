@@ -156,9 +156,9 @@ def load_posterior(path: str | os.PathLike[str], map_location: str | torch.devic
     return ScaledPosterior(posterior, scale, linearized, temperature, inputs).to(map_location)
 
 
-def read_checkpoint(path: str | os.PathLike[str], map_location: str | torch.device = "cpu") -> dict[str, Any]:
+def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read a Lightning checkpoint without executing code; raises `PosteriorError` if it is damaged or another file."""
-    return require_checkpoint(verified_load(path, map_location=map_location), path)
+    return require_checkpoint(verified_load(path), path)
 
 
 def require_checkpoint(checkpoint: object, path: str | os.PathLike[str]) -> dict[str, Any]:
