@@ -136,11 +136,9 @@ class ChainCovariance:
         products = (*new.curvature.blocks, *new.curvature.links)
         return JointState(self._tensors(new.means), self._tensors(new.momenta), list(chain.from_iterable(products)))
 
-    def posterior(
-        self, curvature: list[Tensor], names: dict[nn.Parameter, str], hyper: Effective, **shared: Any
-    ) -> BlockTridiagonal:
+    def posterior(self, curvature: list[Tensor], hyper: Effective, **shared: Any) -> BlockTridiagonal:
         """Damped blocks, and links, times Ñ/τ."""
-        measured = self._chain(curvature)
+        measured, names = self._chain(curvature), dict(zip(self.params, shared["mean"], strict=True))
         blocks = [pi_damped(block, hyper.prior + hyper.noise_damping) for block in measured.blocks]
         weights = [names[layer.weight] for layer in self.layers]
         return BlockTridiagonal(

@@ -116,9 +116,7 @@ class FullCovariance:
         new = update(state, _flat(grads), measured[0], **numbers)
         return JointState(self._parts(new.mean), self._parts(new.momentum), [new.curvature])
 
-    def posterior(
-        self, curvature: list[Tensor], names: dict[nn.Parameter, str], hyper: Effective, **shared: Any
-    ) -> FullGaussian:
+    def posterior(self, curvature: list[Tensor], hyper: Effective, **shared: Any) -> FullGaussian:
         """Precision (Ñ/τ)(S + (δ̃ [+ γ]) I)."""
         damped = add_to_diagonal(curvature[0], hyper.noise_damping + hyper.prior)
         return FullGaussian(precision=damped * hyper.scale, **shared)

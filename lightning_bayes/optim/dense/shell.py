@@ -59,10 +59,8 @@ class Equations(Protocol):
     def update(self, old: JointState, grads: list[Tensor], measured: list[Tensor], **numbers: Any) -> JointState:
         """The new state; `numbers` are lr, betas, prior, damping and step."""
 
-    def posterior(
-        self, curvature: list[Tensor], names: dict[nn.Parameter, str], hyper: Effective, **shared: Any
-    ) -> Any:
-        """The posterior, from the constructor arguments that all posteriors share."""
+    def posterior(self, curvature: list[Tensor], hyper: Effective, **shared: Any) -> Any:
+        """The posterior, from the constructor arguments that all posteriors share; ``mean`` is in the order of `params`."""
 
 
 class DenseOptimizer(NoisyOptimizer, ABC):
@@ -110,7 +108,6 @@ class DenseOptimizer(NoisyOptimizer, ABC):
         state = self.model.state_dict()
         return self.equations.posterior(
             curvature,
-            names,
             hyper,
             mean=mean,
             prior_precision=dict.fromkeys(mean, group[KEY]["prior_precision"]),
