@@ -10,7 +10,7 @@ from typing_extensions import Never, Unpack
 from lightning_bayes.callbacks.base import VariationalCallback
 from lightning_bayes.callbacks.fields import CallbackFields
 from lightning_bayes.optim import KFAC, NoisyKFAC
-from lightning_bayes.optim.kronecker.arguments import KroneckerOwn, NoisyKroneckerOwn
+from lightning_bayes.optim.kronecker.kfac import KroneckerOwn, NoisyKroneckerOwn
 from lightning_bayes.optim.settings import joined_help
 
 _DEFAULTS = {"damping": 1e-3}

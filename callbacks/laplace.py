@@ -23,8 +23,7 @@ from lightning_bayes.optim.base_optimizer import decay_kind
 from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.posthoc import Laplace, LikelihoodName, PriorPrecision, PriorStructure, StructureName, laplace
 from lightning_bayes.posthoc.full import require_full_size
-from lightning_bayes.posthoc.laplace import chosen_names
-from lightning_bayes.posthoc.settings import check_settings, find_likelihood, link_of
+from lightning_bayes.posthoc.laplace import check_settings, chosen_names, find_likelihood, link_of
 from lightning_bayes.predictive import Linearized, Link, evaluation_mode
 from lightning_bayes.predictive.recorded_noise import RecordedNoise
 

@@ -21,9 +21,14 @@ class Layer(NamedTuple):
 
 
 def start(mean, curvature, *, prior, damping=0.0, noise_damping=0.0, name=""):
-    inverse = equations.damped_inverse(curvature, prior=prior, damping=damping, name=name)
-    root = equations.noise_root(curvature, prior=prior, damping=noise_damping, name=name)
+    inverse = equations.damped_inverse(curvature, prior + damping, name)
+    root = equations.noise_root(curvature, prior + noise_damping, name)
     return Layer(mean, torch.zeros_like(mean), curvature, inverse, root)
+
+
+def sample_layer(layer, noise, *, num_data, kl_weight=1.0):
+    """W = M + √(τ/Ñ) R_S E R_Aᵀ."""
+    return layer.mean + (kl_weight / num_data) ** 0.5 * layer.root.upper_matvec(noise)
 
 
 def take_step(layers, grads, *, lr, beta=0.0, prior=0.0, step=1, kl_clip=None):

@@ -16,8 +16,7 @@ from lightning_bayes.optim.diagonal.von import VON, Positivity, ReparameterisedV
 from lightning_bayes.optim.diagonal.vprop import Vprop, Vprop0
 from lightning_bayes.optim.fisher import FisherName
 from lightning_bayes.optim.hyperparameters import PriorMean
-from lightning_bayes.optim.kronecker.arguments import PriorAt
-from lightning_bayes.optim.kronecker.kfac import KFAC, NoisyKFAC
+from lightning_bayes.optim.kronecker.kfac import KFAC, NoisyKFAC, PriorAt
 from lightning_bayes.optim.noise import CounterNoise, counter_seed
 from lightning_bayes.optim.optimizer import NoisyOptimizer
 from lightning_bayes.optim.schedules import (

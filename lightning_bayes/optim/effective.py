@@ -1,4 +1,8 @@
-"""Effective hyperparameters: Ñ, τ, δ̃ and γ of a parameter group at its current step. They are computed only here."""
+"""Effective hyperparameters: Ñ, τ, δ̃ and γ of a parameter group at its current step. They are computed only here.
+
+An L2 penalty (``weight_decay``) that is the prior gives δ̃ directly, hence δ = Ñ·wd/τ, whatever its schedule. During the
+warm-up τ grows linearly from ``kl_warmup_init * kl_weight`` to ``kl_weight`` over ``kl_warmup_steps``.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +23,7 @@ class Effective(NamedTuple):
     scale: float  # Ñ/τ, the factor from curvature per example to posterior precision
     prior_precision: float  # δ
     prior: float  # δ̃ = τδ/Ñ
-    penalty: (
-        float  # the group's L2 penalty, which the step of the optimizer that holds it adds to the gradient; 0 if none
-    )
+    penalty: float  # the group's L2 penalty, whose gradient the optimizer that holds it adds; 0 if none
     damping: float  # γ
     counted_damping: float  # γ if it is part of the noise, else 0
     noise_damping: float  # damping in the noise: γ if it is part of the noise, plus (τ/Ñ)/σ_max²
@@ -46,26 +48,7 @@ class Effective(NamedTuple):
 
 
 def effective(group: Mapping[str, Any]) -> Effective:
-    """Compute Ñ, τ, δ̃ and γ of a parameter group at its current step.
-
-    An L2 penalty (``weight_decay``) that is the prior gives δ̃ directly, hence δ = Ñ·wd/τ, whatever its schedule.
-    During the warm-up τ grows linearly from ``kl_warmup_init * kl_weight`` to ``kl_weight`` over ``kl_warmup_steps``.
-
-    Args:
-        group: Parameter group of a noisy optimizer, live or from a checkpoint.
-
-    Returns:
-        The effective values.
-
-    Raises:
-        HyperparameterError: If ``num_data`` is not set.
-
-    Example:
-        >>> settings = {"num_data": 50, "data_augmentation_factor": 2.0, "prior_precision": 10.0, "kl_weight": 0.5,
-        ...          "kl_warmup_steps": 0, "kl_warmup_init": 0.1, "damping": 0.1, "damping_in_noise": False, "step": 0}
-        >>> effective({"posterior": settings}).prior  # 0.5 · 10 / (2 · 50)
-        0.05
-    """
+    """Compute Ñ, τ, δ̃ and γ of a parameter group at its current step; raises `HyperparameterError` without N."""
     settings = group["posterior"]
     if settings["num_data"] is None:
         raise HyperparameterError("num_data is not set. Pass num_data=len(training_set).")

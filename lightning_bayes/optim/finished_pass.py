@@ -35,12 +35,6 @@ class FinishedPass:
     loss_scale: float
     means: Mapping[nn.Parameter, Tensor]
 
-    @property
-    def num_examples(self) -> int:
-        """Number of examples in the loss."""
-        assert not isinstance(self.captured, BarePass)
-        return int(self.captured.num_examples)
-
     def padding_rows(self) -> dict[nn.Parameter, int]:
         """The row of each table that all its look-ups took as padding, where it got no gradient by another use."""
         found = {p: i for p, (i, *others) in self.captured.paddings.items() if i is not None and not others}

@@ -35,8 +35,11 @@ class GroupSettings:
         settings = group.setdefault(KEY, dict(defaults))
         if owner is not None:
             settings["decay"] = decay_kind(owner, group, states_precision=states_precision)
-        self._schedules.append(take_schedules(group, self._declaration))
-        self.have_schedules |= bool(self._schedules[-1])
+        schedules = {name: value for name, value in flat(group).items() if callable(value)}
+        self._declaration.require_schedulable(schedules)
+        self._evaluate(schedules, group)
+        self._schedules.append(schedules)
+        self.have_schedules |= bool(schedules)
         settings.update(plain(settings))
         if owner is None:
             group.update(plain({name: group[name] for name in SHARED if name in group}))
@@ -67,27 +70,16 @@ class GroupSettings:
         """Evaluate the schedules of all groups; a group that a callback has restored follows those of the defaults."""
         of_defaults = {name: value for name, value in defaults.items() if callable(value)}
         for group, schedules in zip_longest(groups, self._schedules[: len(groups)], fillvalue=of_defaults):
-            apply_schedules(group, schedules, self._declaration)
+            self._evaluate(schedules, group)
 
-
-def take_schedules(group: dict[str, Any], declaration: Declaration) -> dict[str, Callable[[int], Any]]:
-    """Replace the schedules in a parameter group by their values at its step, and return the schedules by name."""
-    schedules = {name: value for name, value in flat(group).items() if callable(value)}
-    declaration.require_schedulable(schedules)
-    apply_schedules(group, schedules, declaration)
-    return schedules
-
-
-def apply_schedules(
-    group: dict[str, Any], schedules: Mapping[str, Callable[[int], Any]], declaration: Declaration
-) -> None:
-    """Write the values of schedules at the group's step into the group; raises `HyperparameterError` out of range."""
-    step = int(group["posterior"]["step"])
-    values = plain({name: function(step) for name, function in schedules.items()})
-    try:
-        declaration.check(values)
-    except HyperparameterError as error:
-        raise HyperparameterError(f"{error} A function of the step returned this value at step {step}.") from None
-    top, settings = split(values)
-    group.update(top)
-    group["posterior"].update(settings)
+    def _evaluate(self, schedules: Mapping[str, Callable[[int], Any]], group: dict[str, Any]) -> None:
+        """Write the values of schedules at the group's step into the group."""
+        step = int(group[KEY]["step"])
+        values = plain({name: function(step) for name, function in schedules.items()})
+        try:
+            self._declaration.check(values)
+        except HyperparameterError as error:
+            raise HyperparameterError(f"{error} A function of the step returned this value at step {step}.") from None
+        top, settings = split(values)
+        group.update(top)
+        group[KEY].update(settings)

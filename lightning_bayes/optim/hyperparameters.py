@@ -179,19 +179,12 @@ class NoArguments(TypedDict, total=False):
 
 
 class DeclaresArguments(ABC):
-    """The update of an algorithm, and what it says about its arguments.
+    """The update of an algorithm, and what it says about its arguments."""
 
-    Class attributes:
-        own_arguments: Typed dictionary of the arguments that only this algorithm has.
-        own_defaults: Defaults that override the declared ones.
-        group_state: What it stores in a group beside them, with initial values.
-        amortises: Whether updates may skip the measurement; see `optim.measuring`.
-    """
-
-    own_arguments: ClassVar[type] = NoArguments
-    own_defaults: ClassVar[Mapping[str, Any]] = {}
-    group_state: ClassVar[Mapping[str, Any]] = {}
-    amortises: ClassVar[bool] = False
+    own_arguments: ClassVar[type] = NoArguments  # typed dictionary of the arguments that only this algorithm has
+    own_defaults: ClassVar[Mapping[str, Any]] = {}  # override the declared ones
+    group_state: ClassVar[Mapping[str, Any]] = {}  # what it stores in a group beside them, with initial values
+    amortises: ClassVar[bool] = False  # whether updates may skip the measurement; see `optim.measuring`
 
     @classmethod
     def declaration(cls) -> Declaration:

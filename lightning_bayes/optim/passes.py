@@ -43,22 +43,14 @@ class UpdateMeasurement:
     """Loss, gradient and curvature of one update, averaged over the examples of its passes.
 
     The record is immutable. A host that trains in several processes averages its tensors in place before the step.
-
-    Attributes:
-        loss: Mean loss, a scalar.
-        grads: ĝ of every trained parameter.
-        curvature: ĥ of every measured parameter; zero if backward did not reach it. Empty if the update measures none.
-        num_examples: n; the number of passes if examples were not counted.
-        num_samples: Number of weight samples.
-        is_counted: Whether examples were counted.
     """
 
-    loss: Tensor
-    grads: Mapping[nn.Parameter, Tensor]
-    curvature: Mapping[Hashable, Tensor]
-    num_examples: float
-    num_samples: int
-    is_counted: bool = True
+    loss: Tensor  # mean loss, a scalar
+    grads: Mapping[nn.Parameter, Tensor]  # ĝ of every trained parameter
+    curvature: Mapping[Hashable, Tensor]  # ĥ, zero where backward did not reach; empty if none is measured
+    num_examples: float  # n; the number of passes if examples were not counted
+    num_samples: int  # number of weight samples
+    is_counted: bool = True  # whether examples were counted
 
     def tensors(self) -> list[Tensor]:
         """Loss, ĝ and, if measured, ĥ, in the same order in all processes."""
@@ -76,41 +68,23 @@ class UpdateMeasurement:
 
 @dataclass
 class OpenUpdate:
-    """Running averages over the passes since the last update.
+    """Running averages over the passes since the last update."""
 
-    Attributes:
-        means: μ of the parameters that hold a sample now; None outside a pass.
-        num_opened: Number of passes opened.
-        samples: Indices of the weight samples.
-        examples: Σ_p n_p; a pass whose examples are not counted has weight 1.
-        curvature: Mean ĥ so far, by the keys of the estimator.
-        loss: Mean loss so far; None before the first observed loss.
-        moved: The means that a pass has moved itself, which processes with other noise average.
-        buffers: The model's buffers and their values before the first pass.
-        to_measure: What the passes measure, as in `PosteriorFamily.to_measure`; None before the first pass.
-        is_counted: Whether the examples of all passes were counted.
-        is_only_batch: Whether all passes use the same batch.
-        always_measures: Whether the update measures even if no measurement is due.
-        is_discarded: Whether the next step does nothing.
-        is_averaged_by_host: Whether a host averages the measurement over processes.
-        final_curvature: The finalised ĥ, which a host may have averaged over processes; None before it is needed.
-    """
-
-    means: dict[nn.Parameter, Tensor] | None = None
-    num_opened: int = 0
-    samples: set[int] = field(default_factory=set)
-    examples: float = 0.0
-    curvature: Curvature = field(default_factory=dict)
-    loss: Tensor | None = None
-    moved: dict[nn.Parameter, Tensor] = field(default_factory=dict)
-    buffers: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    to_measure: Mapping[Hashable, Tensor] | None = None
-    is_counted: bool = True
-    is_only_batch: bool = False
-    always_measures: bool = False
-    is_discarded: bool = False
-    is_averaged_by_host: bool = False
-    final_curvature: Curvature | None = None
+    means: dict[nn.Parameter, Tensor] | None = None  # μ of the parameters that hold a sample now; None outside a pass
+    num_opened: int = 0  # number of passes opened
+    samples: set[int] = field(default_factory=set)  # indices of the weight samples
+    examples: float = 0.0  # Σ_p n_p; a pass whose examples are not counted has weight 1
+    curvature: Curvature = field(default_factory=dict)  # mean ĥ so far, by the keys of the estimator
+    loss: Tensor | None = None  # mean loss so far; None before the first observed loss
+    moved: dict[nn.Parameter, Tensor] = field(default_factory=dict)  # means that a pass has moved itself
+    buffers: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # with their values before the first pass
+    to_measure: Mapping[Hashable, Tensor] | None = None  # as in `PosteriorFamily`; None before the first pass
+    is_counted: bool = True  # whether the examples of all passes were counted
+    is_only_batch: bool = False  # whether all passes use the same batch
+    always_measures: bool = False  # whether the update measures even if no measurement is due
+    is_discarded: bool = False  # whether the next step does nothing
+    is_averaged_by_host: bool = False  # whether a host averages the measurement over processes
+    final_curvature: Curvature | None = None  # the finalised ĥ, which a host may average; None before it is needed
 
     def add(
         self,

@@ -24,12 +24,9 @@ class PosteriorFamily(ABC):
 
     Every pass draws a `sample`. A pass that measures curvature also opens a `capture`, and its estimator may read `scores`.
     `updates` follows the last pass of an update.
-
-    Class attributes:
-        counters: Numbers that it keeps in the state of every parameter, with their initial values.
     """
 
-    counters: ClassVar[Mapping[str, int]] = {}
+    counters: ClassVar[Mapping[str, int]] = {}  # numbers in the state of every parameter, with their initial values
 
     @abstractmethod
     def state_fields(self, param: nn.Parameter, group: Mapping[str, Any]) -> Sequence[str]:

@@ -99,28 +99,19 @@ def constants_of(values: Mapping[str, Any], mean: Mapping[str, Tensor]) -> dict[
     return {name: value for name, value in values.items() if name not in mean and isinstance(value, Tensor)}
 
 
-def temperature_of(group: Mapping[str, Any], state: Mapping[str, Any]) -> float | None:
-    """τ_t of a parameter; None without noise, before the first update, or for a bias in a matrix."""
-    if not (has_noise(group, state) and state.get("step")):
-        return None
-    return effective(group).num_data / float(state["scale"])
-
-
-def effective_parameters(group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor | None:
-    """Number of weights of a tensor that the data determine; None where `temperature_of` is None."""
-    if temperature_of(group, state) is None:
-        return None
-    is_matrix = "input_factor" in state
-    return kronecker.effective_parameters(state) if is_matrix else diagonal.effective_parameters(state)
-
-
-def total_effective_parameters(
+def effective_parameters(
     trained: Iterable[tuple[Mapping[str, Any], nn.Parameter]], states: Mapping[Tensor, Mapping[str, Any]]
 ) -> Tensor:
-    """Number of weights that the data determine, a scalar."""
-    counts = [effective_parameters(group, states[param]) for group, param in trained]
-    known = [count for count in counts if count is not None]
-    return torch.stack(known).sum() if known else torch.zeros(())
+    """Σ_i s_i / (s_i + γ_t) over the weights with noise, a scalar; negative s_i count as 0."""
+    counts = []
+    for group, param in trained:
+        state = states[param]
+        if has_noise(group, state) and state["step"]:
+            is_matrix = "input_factor" in state
+            curvature = kronecker.layer_product(state, "factor").diagonal() if is_matrix else state["curvature"]
+            positive = curvature.clamp_min(0)
+            counts.append((positive / (positive + state["damping"])).sum())
+    return torch.stack(counts).sum() if counts else torch.zeros(())
 
 
 def _prior_precision(entry: Entry) -> float | Tensor:
@@ -165,19 +156,9 @@ def load_posterior(path: str | os.PathLike[str], map_location: str | torch.devic
     return ScaledPosterior(posterior, scale, linearized, temperature, inputs).to(map_location)
 
 
-def read_checkpoint(path: str | os.PathLike[str], map_location: str | torch.device = "cpu") -> dict[str, Any]:
-    """Read a Lightning checkpoint without executing code from it.
-
-    Raises `PosteriorError` if the file is damaged or not a checkpoint.
-
-    Args:
-        path: The file.
-        map_location: Device of the tensors.
-
-    Returns:
-        Its contents, with at least a ``state_dict``.
-    """
-    return require_checkpoint(verified_load(path, map_location=map_location), path)
+def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read a Lightning checkpoint without executing code; raises `PosteriorError` if it is damaged or another file."""
+    return require_checkpoint(verified_load(path), path)
 
 
 def require_checkpoint(checkpoint: object, path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -204,18 +185,7 @@ def stored_posterior(checkpoint: Mapping[str, Any]) -> AbstractPosterior | None:
 
 
 def posterior_from_checkpoint(checkpoint: dict[str, Any], source: str = "The checkpoint") -> AbstractPosterior:
-    """Build the posterior from a loaded checkpoint, without the width of `Calibration`.
-
-    Args:
-        checkpoint: Contents of a Lightning checkpoint.
-        source: Name of the checkpoint in error messages.
-
-    Returns:
-        The posterior.
-
-    Raises:
-        PosteriorError: If the checkpoint contains none.
-    """
+    """Build the posterior of a loaded checkpoint, without `Calibration`'s width; `source` is its name in messages."""
     stored = stored_posterior(checkpoint)
     if stored is not None:
         return stored

@@ -62,29 +62,17 @@ ANY: Final = Range("any", lambda value: True, (object,))
 
 @dataclass(frozen=True, repr=False)
 class Setting:
-    """Properties of one argument.
-
-    Attributes:
-        range: Allowed values.
-        default: The default.
-        upper_limit: Limit far above practical values. Products of larger numbers would overflow float32.
-        schedulable: Whether it may be a function of the step. Requires that changing it leaves the optimizer's state valid.
-        optional: Whether it may be None.
-        in_group: Whether parameter groups store it.
-        chosen_later: Whether it may be None until the fit; a function of the step may not return None.
-        takes_functions: Whether it may be a function of something else than the step.
-        joint: Whether optimizers with a joint posterior (`optim.dense`) take it, too, as a constant.
-    """
+    """Properties of one argument."""
 
     range: Range = ANY
     default: Any = None
-    upper_limit: float | None = None
-    schedulable: bool = False
-    optional: bool = False
-    in_group: bool = True
-    chosen_later: bool = False
-    takes_functions: bool = False
-    joint: bool = False
+    upper_limit: float | None = None  # far above practical values: products of larger numbers would overflow float32
+    schedulable: bool = False  # whether it may be a function of the step: a change leaves the optimizer's state valid
+    optional: bool = False  # whether it may be None
+    in_group: bool = True  # whether parameter groups store it
+    chosen_later: bool = False  # whether it may be None until the fit; a function of the step may not return None
+    takes_functions: bool = False  # whether it may be a function of something else than the step
+    joint: bool = False  # whether optimizers with a joint posterior (`optim.dense`) take it, too, as a constant
 
     def __repr__(self) -> str:
         """The range in words, for the help of a command line."""
@@ -165,19 +153,7 @@ def joined_help(first: type, *others: type) -> str:
 
 
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values with NumPy numbers and zero-dimensional tensors as Python numbers, for checkpoints; ``betas`` as a tuple.
-
-    Args:
-        values: Hyperparameters by name.
-
-    Returns:
-        The converted values.
-
-    Example:
-        >>> import torch
-        >>> plain({"lr": torch.tensor(0.5), "betas": [0, 0.5], "bayesian": None})
-        {'lr': 0.5, 'betas': (0, 0.5), 'bayesian': None}
-    """
+    """Values with NumPy numbers and zero-dimensional tensors as Python numbers, for checkpoints; ``betas`` as a tuple."""
     converted = {name: _plain(value) for name, value in values.items()}
     if isinstance(converted.get("betas"), Iterable):
         converted["betas"] = tuple(_plain(beta) for beta in converted["betas"])

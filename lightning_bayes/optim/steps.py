@@ -30,16 +30,10 @@ NATURAL_RATE = 0.1  # a
 
 
 class CohortUpdate(ABC):
-    """One update of a cohort: parameters of one group that are updated together, with their measured curvature.
+    """One update of a cohort: parameters of one group that are updated together, with their measured curvature."""
 
-    Attributes:
-        params: The parameters, with ĝ in ``.grad``.
-        states: Their optimizer states, which count this update already.
-        group: Their parameter group.
-    """
-
-    params: Sequence[nn.Parameter]
-    states: Sequence[dict[str, Any]]
+    params: Sequence[nn.Parameter]  # with ĝ in .grad
+    states: Sequence[dict[str, Any]]  # of the optimizer, which count this update already
     group: dict[str, Any]
 
     @property

@@ -38,7 +38,7 @@ from lightning_bayes.optim.optimizer import NoisyOptimizer
 from lightning_bayes.optim.parameters import StartingStates, trainable
 from lightning_bayes.optim.passes import UpdateMeasurement
 from lightning_bayes.optim.posterior_family import PosteriorFamily
-from lightning_bayes.optim.readout import WeightPosterior, posterior_of_model, total_effective_parameters
+from lightning_bayes.optim.readout import WeightPosterior, effective_parameters, posterior_of_model
 from lightning_bayes.optim.resuming import RECORD, record_of, require_same
 from lightning_bayes.optim.steps import Step
 from lightning_bayes.optim.weight_prior import stated_prior_of
@@ -222,7 +222,7 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
         return [key for key in self._open_update.to_measure or () if isinstance(key, nn.Parameter)]
 
     def _join_ranks(self, curvature: Curvature, num_examples: float, add_ranks: Callable[[list[Tensor]], None]) -> None:
-        self.estimator.join_ranks(curvature, num_examples, self._measured_params(), add_ranks)
+        self.estimator.join_ranks(curvature, num_examples, add_ranks)
 
     def _finalise_curvature(self, curvature: Curvature) -> Curvature:
         measured = self._open_update.to_measure or {}
@@ -297,4 +297,4 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
             A scalar between 0 and the number of weights with noise.
         """
         self.family.start_curvature()
-        return total_effective_parameters(self.trained(), self.state)
+        return effective_parameters(self.trained(), self.state)

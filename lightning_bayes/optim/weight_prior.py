@@ -70,9 +70,9 @@ def weight_priors(model: nn.Module, posterior: AbstractPosterior | None) -> dict
     """Use a posterior as the prior of a model's parameters."""
     if posterior is None:
         return {}
-    prior = _mean_field(posterior)
+    priors = _priors_of_weights(posterior)
     params = dict(model.named_parameters())
-    missing = [name for name in prior.mean if name not in params]
+    missing = [name for name in priors if name not in params]
     if missing:
         raise PosteriorError(
             f"prior= names {name_some(missing, _NAMES_LENGTH)}, which {type(model).__name__} does not have; its parameters "
@@ -81,7 +81,7 @@ def weight_priors(model: nn.Module, posterior: AbstractPosterior | None) -> dict
         )
     wrong = [
         f"{name} {tuple(mean.shape)} instead of {tuple(params[name].shape)}"
-        for name, mean in prior.mean.items()
+        for name, (mean, _) in priors.items()
         if mean.shape != params[name].shape
     ]
     if wrong:
@@ -89,7 +89,7 @@ def weight_priors(model: nn.Module, posterior: AbstractPosterior | None) -> dict
             f"prior= has shapes that differ from {type(model).__name__}: {name_some(wrong, _NAMES_LENGTH)}. Rename the "
             "layer if its size has changed, or drop its names with posteriors.marginals(prior, names)."
         )
-    return {params[name]: WeightPrior(mean, prior.precision[name]) for name, mean in prior.mean.items()}
+    return {params[name]: prior for name, prior in priors.items()}
 
 
 def refuse_weight_prior(method: str, posterior: AbstractPosterior | None) -> None:
@@ -112,8 +112,8 @@ def stated_prior_of(group: Mapping[str, Any], state: Mapping[str, Any]) -> float
     return prior_of(group, state) if "prior_precision" in state else effective(group).stated_prior
 
 
-def _mean_field(posterior: AbstractPosterior) -> MeanField:
-    """Return the mean-field posterior, with the scale of a `ScaledPosterior` applied."""
+def _priors_of_weights(posterior: AbstractPosterior) -> dict[str, WeightPrior]:
+    """The means and precisions of a mean-field posterior, with the scale of a `ScaledPosterior`, by name."""
     inner = posterior.posterior if isinstance(posterior, ScaledPosterior) else posterior
     if not isinstance(inner, MeanField):
         raise PosteriorError(
@@ -122,16 +122,15 @@ def _mean_field(posterior: AbstractPosterior) -> MeanField:
             "correlations."
         )
     scale = posterior.scale if isinstance(posterior, ScaledPosterior) else 1.0
-    precision = {name: value / scale**2 if scale != 1 else value for name, value in inner.precision.items()}
-    prior = MeanField(inner.mean, precision, inner.prior_precision, inner.num_data)
+    priors = {name: WeightPrior(mean, inner.precision[name] / scale**2) for name, mean in inner.mean.items()}
     invalid = [
         name
-        for name, mean in prior.mean.items()
-        if not bool((mean.isfinite() & precision[name].isfinite() & (precision[name] > 0)).all())
+        for name, (mean, precision) in priors.items()
+        if not bool((mean.isfinite() & precision.isfinite() & (precision > 0)).all())
     ]
     if invalid:
         raise PosteriorError(
             f"prior= has non-finite means or precisions, or precisions that are not above 0, in "
             f"{name_some(invalid, _NAMES_LENGTH)}. Use the posterior of an earlier checkpoint."
         )
-    return prior
+    return priors

@@ -50,9 +50,9 @@ class BlockTridiagonal(AbstractPosterior):
         wrong = [name for name in self.mean if covered.count(name) != 1]
         wrong += [name for name in covered if name not in self.mean]
         if not wrong:  # names match, so shapes can be compared
-            wrong = [name for name in self.factors if not self._block_fits(name)]
+            wrong = [name for name in self.factors if not self._fits(self.factors, name, name)]
         if not wrong:
-            wrong = [name for name, after in pairwise(self.factors) if not self._link_fits(name, after)]
+            wrong = [name for name, after in pairwise(self.factors) if not self._fits(self.links, name, after)]
         wrong += [name for name in self.links if name not in list(self.factors)[:-1]]
         self._require_match("Mean, factors, links and prior", wrong)
 
@@ -105,16 +105,12 @@ class BlockTridiagonal(AbstractPosterior):
             set_layer(values, matrix, name, self.biases.get(name), self.mean[name].shape)
         return values
 
-    def _block_fits(self, name: str) -> bool:
-        rows, columns = self._block_shape(name)
-        left, right = self.factors[name]
-        return left.shape == (rows, rows) and right.shape == (columns, columns)
-
-    def _link_fits(self, name: str, after: str) -> bool:
-        if name not in self.links:
+    def _fits(self, blocks: dict[str, tuple[Tensor, Tensor]], name: str, after: str) -> bool:
+        """Whether the block of two layers, or of a layer and itself, has their shapes."""
+        if name not in blocks:
             return False
         (rows, columns), (next_rows, next_columns) = self._block_shape(name), self._block_shape(after)
-        left, right = self.links[name]
+        left, right = blocks[name]
         return left.shape == (rows, next_rows) and right.shape == (columns, next_columns)
 
     def _block_shape(self, name: str) -> tuple[int, int]:

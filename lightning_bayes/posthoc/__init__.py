@@ -1,8 +1,7 @@
 """Post-hoc posteriors around trained networks: Laplace approximations and SWAG."""
 
 from lightning_bayes.posthoc.evidence import Evidence, log_evidence
-from lightning_bayes.posthoc.laplace import Laplace, laplace
-from lightning_bayes.posthoc.settings import PriorPrecision, PriorStructure, StructureName
+from lightning_bayes.posthoc.laplace import Laplace, PriorPrecision, PriorStructure, StructureName, laplace
 from lightning_bayes.posthoc.swag import SWAG
 from lightning_bayes.predictive import LikelihoodName
 

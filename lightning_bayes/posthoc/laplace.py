@@ -14,12 +14,12 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, final
+from typing import Any, Final, Literal, TypeAlias, final, get_args
 
 import torch
 from torch import nn
 
-from lightning_bayes.curvature.likelihood import Gaussian, Likelihood
+from lightning_bayes.curvature.likelihood import Bernoulli, Gaussian, Likelihood, Poisson, Softmax
 from lightning_bayes.curvature.output_roots import CurvatureName, check_curvature, root_columns
 from lightning_bayes.curvature.parameters import require_full_precision
 from lightning_bayes.curvature.selection import last_called, only_trained
@@ -29,19 +29,23 @@ from lightning_bayes.posthoc.batches import labelled, require_evaluation_mode
 from lightning_bayes.posthoc.evidence import RANGE, Evidence, log_evidence, maximise
 from lightning_bayes.posthoc.full import Full
 from lightning_bayes.posthoc.kronecker import Kronecker
-from lightning_bayes.posthoc.settings import (
-    PriorPrecision,
-    PriorStructure,
-    StructureName,
-    check_settings,
-    find_likelihood,
-)
 from lightning_bayes.posthoc.structure import AbstractStructure
 from lightning_bayes.posthoc.trained import TrainingFit
 from lightning_bayes.posthoc.validation import RANGE as VALIDATION_RANGE
 from lightning_bayes.posthoc.validation import choose_by_validation
-from lightning_bayes.predictive import LikelihoodName
+from lightning_bayes.predictive import LikelihoodName, Link, find_link
 
+StructureName: TypeAlias = Literal["diagonal", "kronecker", "full"]
+PriorPrecision: TypeAlias = float | Literal["marglik", "validation"]
+PriorStructure: TypeAlias = Literal["scalar", "layerwise"]
+
+_LIKELIHOODS: dict[Link, Likelihood] = {
+    "softmax": Softmax(),
+    "sigmoid": Bernoulli(),
+    "identity": Gaussian(1.0),
+    "exp": Poisson(),
+}
+_LINKS: dict[type[Likelihood], Link] = {type(likelihood): link for link, likelihood in _LIKELIHOODS.items()}
 _EDGE: Final = 0.1  # of the logarithm: twice the tolerance of the search
 _STRUCTURES: Final[dict[str, Callable[[nn.Module, dict[str, nn.Parameter]], AbstractStructure]]] = {
     "diagonal": partial(Kronecker, diagonal=True),
@@ -150,6 +154,42 @@ def laplace(
     searched = RANGE if validation is None else VALIDATION_RANGE
     at_edge = () if fixed_delta is not None else _warned_of_edges(prior, searched)
     return Laplace(evidence.posterior(prior, std), likelihood, log_marginal, prior, at_edge)
+
+
+def check_settings(structure: str, prior_precision: float | str, prior_structure: str) -> None:
+    """Raise a `HyperparameterError` for unknown names or a prior precision that is not positive."""
+    for name, value, choices in (
+        ("structure", structure, get_args(StructureName)),
+        ("prior_structure", prior_structure, get_args(PriorStructure)),
+    ):
+        if value not in choices:
+            raise HyperparameterError(f"{name}={value!r} is unknown; use {', '.join(map(repr, choices))}.")
+    if isinstance(prior_precision, str):
+        if prior_precision not in {"marglik", "validation"}:
+            raise HyperparameterError(
+                f"prior_precision={prior_precision!r} is unknown; use 'marglik', 'validation' or a positive number."
+            )
+    elif not 0 < prior_precision < math.inf:
+        raise HyperparameterError(f"prior_precision={prior_precision!r} must be positive and finite.")
+    if prior_precision == "validation" and prior_structure != "scalar":
+        raise HyperparameterError(
+            "prior_precision='validation' chooses one number. Use prior_structure='scalar', or prior_precision='marglik'."
+        )
+
+
+def find_likelihood(likelihood: Likelihood | LikelihoodName) -> tuple[Likelihood, bool]:
+    """Return the likelihood and whether to choose its noise, which then starts at σ = 1."""
+    if isinstance(likelihood, Likelihood):
+        return likelihood, False
+    link = find_link(likelihood, "likelihood")
+    if link not in _LIKELIHOODS:
+        raise HyperparameterError(f"likelihood={likelihood!r} is not supported: classes must be the second dimension.")
+    return _LIKELIHOODS[link], link == "identity"
+
+
+def link_of(likelihood: Likelihood) -> Link:
+    """Return the link that turns outputs into predictions under this likelihood."""
+    return _LINKS.get(type(likelihood), "softmax")
 
 
 def _warned_of_edges(prior: dict[str, float], bounds: tuple[float, float]) -> tuple[str, ...]:

@@ -22,12 +22,13 @@ from lightning_bayes.predictive.links import (
     find_link,
     summarise,
 )
-from lightning_bayes.predictive.members import MemberPosteriors, MemberSamples
 from lightning_bayes.predictive.monte_carlo import mc_predict
 from lightning_bayes.predictive.observations import LinkArgument, Observation, Observed, Quantiles, find_observation
 from lightning_bayes.predictive.recalibration import RecalibratedSamples, recalibrate
 from lightning_bayes.predictive.rejection import Rejector, check_threshold, fewest_rows
 from lightning_bayes.predictive.samples import (
+    MemberPosteriors,
+    MemberSamples,
     NetworkSamples,
     PosteriorSamples,
     SampledModule,

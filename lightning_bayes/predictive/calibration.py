@@ -27,6 +27,8 @@ from lightning_bayes.errors import DataError, NonFiniteError
 from lightning_bayes.posteriors import AbstractPosterior, ScaledPosterior
 from lightning_bayes.predictive.closed_form import Linearized, predictive_samples
 from lightning_bayes.predictive.densities import (
+    BLOCK,
+    Reduce,
     fit_noise_std,
     gaussian_log_density,
     poisson_log_density,
@@ -40,14 +42,12 @@ from lightning_bayes.predictive.samples import PosteriorSamples, at_posterior_me
 from lightning_bayes.predictive.temperature import LARGEST, SMALLEST
 
 Choice: TypeAlias = Literal["neither", "temperature", "width", "both"]
-Reduce: TypeAlias = Callable[[Tensor], Tensor]
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-5, 2.0**6  # bounds of c > 0; smaller widths predict like the mean
 EVALUATIONS = 8  # of S samples each, about what a search over c costs
 CLASS_LINKS = ("softmax", "softmax_last", "sigmoid")  # whose outputs are logits, which a temperature can divide
 _GRID, _TOLERANCE = 13, 1e-3  # of log T
 _SMALLEST_GAIN = 1e-3  # nats
 _BY_CHANCE = 0.5  # weight of the additional example
-_BLOCK = 2**22  # outputs in float64 at a time
 
 
 class Calibration(NamedTuple):
@@ -176,19 +176,17 @@ def choose_calibration(
         >>> found.choice, round(found.temperature, 2)
         ('temperature', 3.7)
     """
-    losses = _Losses(targets, link, noise_std, reduce)
+    measured = partial(_candidate, targets, link, noise_std, reduce)
 
     @cache
     def at(scale: float) -> tuple[_Candidate, _Candidate]:
         outputs = outputs_at(scale)
-        plain = losses.at(outputs, scale, 1.0)
+        plain = measured(outputs, scale, 1.0)
         if link not in CLASS_LINKS:
             return plain, plain
         # one evaluation of the network serves all temperatures
-        best = minimise_over_logarithm(
-            lambda t: losses.at(outputs, scale, t).risk, SMALLEST, LARGEST, _GRID, _TOLERANCE
-        )
-        return plain, losses.at(outputs, scale, best)
+        best = minimise_over_logarithm(lambda t: measured(outputs, scale, t).risk, SMALLEST, LARGEST, _GRID, _TOLERANCE)
+        return plain, measured(outputs, scale, best)
 
     before = at(1.0)[0]
     if not math.isfinite(before.risk):
@@ -218,31 +216,31 @@ def _lowest(nll: Callable[[float], float]) -> float:
     return min((best, 2 * best, best / 2, 0.0), key=nll)
 
 
-class _Losses(NamedTuple):
-    """Losses of validation examples under a sampled prediction."""
-
-    targets: Tensor
-    link: Link
-    noise_std: float | None
-    reduce: Reduce
-
-    def at(self, outputs: Tensor, scale: float, temperature: float) -> _Candidate:
-        """The candidate of outputs ``[S, B, …]`` and a temperature."""
-        if self.link == "softmax_last":
-            return self._replace(link="softmax").at(outputs.movedim(-1, 2), scale, temperature)
-        targets = self.targets if self.link == "softmax" else shaped_like_sample(self.targets, outputs)
-        noise_std = self.noise_std
-        if self.link == "identity" and noise_std is None:
-            noise_std = fit_noise_std(outputs, targets, self.reduce)
-        size = max(1, _BLOCK // max(1, outputs[:, :1].numel()))
-        blocks = zip(outputs.split(size, 1), targets.split(size), strict=True)  # type: ignore[no-untyped-call]
-        parts = [_losses(part.double() / temperature, y, self.link, noise_std) for part, y in blocks]
-        losses, chance = (torch.cat(part) for part in zip(*parts, strict=True))
-        sums = torch.stack([losses.sum(), chance.sum(), torch.tensor(float(len(losses)))])
-        total, of_chance, count = (float(value) for value in self.reduce(sums))
-        risk = total / count + _BY_CHANCE * of_chance / count**2
-        risk = math.inf if math.isnan(risk) else risk
-        return _Candidate(scale, temperature, losses + _BY_CHANCE * chance / count, risk, total / count, noise_std)
+def _candidate(
+    targets: Tensor,
+    link: Link,
+    noise_std: float | None,
+    reduce: Reduce,
+    outputs: Tensor,
+    scale: float,
+    temperature: float,
+) -> _Candidate:
+    """The candidate of outputs ``[S, B, …]`` at a width and a temperature."""
+    if link == "softmax_last":
+        outputs, link = outputs.movedim(-1, 2), "softmax"
+    if link != "softmax":
+        targets = shaped_like_sample(targets, outputs)
+    if link == "identity" and noise_std is None:
+        noise_std = fit_noise_std(outputs, targets, reduce)
+    size = max(1, BLOCK // max(1, outputs[:, :1].numel()))
+    blocks = zip(outputs.split(size, 1), targets.split(size), strict=True)  # type: ignore[no-untyped-call]
+    parts = [_losses(part.double() / temperature, y, link, noise_std) for part, y in blocks]
+    losses, chance = (torch.cat(part) for part in zip(*parts, strict=True))
+    sums = torch.stack([losses.sum(), chance.sum(), torch.tensor(float(len(losses)))])
+    total, of_chance, count = (float(value) for value in reduce(sums))
+    risk = total / count + _BY_CHANCE * of_chance / count**2
+    risk = math.inf if math.isnan(risk) else risk
+    return _Candidate(scale, temperature, losses + _BY_CHANCE * chance / count, risk, total / count, noise_std)
 
 
 def _losses(outputs: Tensor, targets: Tensor, link: Link, noise_std: float | None) -> tuple[Tensor, Tensor]:

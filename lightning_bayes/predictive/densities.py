@@ -24,7 +24,7 @@ from lightning_bayes.predictive.links import Link
 Reduce = Callable[[Tensor], Tensor]  # sums a tensor over processes
 LogDensity = Callable[[Tensor, Tensor], Tensor]  # (outputs [S, B, …], targets [B, …]) → [S, B, …]
 
-_BLOCK = 2**22  # outputs per block, in float64
+BLOCK = 2**22  # outputs per block, in float64
 _NOISE_GRID = 15  # grid points for σ, each 1.4 times the one before
 _TOLERANCE = 1e-4  # of log σ
 
@@ -67,7 +67,7 @@ def predictive_nll(
 def nll_sum_of(density: LogDensity, outputs: Tensor, targets: Tensor) -> Tensor:
     """Negative log-likelihood summed over targets, in nats and float64; outputs ``[S, B, …]``, targets ``[B, …]``."""
     samples = len(outputs)
-    block_size = max(1, _BLOCK // max(1, outputs[:, :1].numel()))
+    block_size = max(1, BLOCK // max(1, outputs[:, :1].numel()))
     total = torch.zeros((), dtype=torch.float64, device=outputs.device)
     blocks = zip(torch.split(outputs, block_size, 1), torch.split(targets, block_size), strict=True)
     for block_outputs, block_targets in blocks:

@@ -40,11 +40,9 @@ def mixture_quantile(distribution: Distribution, samples: int, level: float) -> 
         outside_low, outside_high = ~is_below(low), is_below(high)
         if not bool((outside_low | outside_high).any()):
             break
-        low, high, width = (
-            torch.where(outside_low, low - width, low),
-            torch.where(outside_high, high + width, high),
-            2 * width,
-        )
+        low = torch.where(outside_low, low - width, low)
+        high = torch.where(outside_high, high + width, high)
+        width = 2 * width
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         below = is_below(middle)

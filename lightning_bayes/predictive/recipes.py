@@ -113,7 +113,8 @@ class RecipeTape(TorchFunctionMode):
             return None
         if kind in _EXPANDING and args[0].numel() == 1:  # which broadcasting does as well
             args, name = args[:1], "Tensor.clone"
-        args = self._with_rows(args) if name.rpartition(".")[2] in _SHAPING else args
+        elif kind in _SHAPING:
+            args = self._with_rows(args)
         try:
             written = [self._written(value) for value in args]
             return "call", name, written, {key: self._written(value) for key, value in kwargs.items()}
@@ -176,37 +177,29 @@ def cook(
     """The value of a recipe, a tensor or a number, for outputs with any number of examples."""
     like = outputs[0] if outputs else next(iter(batch))
 
+    def call(name: str, args: list[Recipe], options: dict[str, Recipe], item: int | None) -> Any:
+        values = [tuple(a) if isinstance(a, list) and name.endswith("__getitem__") else a for a in map(value_of, args)]
+        result = FUNCTIONS[name](*values, **{key: value_of(option) for key, option in options.items()})
+        return result if item is None else result[item]
+
+    kinds: dict[str, Callable[..., Any]] = {
+        "call": call,
+        "output": lambda index: outputs[index],
+        "batch": lambda index: batch[index],
+        "weight": lambda name: (weights or {})[name],
+        "tensor": lambda values: torch.tensor(values, device=like.device),
+        "device": lambda: like.device,
+        "slice": lambda bounds: slice(*bounds),
+        "dtype": lambda name: getattr(torch, name),
+        "ellipsis": lambda: Ellipsis,
+    }
+
     def value_of(node: Recipe) -> Any:
         if isinstance(node, list):
             return [value_of(each) for each in node]
-        if not isinstance(node, tuple):
-            return node
-        kind, rest = node[0], node[1:]
-        return _KINDS[kind](*rest) if kind in _KINDS else leaf(kind, *rest)
-
-    def leaf(kind: str, *rest: Any) -> Any:
-        if kind == "call":
-            name, args, options, item = rest
-            args = [
-                tuple(a) if isinstance(a, list) and name.endswith("__getitem__") else a for a in map(value_of, args)
-            ]
-            result = FUNCTIONS[name](*args, **{key: value_of(option) for key, option in options.items()})
-            return result if item is None else result[item]
-        if kind == "device":
-            return like.device
-        if kind == "tensor":
-            return torch.tensor(rest[0], device=like.device)
-        sources: dict[str, Any] = {"output": outputs, "batch": batch, "weight": weights or {}}
-        return sources[kind][rest[0]]
+        return kinds[node[0]](*node[1:]) if isinstance(node, tuple) else node
 
     return value_of(recipe)
-
-
-_KINDS: Final[dict[str, Callable[..., Any]]] = {
-    "slice": lambda bounds: slice(*bounds),
-    "dtype": lambda name: getattr(torch, name),
-    "ellipsis": lambda: Ellipsis,
-}
 
 
 def leaves_of(recipe: Recipe) -> set[str]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, final, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -141,6 +141,40 @@ def _average_of(draws: Iterable[dict[str, Tensor]], count: int) -> dict[str, Ten
         for name, value in draw.items():
             total[name] = total[name] + value if name in total else value
     return {name: value / count for name, value in total.items()}
+
+
+@final
+class MemberSamples(NetworkSamples):
+    """M networks of one architecture, trained independently: the parameters and buffers of each, by name.
+
+    They are deep ensembles (Lakshminarayanan et al. 2017, https://arxiv.org/abs/1612.01474).
+    """
+
+    has_mean = False
+
+    def __init__(self, members: Sequence[dict[str, Tensor]]) -> None:
+        self.members, self.count = list(members), len(members)
+
+    def sampled(self, model: nn.Module, index: int) -> AbstractContextManager[None]:
+        """Context in which `model` is member `index`."""
+        return temporary_weights(model, self.members[index])
+
+
+@final
+class MemberPosteriors(NetworkSamples):
+    """S networks from each of M posteriors around independently trained networks, as in Multi-SWAG."""
+
+    has_mean = False
+
+    def __init__(self, posteriors: Sequence[AbstractPosterior], count: int, seed: int = 0) -> None:
+        self.members = [PosteriorSamples(q, count, seed + member) for member, q in enumerate(posteriors)]
+        self.count = count * len(self.members)
+
+    def sampled(self, model: nn.Module, index: int) -> AbstractContextManager[None]:
+        """Context in which `model` is a sample of one member, with the member's constants; members alternate."""
+        sample_index, member = divmod(index, len(self.members))
+        samples = self.members[member]
+        return temporary_weights(model, {**samples.posterior.constants, **samples.tensors(sample_index)})
 
 
 @contextmanager

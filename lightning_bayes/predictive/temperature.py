@@ -65,11 +65,9 @@ def fit_temperature(
         )
 
     def nll(temperature: float) -> float:
-        return float(reduce(_nll_sum(samples, targets, temperature)))
+        def density(logits: Tensor, classes: Tensor) -> Tensor:
+            return class_log_density(logits / temperature, classes)
+
+        return float(reduce(nll_sum_of(density, samples, targets)))
 
     return minimise_over_logarithm(nll, SMALLEST, LARGEST, _GRID, _TOLERANCE)
-
-
-def _nll_sum(outputs: Tensor, targets: Tensor, temperature: float) -> Tensor:
-    """Negative log-likelihood of the scaled and averaged prediction, summed over examples, in float64."""
-    return nll_sum_of(lambda logits, classes: class_log_density(logits / temperature, classes), outputs, targets)

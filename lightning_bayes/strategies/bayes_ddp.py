@@ -107,9 +107,6 @@ class BayesDDPStrategy(DDPStrategy):
 
     def all_reduce_mean_(self, tensors: Sequence[Tensor], weight: float) -> None:
         """Replace `tensors` by their weighted mean over ranks."""
-        if self.world_size == 1:
-            self.reduced_bytes = 0
-            return
         self.reduced_bytes = all_reduce_mean_(tensors, weight, bucket_mib=self.bucket_mib)
 
     def add_noise_group_(self, tensors: Sequence[Tensor]) -> None:

@@ -16,7 +16,6 @@ from torch.distributions import Normal, kl_divergence
 from lightning_bayes import KFAC, OGN, VOGN, VON, FullGaussian, MeanField, NoisyKFAC, Vadam
 from lightning_bayes.errors import HyperparameterError, PosteriorError
 from lightning_bayes.optim import LinearSchedule, VadaGrad
-from lightning_bayes.optim.readout import temperature_of
 from lightning_bayes.optim.variational import VariationalOptimizer
 from lightning_bayes.optim.weight_prior import stated_prior_of
 from lightning_bayes.posteriors import ScaledPosterior
@@ -155,7 +154,7 @@ def test_the_shaped_posterior_minimises_its_objective(generator):
     opt = train(VOGN(model, base=base, num_data=64, prior=prior, relative_noise=0.2), model, data, 3)
     q, group = opt.posterior(), opt.param_groups[0]
     for name, param in model.named_parameters():
-        state, tau = opt.state[param], temperature_of(group, opt.state[param])
+        state, tau = opt.state[param], 64 / opt.state[param]["scale"]
         own = stated_prior_of(group, state)
         torch.testing.assert_close(own, prior.precision[name] / 64)
         pull = tau / 64 * q.prior_precision[name] * (q.mean[name] - q.prior_mean[name]).square()

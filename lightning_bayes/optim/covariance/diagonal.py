@@ -77,13 +77,6 @@ def sample(
     return values
 
 
-def effective_parameters(state: Mapping[str, Any]) -> Tensor:
-    """Σ_i s_i / (s_i + γ_t), with negative s_i counted as 0: the number of weights that the data determine."""
-    positive = state["curvature"].clamp_min(0)
-    number: Tensor = (positive / (positive + state["damping"])).sum()
-    return number
-
-
 def _damping(hyper: Effective, state: Mapping[str, Any], damping: float, *, stated: bool = False) -> float | Tensor:
     """Damping with the prior's δ̃ and without noise in the rows that get no gradient; `stated` if δ̃ counts already."""
     precision, rows = state.get("prior_precision"), state.get("rows_without_noise")

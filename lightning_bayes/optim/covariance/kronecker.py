@@ -48,13 +48,6 @@ def layer_precision(state: Mapping[str, Any]) -> KroneckerProduct:
     return kronecker_precision(layer_product(state, "factor"), state["scale"], state["damping"])
 
 
-def effective_parameters(state: Mapping[str, Any]) -> Tensor:
-    """Σ_i s_i / (s_i + γ_t) over the diagonal of S ⊗ A."""
-    diagonal = layer_product(state, "factor").diagonal().clamp_min(0)
-    number: Tensor = (diagonal / (diagonal + state["damping"])).sum()
-    return number
-
-
 def _mean_variance(root: KroneckerProduct) -> Tensor:
     """The mean of diag(R Rᵀ) for R = R_S ⊗ R_A, a scalar."""
     left, right = (factor.square().sum((-2, -1)) / factor.shape[-1] for factor in root)

@@ -24,8 +24,8 @@ from typing_extensions import Unpack
 
 from lightning_bayes.curvature import Likelihood
 from lightning_bayes.linalg import BlockTridiagonalInverse, KroneckerProduct, pi_damped
-from lightning_bayes.optim.dense.measurements import ChainFactors, Labels
-from lightning_bayes.optim.dense.shell import DenseOptimizer, reduction_of
+from lightning_bayes.optim.dense.measurements import ChainFactors
+from lightning_bayes.optim.dense.shell import DenseOptimizer, JointState, reduction_of
 from lightning_bayes.optim.diagonal.state import average, debiased
 from lightning_bayes.optim.effective import Effective
 from lightning_bayes.optim.fisher import FisherName
@@ -128,26 +128,17 @@ class ChainCovariance:
         means, draws = self._matrices(self.params), self._matrices(noise)
         return self._tensors(sample(means, inverse, draws, num_data=hyper.num_data, kl_weight=hyper.kl_weight))
 
-    def update(
-        self,
-        curvature: list[Tensor],
-        momenta: list[Tensor],
-        grads: list[Tensor],
-        measured: list[Tensor],
-        **numbers: Any,
-    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    def update(self, old: JointState, grads: list[Tensor], measured: list[Tensor], **numbers: Any) -> JointState:
         """Update the matrices."""
-        old = ChainState(self._matrices(self.params), self._matrices(momenta), self._chain(curvature))
+        state = ChainState(self._matrices(old.means), self._matrices(old.momenta), self._chain(old.curvature))
         arguments = {**numbers, "kl_clip": self.kl_clip, "invert": self._inverse}
-        new = update(old, self._matrices(grads), self._chain(measured), **arguments)
+        new = update(state, self._matrices(grads), self._chain(measured), **arguments)
         products = (*new.curvature.blocks, *new.curvature.links)
-        return self._tensors(new.means), self._tensors(new.momenta), list(chain.from_iterable(products))
+        return JointState(self._tensors(new.means), self._tensors(new.momenta), list(chain.from_iterable(products)))
 
-    def posterior(
-        self, curvature: list[Tensor], names: dict[nn.Parameter, str], hyper: Effective, **shared: Any
-    ) -> BlockTridiagonal:
+    def posterior(self, curvature: list[Tensor], hyper: Effective, **shared: Any) -> BlockTridiagonal:
         """Damped blocks, and links, times Ñ/τ."""
-        measured = self._chain(curvature)
+        measured, names = self._chain(curvature), dict(zip(self.params, shared["mean"], strict=True))
         blocks = [pi_damped(block, hyper.prior + hyper.noise_damping) for block in measured.blocks]
         weights = [names[layer.weight] for layer in self.layers]
         return BlockTridiagonal(
@@ -222,6 +213,6 @@ class BlockTridiagonalKFAC(DenseOptimizer):
         **arguments: Unpack[OptimizerFields],
     ) -> None:
         linear_chain(model, limit_mib)
-        params, labels = trainable(model), Labels(fisher, likelihood)
-        measurement = ChainFactors(model, params, "BlockTridiagonalKFAC", labels, reduction_of(arguments))
+        params, reduction = trainable(model), reduction_of(arguments)
+        measurement = ChainFactors(model, params, "BlockTridiagonalKFAC", fisher, likelihood, reduction)
         super().__init__(model, ChainCovariance(params, measurement.layers, kl_clip), measurement, arguments)

@@ -30,8 +30,8 @@ from typing_extensions import Unpack
 from lightning_bayes.curvature import Likelihood
 from lightning_bayes.linalg import cholesky, inverse_root
 from lightning_bayes.linalg.factors import add_to_diagonal
-from lightning_bayes.optim.dense.measurements import HessianMeasurement, Labels, OuterProducts
-from lightning_bayes.optim.dense.shell import DenseOptimizer, reduction_of
+from lightning_bayes.optim.dense.measurements import HessianMeasurement, OuterProducts
+from lightning_bayes.optim.dense.shell import DenseOptimizer, JointState, reduction_of
 from lightning_bayes.optim.diagonal.state import average, debiased
 from lightning_bayes.optim.effective import Effective
 from lightning_bayes.optim.hyperparameters import OptimizerFields
@@ -110,22 +110,13 @@ class FullCovariance:
         )
         return self._parts(weights)
 
-    def update(
-        self,
-        curvature: list[Tensor],
-        momenta: list[Tensor],
-        grads: list[Tensor],
-        measured: list[Tensor],
-        **numbers: Any,
-    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    def update(self, old: JointState, grads: list[Tensor], measured: list[Tensor], **numbers: Any) -> JointState:
         """Update the flat vectors."""
-        old = FullState(_flat(self.params), curvature[0], _flat(momenta))
-        new = update(old, _flat(grads), measured[0], **numbers)
-        return self._parts(new.mean), self._parts(new.momentum), [new.curvature]
+        state = FullState(_flat(old.means), old.curvature[0], _flat(old.momenta))
+        new = update(state, _flat(grads), measured[0], **numbers)
+        return JointState(self._parts(new.mean), self._parts(new.momentum), [new.curvature])
 
-    def posterior(
-        self, curvature: list[Tensor], names: dict[nn.Parameter, str], hyper: Effective, **shared: Any
-    ) -> FullGaussian:
+    def posterior(self, curvature: list[Tensor], hyper: Effective, **shared: Any) -> FullGaussian:
         """Precision (Ñ/τ)(S + (δ̃ [+ γ]) I)."""
         damped = add_to_diagonal(curvature[0], hyper.noise_damping + hyper.prior)
         return FullGaussian(precision=damped * hyper.scale, **shared)
@@ -171,9 +162,8 @@ class FullVON(DenseOptimizer):
         **arguments: Unpack[OptimizerFields],
     ) -> None:
         equations = FullCovariance(model, limit_mib)
-        super().__init__(
-            model, equations, HessianMeasurement(model, equations.params, reduction_of(arguments)), arguments
-        )
+        measurement = HessianMeasurement(model, equations.params, reduction_of(arguments))
+        super().__init__(model, equations, measurement, arguments)
 
 
 @final
@@ -194,7 +184,7 @@ class VONG(DenseOptimizer):
         **arguments: Unpack[OptimizerFields],
     ) -> None:
         equations = FullCovariance(model, limit_mib)
-        measurement = OuterProducts(model, equations.params, "VONG", Labels("empirical", None), reduction_of(arguments))
+        measurement = OuterProducts(model, equations.params, "VONG", "empirical", None, reduction_of(arguments))
         super().__init__(model, equations, measurement, arguments)
 
 
@@ -220,7 +210,5 @@ class NNGFull(DenseOptimizer):
         **arguments: Unpack[OptimizerFields],
     ) -> None:
         equations = FullCovariance(model, limit_mib)
-        measurement = OuterProducts(
-            model, equations.params, "NNGFull", Labels("sampled", likelihood), reduction_of(arguments)
-        )
+        measurement = OuterProducts(model, equations.params, "NNGFull", "sampled", likelihood, reduction_of(arguments))
         super().__init__(model, equations, measurement, arguments)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -19,13 +19,6 @@ from lightning_bayes.curvature.kronecker import KroneckerEngine
 from lightning_bayes.errors import ShapeError, UnsupportedLayerError
 from lightning_bayes.optim.fisher import FisherName, check_fisher, label_source
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer, partition_layers
-
-
-class Labels(NamedTuple):
-    """Labels of the Fisher, see `optim.fisher.label_source`."""
-
-    fisher: FisherName | None
-    likelihood: Likelihood | None
 
 
 class JointMeasurement(ABC):
@@ -57,24 +50,27 @@ class HessianMeasurement(JointMeasurement):
 class RowsMeasurement(JointMeasurement):
     """Curvature from the inputs and output gradients of all examples in linear layers and convolutions without groups."""
 
+    engine: KroneckerEngine
+
     def __init__(
         self,
         model: nn.Module,
         params: Sequence[nn.Parameter],
         optimizer: str,
-        labels: Labels,
+        fisher: FisherName | None,
+        likelihood: Likelihood | None,
         loss_reduction: LossReduction,
     ) -> None:
-        check_fisher(labels.fisher)
-        label_source(*labels, model)  # raises if it cannot be sampled
-        self._params, self._labels, self._model = list(params), labels, model
+        check_fisher(fisher)
+        self._params, self._label_source = list(params), partial(label_source, fisher, likelihood, model)
+        self._label_source()  # raises if it cannot be sampled
         self.layers = require_matrix_layers(model, params, optimizer)
-        self._engine = self.engine = KroneckerEngine(model, loss_reduction, records=ExampleRows)
+        self.engine = KroneckerEngine(model, loss_reduction, records=ExampleRows)
 
     def capture(self, label_seed: int, loss_scale: float) -> AbstractContextManager[Capture]:
         """Open a capture of the rows of all layers."""
         layers = {layer.module: layer.has_bias for layer in self.layers}
-        return self._engine.capture(Request(layers, label_source(*self._labels, self._model), label_seed, loss_scale))
+        return self.engine.capture(Request(layers, self._label_source(), label_seed, loss_scale))
 
     def _rows(self, captured: Any) -> list[LayerRows]:
         """The rows of each layer; zeros for layers that the backward pass did not reach."""

@@ -7,8 +7,9 @@ noise and the curvature average starts with the first measurement.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +36,14 @@ def reduction_of(arguments: OptimizerFields) -> LossReduction:
     return arguments.get("loss_reduction", "auto")
 
 
+class JointState(NamedTuple):
+    """Means and momenta in the order of a method's parameters, and its curvature in the order of its `names`."""
+
+    means: Sequence[Tensor]
+    momenta: list[Tensor]
+    curvature: list[Tensor]
+
+
 class Equations(Protocol):
     """A method's equations, on lists of tensors in the order of its parameters; curvatures in the order of `names`."""
 
@@ -47,20 +56,11 @@ class Equations(Protocol):
     def sample(self, curvature: list[Tensor], noise: list[Tensor], hyper: Effective) -> list[Tensor]:
         """A posterior sample from standard normal noise."""
 
-    def update(
-        self,
-        curvature: list[Tensor],
-        momenta: list[Tensor],
-        grads: list[Tensor],
-        measured: list[Tensor],
-        **numbers: Any,
-    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """The new means, momenta and curvature; `numbers` are lr, betas, prior, damping and step."""
+    def update(self, old: JointState, grads: list[Tensor], measured: list[Tensor], **numbers: Any) -> JointState:
+        """The new state; `numbers` are lr, betas, prior, damping and step."""
 
-    def posterior(
-        self, curvature: list[Tensor], names: dict[nn.Parameter, str], hyper: Effective, **shared: Any
-    ) -> Any:
-        """The posterior, from the constructor arguments that all posteriors share."""
+    def posterior(self, curvature: list[Tensor], hyper: Effective, **shared: Any) -> Any:
+        """The posterior, from the constructor arguments that all posteriors share; ``mean`` is in the order of `params`."""
 
 
 class DenseOptimizer(NoisyOptimizer, ABC):
@@ -108,7 +108,6 @@ class DenseOptimizer(NoisyOptimizer, ABC):
         state = self.model.state_dict()
         return self.equations.posterior(
             curvature,
-            names,
             hyper,
             mean=mean,
             prior_precision=dict.fromkeys(mean, group[KEY]["prior_precision"]),
@@ -165,11 +164,9 @@ class DenseOptimizer(NoisyOptimizer, ABC):
         (group,), params = self.param_groups, self.equations.params
         hyper, states = effective(group), [self.state[param] for param in params]
         measured = list(measurement.curvature.values())
-        old = self._curvature(group) or measured
         momenta = [state.get("momentum", torch.zeros_like(param)) for param, state in zip(params, states, strict=True)]
-        means, momenta, curvature = self.equations.update(
-            old,
-            momenta,
+        new = self.equations.update(
+            JointState(params, momenta, self._curvature(group) or measured),
             [measurement.grads[param] for param in params],
             measured,
             lr=group["lr"],
@@ -178,8 +175,8 @@ class DenseOptimizer(NoisyOptimizer, ABC):
             damping=hyper.damping,
             step=group[KEY]["step"] + 1,
         )
-        for param, state, mean, momentum in zip(params, states, means, momenta, strict=True):
+        for param, state, mean, momentum in zip(params, states, new.means, new.momenta, strict=True):
             param.copy_(mean)
             state["momentum"] = momentum.clone()
-        states[0].update(zip(self.equations.names, curvature, strict=True))
+        states[0].update(zip(self.equations.names, new.curvature, strict=True))
         group[KEY]["step"] += 1

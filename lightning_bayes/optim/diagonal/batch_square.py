@@ -39,16 +39,12 @@ class _Key(NamedTuple):
 
 @final
 class BatchSquare(CurvatureEstimator):
-    """Accumulates the gradient of each weight sample and squares it once all passes are done.
-
-    Args:
-        times_examples: Whether to multiply each square by M, the number of examples under the weight sample, so that ĥ does
-            not depend on M where the gradients of the examples are independent with mean zero.
-    """
+    """Accumulates the gradient of each weight sample and squares it once all passes are done."""
 
     is_linear = False
 
     def __init__(self, *, times_examples: bool = False) -> None:
+        # Times M, ĥ does not depend on M where the gradients of the examples are independent with mean zero.
         self._times_examples = times_examples
 
     def read(self, finished: FinishedPass, params: Sequence[nn.Parameter], scores: Scores) -> Curvature:
@@ -58,13 +54,7 @@ class BatchSquare(CurvatureEstimator):
         sums = {_Key(sample, p): grads[p] if p in grads else torch.zeros_like(p) for p in params}
         return {**sums, _Key(sample, None): params[0].new_ones(())}
 
-    def join_ranks(
-        self,
-        curvature: Curvature,
-        num_examples: float,
-        params: Sequence[nn.Parameter],
-        add_ranks: Callable[[list[Tensor]], None],
-    ) -> None:
+    def join_ranks(self, curvature: Curvature, num_examples: float, add_ranks: Callable[[list[Tensor]], None]) -> None:
         """Sum the gradients of each weight sample over processes; see `CurvatureEstimator`."""
         for sample in sorted({key.sample for key in curvature if isinstance(key, _Key)}):
             sums = [value for key, value in curvature.items() if isinstance(key, _Key) and key.sample == sample]

@@ -10,35 +10,21 @@ This is `VON` with s = (τ/Ñ)/σ² - δ̃, a single rate β = α = 1-β₂, no 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, cast, final
-
-from torch import nn
-from typing_extensions import Unpack
+from collections.abc import Mapping
+from typing import Any, ClassVar, final
 
 from lightning_bayes.optim.diagonal.estimators import SecondOrder
-from lightning_bayes.optim.diagonal.family import DiagonalFamily
-from lightning_bayes.optim.diagonal.von import NewtonArguments, NewtonOwn, moved_curvature, update
-from lightning_bayes.optim.hyperparameters import VariationalArguments
+from lightning_bayes.optim.diagonal.von import NewtonMethod, update
 from lightning_bayes.optim.variational import VariationalOptimizer
 
 
 @final
-class CVI(VariationalOptimizer):
+class CVI(NewtonMethod, VariationalOptimizer):
     """CVI as a `torch.optim.Optimizer`: VON with ten samples per step and no momentum; arguments as in `NewtonOwn`.
 
     The paper has a single rate: pass ``betas=(0.0, 1 - lr)``.
     """
 
-    noisy = signed_curvature = True
-    family_type = DiagonalFamily
-    own_arguments = NewtonOwn
     estimator = SecondOrder("diag_hessian")
     natural_update = staticmethod(update)
-    curvature_update = staticmethod(moved_curvature)
     own_defaults: ClassVar[Mapping[str, Any]] = {"mc_samples": 10, "betas": (0.0, 0.999)}  # 10: the paper's experiments
-
-    def __init__(
-        self, model: nn.Module, params: Iterable[Any] | None = None, **fields: Unpack[NewtonArguments]
-    ) -> None:
-        super().__init__(model, params, **cast(VariationalArguments, fields))

@@ -32,18 +32,12 @@ class CurvatureEstimator(ABC):
 
     `read` returns tensors under keys of its choice. These are averaged over passes, weighted by the number of examples, and
     `finalise` turns the averages into ĥ by parameter unless they are ĥ already.
-
-    Class attributes:
-        quantity: The quantity that the curvature engine measures for it; ``"gradient"`` if the gradient is enough.
-        allows_loss_scale: Whether it works under a scaled loss, such as a GradScaler's.
-        is_linear: Whether ĥ is a mean over passes. If not, `join_ranks` and `finalise` combine them.
-        reads_count: Whether ĥ of weights without noise depends on the number of examples.
     """
 
-    quantity: ClassVar[EngineQuantity] = "gradient"
-    allows_loss_scale: ClassVar[bool] = True
-    is_linear: ClassVar[bool] = True
-    reads_count: ClassVar[bool] = False
+    quantity: ClassVar[EngineQuantity] = "gradient"  # what the curvature engine measures; "gradient" if that is enough
+    allows_loss_scale: ClassVar[bool] = True  # whether it works under a scaled loss, such as a GradScaler's
+    is_linear: ClassVar[bool] = True  # whether ĥ is a mean over passes; else `join_ranks` and `finalise` combine them
+    reads_count: ClassVar[bool] = False  # whether ĥ of weights without noise depends on the number of examples
 
     def require_scalable_loss(self, optimizer: str) -> None:
         """Raise `UnsupportedTrainingError` if the loss must not be scaled."""
@@ -57,13 +51,7 @@ class CurvatureEstimator(ABC):
     def read(self, finished: FinishedPass, params: Sequence[nn.Parameter], scores: Scores) -> Curvature:
         """Tensors of one pass, by parameter or other keys; `scores` computes (θ - μ) / Σ of sampled parameters."""
 
-    def join_ranks(
-        self,
-        curvature: Curvature,
-        num_examples: float,
-        params: Sequence[nn.Parameter],
-        add_ranks: Callable[[list[Tensor]], None],
-    ) -> None:
+    def join_ranks(self, curvature: Curvature, num_examples: float, add_ranks: Callable[[list[Tensor]], None]) -> None:
         """Sum in place, over processes that share weight samples, what `finalise` does not average."""
         return
 

@@ -16,17 +16,13 @@ With a constant α this is the raw momentum M ← β₁ M + ĝ + δ̃ μ, μ ←
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple, cast, final
+from typing import NamedTuple, final
 
-from torch import Tensor, nn
-from typing_extensions import Unpack
+from torch import Tensor
 
 from lightning_bayes.optim.diagonal.estimators import SecondOrder
-from lightning_bayes.optim.diagonal.family import DiagonalFamily
 from lightning_bayes.optim.diagonal.state import average
-from lightning_bayes.optim.diagonal.von import NewtonArguments, NewtonOwn, Positivity, moved_curvature
-from lightning_bayes.optim.hyperparameters import VariationalArguments
+from lightning_bayes.optim.diagonal.von import NewtonMethod, Positivity, moved_curvature
 from lightning_bayes.optim.variational import VariationalOptimizer
 
 
@@ -62,18 +58,9 @@ def update(
 
 
 @final
-class MomentumVON(VariationalOptimizer):
+class MomentumVON(NewtonMethod, VariationalOptimizer):
     """VON with natural momentum and the exact diagonal of the Hessian; arguments as in `NewtonOwn`."""
 
-    noisy = signed_curvature = True
-    family_type = DiagonalFamily
-    own_arguments = NewtonOwn
     estimator = SecondOrder("diag_hessian")
     state_type = MomentumVONState
     natural_update = staticmethod(update)
-    curvature_update = staticmethod(moved_curvature)
-
-    def __init__(
-        self, model: nn.Module, params: Iterable[Any] | None = None, **fields: Unpack[NewtonArguments]
-    ) -> None:
-        super().__init__(model, params, **cast(VariationalArguments, fields))

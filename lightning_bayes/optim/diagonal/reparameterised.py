@@ -37,15 +37,9 @@ class Reparameterised(CurvatureEstimator):
         without_noise = [param for param in params if param not in finished.means]
         return curvature | self._without_noise.read(finished, without_noise, scores) if without_noise else curvature
 
-    def join_ranks(
-        self,
-        curvature: Curvature,
-        num_examples: float,
-        params: Sequence[nn.Parameter],
-        add_ranks: Callable[[list[Tensor]], None],
-    ) -> None:
+    def join_ranks(self, curvature: Curvature, num_examples: float, add_ranks: Callable[[list[Tensor]], None]) -> None:
         """Sum the gradients of weights without noise; see `CurvatureEstimator`."""
-        self._without_noise.join_ranks(curvature, num_examples, params, add_ranks)
+        self._without_noise.join_ranks(curvature, num_examples, add_ranks)
 
     def finalise(self, curvature: Curvature, groups: Sequence[Mapping[str, Any]], num_examples: float) -> Curvature:
         """Square the gradients of weights without noise; see `CurvatureEstimator`."""

@@ -26,8 +26,9 @@ such as tanh.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Annotated, Any, Literal, TypeAlias, TypedDict, cast, final, get_args
+from abc import ABC
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypedDict, cast, final, get_args
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +39,7 @@ from lightning_bayes.optim.diagonal.family import DiagonalFamily
 from lightning_bayes.optim.diagonal.reparameterised import Reparameterised
 from lightning_bayes.optim.diagonal.signed_curvature import keep_positive
 from lightning_bayes.optim.diagonal.state import MeanFieldState, average, with_prior
-from lightning_bayes.optim.hyperparameters import VariationalArguments
+from lightning_bayes.optim.hyperparameters import DeclaresArguments, VariationalArguments
 from lightning_bayes.optim.settings import Setting, choice
 from lightning_bayes.optim.variational import VariationalOptimizer
 
@@ -98,42 +99,39 @@ class NewtonArguments(VariationalArguments, NewtonOwn, total=False):
     """Keyword arguments of VON and its variants."""
 
 
+class NewtonMethod(DeclaresArguments, ABC):
+    """What VON and its variants have in common; their next base is `VariationalOptimizer`."""
+
+    noisy = signed_curvature = True
+    family_type = DiagonalFamily
+    own_arguments = NewtonOwn
+    curvature_update: ClassVar[Callable[..., Tensor] | None] = staticmethod(moved_curvature)
+
+    def __init__(
+        self, model: nn.Module, params: Iterable[Any] | None = None, **fields: Unpack[NewtonArguments]
+    ) -> None:
+        super().__init__(model, params, **cast(VariationalArguments, fields))  # type: ignore[call-arg, misc]
+
+
 @final
-class VON(VariationalOptimizer):
+class VON(NewtonMethod, VariationalOptimizer):
     """VON with the exact diagonal of the Hessian, as a `torch.optim.Optimizer`; arguments as in `NewtonOwn`.
 
     BackPACK computes the diagonal; the argument ``engine`` has no effect. Models with layers, activations or losses that
     BackPACK does not support are refused before the first step.
     """
 
-    noisy = signed_curvature = amortises = True
-    family_type = DiagonalFamily
-    own_arguments = NewtonOwn
+    amortises = True
     estimator = SecondOrder("diag_hessian")
     natural_update = staticmethod(update)
-    curvature_update = staticmethod(moved_curvature)
-
-    def __init__(
-        self, model: nn.Module, params: Iterable[Any] | None = None, **fields: Unpack[NewtonArguments]
-    ) -> None:
-        super().__init__(model, params, **cast(VariationalArguments, fields))
 
 
 @final
-class ReparameterisedVON(VariationalOptimizer):
+class ReparameterisedVON(NewtonMethod, VariationalOptimizer):
     """VON with the Hessian's diagonal estimated from gradient and noise, for any model; arguments as in `NewtonOwn`.
 
     It costs as much as Adam. The variance of the estimate grows as the posterior narrows, so keep β₂ close to 1.
     """
 
-    noisy = signed_curvature = True
-    family_type = DiagonalFamily
-    own_arguments = NewtonOwn
     estimator = Reparameterised()
     natural_update = staticmethod(update)
-    curvature_update = staticmethod(moved_curvature)
-
-    def __init__(
-        self, model: nn.Module, params: Iterable[Any] | None = None, **fields: Unpack[NewtonArguments]
-    ) -> None:
-        super().__init__(model, params, **cast(VariationalArguments, fields))

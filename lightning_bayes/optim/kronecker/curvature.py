@@ -61,8 +61,12 @@ def refresh(layers: Sequence[KroneckerLayer], measurement: UpdateMeasurement, *,
     measures, averages = bool(measurement.curvature), dict[KroneckerLayer, KroneckerProduct]()
     if measures:
         averages = {layer: layer.average_factors(factors_of(layer.matrix, measurement.curvature)) for layer in layers}
-    counts = [layer.state["measurements"] + measures for layer in layers]
-    due = [layers[i] for i in layers_due(counts, update, interval, measures=measures)]
+    due = [
+        layer
+        for i, layer in enumerate(layers)
+        if (measures and _is_power_of_two(layer.state["measurements"] + 1))
+        or is_due(update, interval, offset=i * interval // len(layers))
+    ]
     factors = {layer: averages[layer] if measures else layer_product(layer.state, "factor") for layer in due}
     inverted = {layer: layer.invert(product) for layer, product in factors.items()}
     for layer, average in averages.items():
@@ -75,16 +79,6 @@ def refresh(layers: Sequence[KroneckerLayer], measurement: UpdateMeasurement, *,
 def is_due(step: int, interval: int, offset: int = 0) -> bool:
     """Whether an action that repeats every `interval` updates is due, `offset` updates late; always at the first update."""
     return step == 1 or (step - 1 - offset) % interval == 0
-
-
-def layers_due(counts: Sequence[int], step: int, interval: int, *, measures: bool) -> list[int]:
-    """The layers to invert in an update, given their numbers of measurements and whether this update `measures`."""
-    due = []
-    for i, count in enumerate(counts):
-        offset = i * interval // len(counts)
-        if (measures and _is_power_of_two(count)) or is_due(step, interval, offset):
-            due.append(i)
-    return due
 
 
 def _is_power_of_two(count: int) -> bool:

@@ -62,25 +62,14 @@ def average_factors(curvature: KroneckerProduct, measured: KroneckerProduct, *, 
     return KroneckerProduct(*(average(old, new, beta) for old, new in zip(curvature, measured, strict=True)))
 
 
-def damped_inverse(
-    curvature: KroneckerProduct, *, prior: float, damping: float = 0.0, name: str = ""
-) -> KroneckerProduct:
-    """(S + √(δ̃+γ)/π I)⁻¹ ⊗ (A + π√(δ̃+γ) I)⁻¹; `name` is the layer's, for error messages."""
-    return pi_damped(curvature, prior + damping).inverse(f"layer {name!r}" if name else "a layer")
+def damped_inverse(curvature: KroneckerProduct, damping: float, name: str = "") -> KroneckerProduct:
+    """S⁻ ⊗ A⁻, where `damping` is δ̃ + γ; `name` is the layer's, for error messages."""
+    return pi_damped(curvature, damping).inverse(f"layer {name!r}" if name else "a layer")
 
 
-def noise_root(
-    curvature: KroneckerProduct, *, prior: float, damping: float | Tensor = 0.0, name: str = ""
-) -> KroneckerProduct:
-    """R_S ⊗ R_A; arguments as in `damped_inverse`, with γ = 0 if the noise excludes it."""
-    return pi_damped(curvature, prior + damping).inverse_root(f"layer {name!r}" if name else "a layer")
-
-
-def sample(
-    mean: Tensor, root: KroneckerProduct, noise: Tensor, *, num_data: float | Tensor, kl_weight: float = 1.0
-) -> Tensor:
-    """W of a layer, ``[..., out, K]``, from the roots of before this update's measurement and standard normal E."""
-    return mean + (kl_weight / num_data) ** 0.5 * root.upper_matvec(noise)
+def noise_root(curvature: KroneckerProduct, damping: float, name: str = "") -> KroneckerProduct:
+    """R_S ⊗ R_A, where `damping` is γ'; `name` is the layer's, for error messages."""
+    return pi_damped(curvature, damping).inverse_root(f"layer {name!r}" if name else "a layer")
 
 
 def update(state: KFACState, grad: Tensor, *, beta: float = 0.0, prior: float = 0.0, step: int = 1) -> LayerStep:

@@ -103,27 +103,24 @@ class KroneckerLayer:
         for param in self.matrix.params:
             self._optimizer.state[param]["measurements"] = count
 
-    def invert(self, factors: KroneckerProduct) -> dict[str, Tensor]:
+    def invert(self, factors: KroneckerProduct) -> dict[str, Any]:
         """The state's entries of the inverted S ⊗ A, for the step and the noise; may raise `NotPositiveDefiniteError`."""
-        hyper, name, inverted = effective(self.matrix.group), self.matrix.name, dict[str, Tensor]()
+        hyper, name, inverted = effective(self.matrix.group), self.matrix.name, dict[str, Any]()
         if self._optimizer.base_step is None:
-            inverse = equations.damped_inverse(factors, prior=hyper.prior, damping=hyper.damping, name=name)
+            inverse = equations.damped_inverse(factors, hyper.prior + hyper.damping, name)
             inverted |= entries(inverse, "inverse")
         if self.is_noisy:
-            root = equations.noise_root(factors, prior=0.0, damping=layer_damping(factors, hyper), name=name)
-            inverted |= entries(root, "root")
+            damping = layer_damping(factors, hyper)
+            inverted |= {**entries(equations.noise_root(factors, damping, name), "root"), "damping": damping}
         return inverted
 
     # -- noise --------------------------------------------------------------------------------------------------------
 
-    def store_inverted(self, inverted: Mapping[str, Tensor]) -> None:
-        """Store the result of `invert` for the factors in the state, and what the noise is drawn with."""
+    def store_inverted(self, inverted: Mapping[str, Any]) -> None:
+        """Store the result of `invert` for the factors in the state, and the scale of the noise."""
         self.state.update(inverted)
         self._kept = None
-        if "output_root" in inverted:
-            damping = layer_damping(layer_product(self.state, "factor"), effective(self.matrix.group))
-            self.state["damping"] = damping
-            self.refresh()
+        self.refresh()
 
     def refresh(self) -> None:
         """Store the scale of the noise of a layer that was inverted."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kronecker_layers import start, take_step
+from kronecker_layers import sample_layer, start, take_step
 from random_matrices import F64, chain, dense_damped, normal, seeded
 
 from lightning_bayes.linalg import KroneckerProduct, pi_damped
@@ -15,7 +15,6 @@ from lightning_bayes.optim.dense.block_tridiagonal import (
     sample,
     update,
 )
-from lightning_bayes.optim.kronecker import equations
 from lightning_bayes.posteriors import BlockTridiagonal
 
 SIDES = [(4, 3), (2, 5)]
@@ -103,7 +102,7 @@ def test_one_layer_is_noisy_kfac():
     chained = step(at, [grad], lr=0.1, betas=(0.9, 1.0), kl_clip=1e-3)
     (alone,) = take_step([single], [grad], lr=0.1, beta=0.9, prior=PRIOR, kl_clip=1e-3)
     torch.testing.assert_close(chained.means[0], alone.mean)
-    found, truth = draw(at, [noise])[0], equations.sample(single.mean, single.root, noise, num_data=N)
+    found, truth = draw(at, [noise])[0], sample_layer(single, noise, num_data=N)
     torch.testing.assert_close(found, truth)
 
 

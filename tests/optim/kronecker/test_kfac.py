@@ -57,8 +57,8 @@ def test_the_update_is_pure():
 def test_a_singular_factor_without_prior_and_damping_names_layer_and_factor():
     dead = KroneckerProduct(torch.zeros(2, 2), torch.eye(3))
     with pytest.raises(NotPositiveDefiniteError, match=r"left factor S of layer 'fc1'.*larger damping or prior_precis"):
-        equations.damped_inverse(dead, prior=0.0, name="fc1")
-    equations.damped_inverse(dead, prior=1e-4, name="fc1")
+        equations.damped_inverse(dead, 0.0, "fc1")
+    equations.damped_inverse(dead, 1e-4, "fc1")
 
 
 # -- KL clip: Zhang et al. 2018, eq. 26 --

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kronecker_layers import start, take_step
+from kronecker_layers import sample_layer, start, take_step
 from random_matrices import F64, dense_damped, normal, seeded, spd
 from torch import nn
 
@@ -13,7 +13,6 @@ from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.linalg import KroneckerProduct
 from lightning_bayes.optim import CounterNoise, NoisyKFAC
 from lightning_bayes.optim.dense import full_gaussian
-from lightning_bayes.optim.kronecker import equations
 from lightning_bayes.posteriors import kronecker_precision
 
 N, TAU, DELTA = 50.0, 0.3, 2.0
@@ -30,7 +29,7 @@ def state(seed=0, damping=0.1, damping_in_noise=False):
 
 
 def sample(layer, noise, **scale):
-    return equations.sample(layer.mean, layer.root, noise, **(scale or NOISE))
+    return sample_layer(layer, noise, **(scale or NOISE))
 
 
 @pytest.mark.parametrize("in_noise", [False, True])
