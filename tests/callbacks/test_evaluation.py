@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from torch import nn
 from torch.distributions import Categorical
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_bayes import OGNCallback, VOGNCallback, load_posterior
+from lightning_bayes import OGNCallback, VOGNCallback
 from lightning_bayes.callbacks.validation_samples import sample_count
 from lightning_bayes.errors import HyperparameterError, ShapeError, UnsupportedTrainingError
 from lightning_bayes.predictive import PosteriorSamples
@@ -342,16 +341,6 @@ def test_without_samples_or_noise_the_mean_is_evaluated(callback):
     torch.testing.assert_close(torch.cat(net.seen), at_the_mean(net), rtol=1e-5, atol=1e-6)
 
 
-def test_nothing_is_left_on_the_module():
-    net, _, host = fitted()
-    before, own = {n: v.clone() for n, v in net.state_dict().items()}, set(vars(net))
-    host.validate(net, loader(), verbose=False)
-    host.test(net, loader(), verbose=False)
-    host.predict(net, loader())
-    assert set(vars(net)) == own
-    assert all(torch.equal(v, before[n]) for n, v in net.state_dict().items())
-
-
 def test_a_forward_of_the_instances_own_comes_back():
     net = Net()
     replaced = net.forward = lambda x: 2 * net.model(x)
@@ -360,23 +349,6 @@ def test_a_forward_of_the_instances_own_comes_back():
     assert vars(net)["forward"] is replaced
     probs = by_hand(net, callback.optimizer.posterior(), data()[0]).softmax(-1).mean(0)
     torch.testing.assert_close(torch.cat(net.seen).softmax(-1), probs)
-
-
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-@pytest.mark.parametrize("early", [False, True], ids=["after the forward", "before the forward"])
-def test_an_exception_in_a_test_step_gives_the_module_back(error, early):
-    class Breaking(Net):
-        def test_step(self, batch, batch_idx):
-            if not early:
-                self(batch[0])
-            raise error("broken")
-
-    net, _, host = fitted(net=Breaking())
-    before = {n: v.clone() for n, v in net.state_dict().items()}
-    with pytest.raises(SystemExit if error is KeyboardInterrupt else error):
-        host.test(net, loader(), verbose=False)
-    assert not {"forward", "predict_step"} & set(vars(net))
-    assert all(torch.equal(v, before[n]) for n, v in net.state_dict().items())
 
 
 def test_an_exception_inside_a_sampled_forward_gives_the_weights_back():
@@ -472,24 +444,6 @@ def test_a_checkpoint_of_a_plain_run_is_evaluated_with_a_warning(tmp_path):
     plain.save_checkpoint(tmp_path / "plain.ckpt")
     match = r"VOGNCallback evaluates at the module's current weights: The checkpoint holds no posterior"
     evaluated_at_the_mean(Net(), trainer(vogn()), match, ckpt_path=tmp_path / "plain.ckpt")
-
-
-def test_a_test_without_the_callback_is_at_the_mean(tmp_path):
-    net, _, host = fitted()
-    host.save_checkpoint(tmp_path / "last.ckpt")
-    other = Net()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Be aware that when using .ckpt_path.")
-        trainer().test(other, loader(), verbose=False, ckpt_path=tmp_path / "last.ckpt")
-    torch.testing.assert_close(torch.cat(other.seen), at_the_mean(net), rtol=1e-5, atol=1e-6)
-
-
-def test_the_file_gives_the_same_samples_as_the_callback(tmp_path):
-    net, callback, host = fitted()
-    host.save_checkpoint(tmp_path / "last.ckpt")
-    x, _ = data()
-    from_file = by_hand(net, load_posterior(tmp_path / "last.ckpt"), x)
-    assert torch.equal(from_file, by_hand(net, callback.optimizer.posterior(), x))
 
 
 def test_a_dictionary_does_not_end_a_fit_at_its_first_validation():

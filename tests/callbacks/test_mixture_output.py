@@ -47,10 +47,6 @@ def evaluated(head, loss):
     return net.seen, trainer.predict(net, LOADER)
 
 
-def columns(f):
-    return f[:, 0], f[:, 1]
-
-
 FORMS = {  # the head, the loss, and mean and variance of what self(x) returns
     "mean and variance": (
         lambda f: (f[:, :1], F.softplus(f[:, 1:])),

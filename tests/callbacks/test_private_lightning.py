@@ -18,7 +18,6 @@ from lightning_bayes.errors import UnsupportedTrainingError
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "callbacks" / "private_lightning.py"
 USERS = ("callbacks", "zoo", "lightning_bayes/strategies", "lightning_bayes/cli.py", "lightning_bayes/demo.py")
-_PRIVATE = re.compile(r"_[a-z]\w*")
 
 
 @cache

@@ -76,18 +76,12 @@ def test_a_checkpoint_keeps_the_posterior(run):
 
 
 def test_a_resumed_fit_goes_on_collecting(tmp_path, run):
-    torch.manual_seed(0)
-    first = NormedClassifier()
-    stopped = quiet_trainer(SWAGCallback(start=0.5), max_epochs=8)
-    stopped.fit_loop.max_epochs = 8
-
     class Stop(Callback):
         def on_train_epoch_end(self, trainer, module):
             if trainer.current_epoch == 5:
                 trainer.save_checkpoint(tmp_path / "middle.ckpt")
 
-    torch.manual_seed(0)
-    fit(first, SWAGCallback(start=0.5), Stop(), max_epochs=8)
+    trained(SWAGCallback(start=0.5), Stop())
     again = SWAGCallback(start=0.5)
     trainer = quiet_trainer(again, max_epochs=8)
     trainer.fit(NormedClassifier(), loader(), ckpt_path=tmp_path / "middle.ckpt")
@@ -113,7 +107,7 @@ def test_multi_swag_samples_every_member(tmp_path):
         _, trainer = trained(SWAGCallback(start=0.5), seed=seed)
         paths.append(tmp_path / f"{seed}.ckpt")
         trainer.save_checkpoint(paths[-1])
-    module, before = NormedClassifier(), None
+    module = NormedClassifier()
     before = weights(module)
     found = scored(module, DeepEnsembleCallback(paths, samples=3))
     each = []
