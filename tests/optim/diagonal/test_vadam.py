@@ -125,32 +125,6 @@ def test_steps_at_recorded_samples_are_the_paper_s(start, data):
         mu = model.weight.detach().clone()
 
 
-def test_first_noise_of_the_paper_s_start_is_as_wide_as_the_prior():
-    """s₀ = 0: std 1/√δ, in standard errors over 4000 weights; it uses the old s, which is s₀."""
-    model = nn.Linear(200, 20, bias=False)
-    opt = Vadam(model, num_data=1000, prior_precision=4.0, init_precision=4.0)
-    before = model.weight.detach().clone()
-    with torch.no_grad(), opt.sampled_params():
-        noise = model.weight - before
-    z = (noise.square().mean() * 4.0 - 1) / math.sqrt(2 / noise.numel())
-    assert abs(z) < 4
-
-
-def test_samples_average_gradients_and_squares(data):
-    """Vadam with S = 2: s is the mean of the two squares and not the square of the mean."""
-    model = nn.Linear(4, 2, bias=False).double()
-    opt = Vadam(model, lr=0.0, betas=(0.0, 0.0), num_data=100, init_precision=9.0)
-    grads = []
-    for _ in range(2):
-        with opt.sampled_params():
-            theta = model.weight.detach().clone().requires_grad_()
-            F.cross_entropy(model(data[0]), data[1]).backward()
-        grads += torch.autograd.grad(F.cross_entropy(F.linear(data[0], theta), data[1]), theta)
-    torch.testing.assert_close(model.weight.grad, (grads[0] + grads[1]) / 2)
-    opt.step()
-    torch.testing.assert_close(opt.state[model.weight]["curvature"], (grads[0] ** 2 + grads[1] ** 2) / 2)
-
-
 def test_a_schedule_of_the_prior_does_not_change_where_s_started(data):
     """The bias correction remains after the prior exceeds the initial precision, and no error is raised."""
     grows = LinearSchedule(1.0, 10.0, steps=2)

@@ -42,25 +42,6 @@ def test_pure_update_is_the_paper_line_by_line():
     assert new.mean.item() == pytest.approx(2 - 0.2 * (0.6 + 0.1 * 2) / (2 + 0.1))
 
 
-def test_one_full_batch_step_has_the_closed_form(generator):
-    """With β₂ = 0, α = 1 and no noise, μ₁ = μ₀ - (ĝ + δ̃μ₀)/(ĥ + δ̃) with ĝ, ĥ in closed form for least squares."""
-    x, y = regression(generator)
-    model, delta = linear(), 2.0
-    start = model.weight.detach().clone().T
-    opt = OGN(model, lr=1.0, betas=(0.0, 0.0), num_data=len(x), prior_precision=delta)
-    opt.step(lambda: _backward(half_squared_error(model, x, y)))
-    residual = x @ start - y
-    grad, sq_grad = (x * residual).mean(0), (x * residual).square().mean(0)
-    prior = delta / len(x)
-    expected = start[:, 0] - (grad + prior * start[:, 0]) / (sq_grad + prior)
-    torch.testing.assert_close(model.weight.detach()[0], expected, rtol=1e-12, atol=1e-12)
-
-
-def _backward(loss):
-    loss.backward()
-    return loss
-
-
 @pytest.mark.parametrize("kl_weight", [0.1, 0.5, 1.0])
 @pytest.mark.parametrize("augmentation", [1.0, 4.0])
 def test_posterior_precision_is_exact_for_every_kl_weight(kl_weight, augmentation, generator):

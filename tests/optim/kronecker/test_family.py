@@ -470,24 +470,6 @@ def test_the_kl_clip_bounds_the_fisher_norm_of_the_whole_step(generator):
     assert all(map(torch.equal, free.model.parameters(), loose.model.parameters()))
 
 
-def test_the_trust_region_bounds_each_tensor_s_step(generator):
-    model, data = small_net(), images(generator)
-    opt = NoisyKFAC(model, lr=1e-2, num_data=N, step_rule="trust_region", relative_noise=0.3)
-    for _ in range(12):
-        before = [p.detach().clone() for p in model.parameters()]
-        train(model, opt, data, 1)
-        for p, old in zip(model.parameters(), before, strict=True):
-            assert (p.detach() - old).square().mean().sqrt() <= 1e-2 * (1 + 1e-9)
-
-
-def test_where_the_users_optimizer_moves_the_means_no_inverse_is_kept(generator):
-    model = small_net()
-    opt = NoisyKFAC(model, num_data=N, base=torch.optim.SGD(model.parameters(), lr=1e-2))
-    train(model, opt, images(generator), 5)
-    assert opt.posterior().factors.keys() == {"0.weight", "4.weight"}
-    assert "output_inverse" not in opt.state[model[0].weight]
-
-
 # -- errors --
 
 
