@@ -115,17 +115,6 @@ def test_dropout_is_that_of_the_forward(need_weights, engine, generator):
     assert all((measured.curvature[k] >= measured.grad[k].square() * (1 - 1e-9) - 1e-30).all() for k in params)
 
 
-def test_a_layer_called_twice_adds_its_calls_before_the_square(generator):
-    class Twice(Attends):
-        def forward(self, x, **call):
-            hidden, _ = self.attention(x, x, x, **call)
-            return self.last(self.attention(hidden, x, x, **call)[0]).square().sum(1)
-
-    model = Twice(add_bias_kv=True).double()
-    model.first.requires_grad_(False)
-    assert_measured(model, normal(5, 6, 4, generator=generator), "fused", need_weights=False)
-
-
 @pytest.mark.parametrize("half", ["autocast", "weights"])
 def test_half_precision_is_measured_in_full(half, generator):
     model, x = Attends(), torch.randn(5, 6, 4, generator=generator)
@@ -136,17 +125,3 @@ def test_half_precision_is_measured_in_full(half, generator):
     with torch.autocast("cpu", torch.bfloat16, enabled=half == "autocast"):
         measured = measure(model, lambda: model(x).float().mean(0).sum())
     assert relative_error(measured.curvature, square) < 0.1
-
-
-@ENGINES
-def test_a_transformer_layer_equals_the_loop(engine, generator):
-    class Encoder(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first = nn.Linear(4, 4)
-            self.layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True, activation="gelu")
-
-        def forward(self, x):
-            return self.layer(self.first(x)).sin().sum(1)
-
-    assert_measured(Encoder().double(), normal(5, 6, 4, generator=generator), engine)

@@ -253,14 +253,6 @@ def test_hooks_of_a_generic_unit_run_once(generator):
     assert_measures(measured, model, list(x), lambda m, e: m(e[None]).square().mean(), 1e-10)
 
 
-@pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated:FutureWarning")  # it is what is tested
-def test_weight_norm_by_hooks_equals_the_loop(generator):
-    model = nn.utils.weight_norm(nn.Linear(4, 3)).double()
-    x = torch.randn(5, 4, generator=generator, dtype=torch.float64)
-    measured = measure(model, lambda: model(x).square().mean())
-    assert_measures(measured, model, list(x), lambda m, e: m(e[None]).square().mean(), 1e-10)
-
-
 class Frequencies(nn.Module):
     """Returns complex numbers."""
 

@@ -98,6 +98,8 @@ RECORDED = {
     "by hand": lambda f, t, y, p: (f - t).square().mean(),
     "by hand, dimension by dimension": lambda f, t, y, p: (f - t).square().sum(1).mean(0),
     "by hand, examples first": lambda f, t, y, p: (f - t).square().mean(0).sum(),
+    "by hand, a sum over examples first": lambda f, t, y, p: (f - t).square().sum(0).mean(),
+    "by hand, a sum of means": lambda f, t, y, p: (f - t).square().mean(1).sum(),
     "by hand, a sum": lambda f, t, y, p: 0.5 * (f - t).square().sum(),
     "divided by the number": lambda f, t, y, p: (f - t).square().sum() / len(f),
     "half a sum, divided": lambda f, t, y, p: 0.5 * (f - t).square().sum() / len(f),

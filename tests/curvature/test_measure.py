@@ -94,7 +94,9 @@ def test_bad_arguments_are_named(generator):
     model, x = nn.Linear(4, 2), torch.randn(5, 4, generator=generator)
     with pytest.raises(HyperparameterError, match="engine='opacus' is unknown; use 'fused' or 'backpack'"):
         measure(model, lambda: model(x).mean(), engine="opacus")
-    with pytest.raises(HyperparameterError, match="quantity='hessian' is unknown"):
+    with pytest.raises(
+        HyperparameterError, match="quantity='hessian' is unknown; use one of squared_gradients, diag_ggn"
+    ):
         measure(model, lambda: model(x).mean(), "hessian")
     with pytest.raises(HyperparameterError, match="loss_reduction='max' is unknown"):
         measure(model, lambda: model(x).mean(), loss_reduction="max")

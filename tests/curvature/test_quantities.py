@@ -510,10 +510,6 @@ def test_bad_arguments_are_named(generator):
         measure(model, lambda: model(x).mean(), "diag_ggn")
     with pytest.raises(HyperparameterError, match="mc_samples=0 must be at least 1"):
         measure(model, lambda: model(x).mean(), "diag_ggn_mc", engine="backpack", mc_samples=0)
-    with pytest.raises(
-        HyperparameterError, match="quantity='hessian' is unknown; use one of squared_gradients, diag_ggn"
-    ):
-        measure(model, lambda: model(x).mean(), "hessian", engine="backpack")
 
 
 def test_model_and_gradients_are_left_as_they_were(generator):
