@@ -148,13 +148,6 @@ def test_members_that_vogn_has_trained_count_with_their_means_and_links(tmp_path
     torch.testing.assert_close(found, expected)
 
 
-@pytest.fixture
-def _seed_variables(monkeypatch):
-    """Lightning's environment variables are restored, because processes of later tests would read them."""
-    for variable in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
-        monkeypatch.setenv(variable, "0")
-
-
 @pytest.mark.usefixtures("_seed_variables")
 def test_the_documented_commands_train_and_evaluate_an_ensemble(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

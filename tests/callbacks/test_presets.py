@@ -207,6 +207,7 @@ def test_a_callback_without_presets_says_so():
         OGNCallback.from_preset("osawa2019-toy")
 
 
+@pytest.mark.usefixtures("_seed_variables")
 @pytest.mark.parametrize("overrides", [{}, {"mc_samples": 2}])
 def test_a_config_names_a_preset_by_its_class_path(overrides, tmp_path, monkeypatch):
     """An ordinary LightningCLI; arguments other than the name go into dict_kwargs."""
@@ -221,8 +222,6 @@ def test_a_config_names_a_preset_by_its_class_path(overrides, tmp_path, monkeypa
         yaml.safe_dump({"seed_everything": 0, "trainer": {"accelerator": "cpu", "logger": False, "callbacks": [spec]}})
     )
     monkeypatch.setattr("sys.argv", ["theirs"])
-    for variable in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):  # restored, because processes of later tests would read them
-        monkeypatch.setenv(variable, "0")
     cli = LightningCLI(Configurable, save_config_callback=None, args=["--config", str(config)], run=False)
     (callback,) = [c for c in cli.trainer.callbacks if isinstance(c, VOGNCallback)]
     assert callback.lr == 1e-3

@@ -164,8 +164,6 @@ def logging_module():
     return Logs()
 
 
-@pytest.mark.filterwarnings("ignore:.*does not have many workers:UserWarning")
-@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # raised by Lightning with torch 2.15
 def test_lightning_logs_the_values_of_the_whole_epoch(tmp_path):
     from lightning.pytorch import Trainer
 

@@ -194,10 +194,8 @@ def test_a_timm_model_reads_a_file_strictly(saved):
 
 
 @pytest.fixture
-def task_of(tmp_path, monkeypatch):
-    """The model that a config and the command line build; restores Lightning's environment variables."""
-    for variable in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
-        monkeypatch.setenv(variable, "0")
+def task_of(tmp_path, _seed_variables):
+    """The model that a config and the command line build."""
 
     def build(model, *arguments):
         model["class_path"] = "lightning_bayes.zoo.create_model"

@@ -9,15 +9,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_bayes.errors import HyperparameterError, ShapeError
 from lightning_bayes.zoo import MLP, BayesRegressor
 
-pytestmark = [
-    # Lightning up to at least 2.6.6 asks for a node type in a way that torch has deprecated since.
-    pytest.mark.filterwarnings("ignore:.*LeafSpec.*is deprecated:FutureWarning"),
-    # The data are in memory, so workers do not make them faster.
-    pytest.mark.filterwarnings("ignore:.*does not have many workers:UserWarning"),
-    # The tests run on the CPU, wherever they run.
-    pytest.mark.filterwarnings("ignore:GPU available but not used:UserWarning"),
-]
-
 
 @pytest.fixture
 def toy():
