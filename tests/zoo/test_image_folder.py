@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from fake_images import write_image_folder
+from posterior_around import mean_field_around
 from torch import nn
 from torchvision.models import ResNet18_Weights
 from torchvision.transforms.v2 import functional
 
 from lightning_bayes.errors import DataError, DatasetError, HyperparameterError
-from lightning_bayes.posteriors import MeanField
 from lightning_bayes.zoo import BayesClassifier, create_model, load, save_posterior
 from lightning_bayes.zoo.data import ImageFolderDataModule
 from lightning_bayes.zoo.data.images import read_image
@@ -78,9 +78,7 @@ def test_class_names_are_stored_in_module_checkpoint_and_posterior_file(picture_
     other = BayesClassifier(network, num_classes=2)
     other.on_load_checkpoint(torch.load(tmp_path / "last.ckpt", weights_only=True))
     assert module.class_names == other.class_names == ("cat", "dog")
-    mean = {name: p.detach() for name, p in network.named_parameters()}
-    posterior = MeanField(mean, {n: torch.ones_like(p) for n, p in mean.items()}, dict.fromkeys(mean, 1.0), num_data=20)
-    save_posterior(tmp_path / "q.safetensors", network, posterior)
+    save_posterior(tmp_path / "q.safetensors", network, mean_field_around(network))
     assert load(tmp_path / "q.safetensors").class_names == ("cat", "dog")
 
 

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bayes import VOGNCallback, composition, load_posterior, mc_predict, zoo
 from lightning_bayes.errors import CheckpointError, HyperparameterError, PosteriorError
-from lightning_bayes.posteriors import FullGaussian, MatrixGaussian, MeanField, ScaledPosterior
+from lightning_bayes.posteriors import FullGaussian, LowRankGaussian, MatrixGaussian, MeanField, ScaledPosterior
 from lightning_bayes.zoo import BayesClassifier, ImageTransform, create_model, hub, save_posterior
 from lightning_bayes.zoo.posterior_file import read_content, to_bytes
 
@@ -123,7 +123,10 @@ def test_other_families_make_the_round_trip(tmp_path, generator):
     eye = {name: (torch.eye(len(p)), torch.eye(p.shape[1] + 1)) for name, p in mean.items() if p.ndim == 2}
     biases = {name: name.replace("weight", "bias") for name in eye}
     prior = dict.fromkeys(mean, 1.0)
+    widths = {name: torch.ones_like(p) for name, p in mean.items()}
+    columns = {name: torch.randn(3, *p.shape, generator=generator) for name, p in mean.items()}
     families = [
+        LowRankGaussian(mean, widths, columns, dict.fromkeys(mean, math.nan), num_data=9),  # as of SWAG
         MatrixGaussian(mean, eye, biases, {}, prior, num_data=9),
         FullGaussian(mean, 4 * torch.eye(sum(p.numel() for p in mean.values())), prior, num_data=9),
     ]
