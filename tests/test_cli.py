@@ -175,8 +175,7 @@ def test_a_folder_that_is_no_run_is_not_exported():
         command("export", "nowhere", "net.safetensors")
 
 
-def test_the_best_checkpoint_is_not_known_afterwards(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_best_checkpoint_is_not_known_afterwards():
     with pytest.raises(SystemExit, match=r"--ckpt_path=best is known only while the fit runs. Pass --ckpt_path=last"):
         command("test", "--config", "digits+mlp+vogn", *QUIET, "--ckpt_path=best")
 
@@ -188,8 +187,7 @@ def test_laplace_needs_a_file_to_write_beside():
         command("laplace", "--config=digits+lenet5+adam", "--ckpt_path=last")
 
 
-def test_no_last_checkpoint_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_no_last_checkpoint_is_an_error():
     message = r"^lightning-bayes: ConfigError: --ckpt_path=last found no run with a file checkpoints/last\.ckpt"
     with pytest.raises(SystemExit, match=message):
         command("test", "--config", "digits+mlp+vogn", *QUIET, "--ckpt_path=last")

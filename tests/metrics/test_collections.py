@@ -85,16 +85,6 @@ def test_a_collection_has_exactly_the_documented_keys_and_values():
         collection.reset()
 
 
-def test_calling_a_collection_returns_batch_values_and_accumulates():
-    collection, data, expected = case()
-    collection(*(column[:50] for column in data))
-    last = collection(*(column[50:] for column in data))
-    assert_equal(collection.compute(), expected)
-    collection.reset()
-    collection.update(*(column[50:] for column in data))
-    assert_equal(last, collection.compute())
-
-
 def test_a_collection_can_be_pickled_and_cloned_between_updates():
     collection, data, expected = case()
     update_in_parts(collection, data, 7, 50)
@@ -116,13 +106,6 @@ def test_sampled_regression_metrics_select_their_arguments():
         collection.update(**points, log_densities=one_sample[:, part])
     rmse = (mean - target).square().mean().sqrt()
     assert_equal(collection.compute(), {"test/reg/RMSE": rmse, "test/reg/NLL": -one_sample.mean()})
-
-
-def test_a_clone_with_another_prefix_has_the_other_keys():
-    collection = classification_metrics(CLASSES, "val/").clone(prefix="test/")
-    probs, targets = classification_data()
-    collection.update(probs, targets)
-    assert_equal(collection.compute(), classification_truth("test/", probs, targets))
 
 
 def test_a_first_batch_of_perfect_predictions_does_not_couple_the_metrics():
