@@ -34,11 +34,16 @@ def two_groups(module: nn.Module) -> list[dict[str, Any]]:
 
 
 class Classifier(LightningModule):
-    """An ordinary module; `configure` builds its optimizer."""
+    """An ordinary module with any network and loss; `configure` builds its optimizer."""
 
-    def __init__(self, configure: Callable[[nn.Module], Any] = adamw, net: nn.Module | None = None) -> None:
+    def __init__(
+        self,
+        configure: Callable[[nn.Module], Any] = adamw,
+        net: nn.Module | None = None,
+        loss: Callable[[Any, Any], torch.Tensor] = F.cross_entropy,
+    ) -> None:
         super().__init__()
-        self.configure = configure
+        self.configure, self.loss = configure, loss
         self.net = net if net is not None else mlp()
         self.training_steps = 0
 
@@ -48,7 +53,7 @@ class Classifier(LightningModule):
     def training_step(self, batch, batch_idx):
         x, y = batch
         self.training_steps += 1
-        return F.cross_entropy(self(x), y)
+        return self.loss(self(x), y)
 
     def configure_optimizers(self):
         return self.configure(self)

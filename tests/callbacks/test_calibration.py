@@ -39,8 +39,8 @@ S = 4
 class Plain(Classifier):
     """A user's module, without any attribute or return value for callbacks."""
 
-    def __init__(self, net=None):
-        super().__init__(lambda module: torch.optim.Adam(module.parameters(), lr=5e-2), net)
+    def __init__(self, net=None, loss=F.cross_entropy):
+        super().__init__(lambda module: torch.optim.Adam(module.parameters(), lr=5e-2), net, loss)
 
     def validation_step(self, batch, batch_idx):
         self(batch[0])
@@ -97,12 +97,7 @@ def test_regression_gets_a_width_and_no_temperature():
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(80, FEATURES, generator=generator)
     data = TensorDataset(x, x[:, :1] + 0.3 * torch.randn(80, 1, generator=generator))
-
-    class Mse(Plain):
-        def training_step(self, batch, batch_idx):
-            return F.mse_loss(self(batch[0]), batch[1])
-
-    module = Mse(nn.Sequential(nn.Linear(FEATURES, 6), nn.Tanh(), nn.Linear(6, 1)))
+    module = Plain(nn.Sequential(nn.Linear(FEATURES, 6), nn.Tanh(), nn.Linear(6, 1)), F.mse_loss)
     callback, calibration = vogn(relative_noise=1.0, calibrate=False), Calibration()
     quiet_trainer(callback, calibration, max_epochs=3).fit(module, batches(data), batches(data))
     expected = calibrate(module, callback.optimizer.posterior(), batches(data), S, link="identity").posterior

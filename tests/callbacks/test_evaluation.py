@@ -7,7 +7,8 @@ import inspect
 import pytest
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule
+from tiny_training import quiet_trainer
 from torch import nn
 from torch.distributions import Categorical
 from torch.utils.data import DataLoader, TensorDataset
@@ -68,9 +69,7 @@ def loader(batch_size=8):
 
 
 def trainer(*callbacks, **options):
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "num_sanity_val_steps": 0}
-    more = {"enable_model_summary": False, "max_epochs": 2, "accelerator": "cpu", **quiet, **options}
-    return Trainer(callbacks=list(callbacks), **more)
+    return quiet_trainer(*callbacks, **{"num_sanity_val_steps": 0, "max_epochs": 2, **options})
 
 
 def vogn(**arguments):

@@ -13,8 +13,10 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import CombinedLoader
+from oracles import mean_squares
+from tiny_training import assert_close, fit
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -334,31 +336,10 @@ CASES: list[Callable[[], Case]] = [
 ]
 
 
-def trained(module: LightningModule, loader: Any, steps: int = 1, **arguments: Any) -> VOGNCallback:
+def trained(module: LightningModule, loader: Any, **arguments: Any) -> VOGNCallback:
     callback = VOGNCallback(**arguments)
-    trainer = Trainer(
-        max_steps=steps,
-        callbacks=[callback],
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    trainer.fit(module, loader)
+    fit(module, callback, data=loader, max_steps=1)
     return callback
-
-
-def mean_squares(module: Case, batch: Any) -> dict[str, Tensor]:
-    params = dict(module.named_parameters())
-    losses = list(module.losses(batch))
-    total = {name: torch.zeros_like(param) for name, param in params.items()}
-    for loss in losses:
-        grads = torch.autograd.grad(loss, list(params.values()), allow_unused=True)
-        for name, grad in zip(params, grads, strict=True):
-            if grad is not None:
-                total[name] += grad.square() / len(losses)
-    return total
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
@@ -368,15 +349,13 @@ def test_the_curvature_is_that_of_a_loop_over_examples(case):
     loader = module.loader()
     batch = next(iter(loader))
     batch = batch[0] if isinstance(loader, CombinedLoader) else batch
-    expected = mean_squares(module, batch)
+    expected = mean_squares(module, module.losses(batch))
     optimizer = trained(module, loader, **module.arguments).optimizer
     found = {name: optimizer.state[param]["curvature"] for name, param in module.named_parameters()}
     factor = 1.0
     if not module.has_known_scale:
         factor = sum(value.sum() for value in expected.values()) / sum(value.sum() for value in found.values())
-    for name, value in found.items():
-        got = factor * value
-        torch.testing.assert_close(got, expected[name], rtol=1e-4, atol=1e-9, msg=lambda text, n=name: f"{n}: {text}")
+    assert_close({name: factor * value for name, value in found.items()}, expected, rtol=1e-4, atol=1e-9)
 
 
 class Contrastive(Case):

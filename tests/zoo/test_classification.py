@@ -49,7 +49,7 @@ def task():
 def test_learns_the_digits_and_logs_exactly_the_stated_keys(quiet_trainer):
     torch.manual_seed(0)
     task = BayesClassifier(LeNet5(image_size=8), 10, optimizer=lambda p: torch.optim.Adam(p, lr=5e-3))
-    trainer = quiet_trainer(max_epochs=15, log_every_n_steps=1)
+    trainer = quiet_trainer(max_epochs=15)
     data = DigitsDataModule()
     trainer.fit(task, datamodule=data)
     assert set(trainer.callback_metrics) == {"train/loss", "val/loss", *(f"val/{key}" for key in METRICS)}
@@ -101,7 +101,7 @@ def test_training_loss_is_the_mean_cross_entropy(task, toy, quiet_trainer):
     inputs, targets = toy
     with torch.no_grad():
         expected = -task.model(inputs).log_softmax(-1)[torch.arange(30), targets].mean()
-    trainer = quiet_trainer(max_steps=1, log_every_n_steps=1)
+    trainer = quiet_trainer(max_steps=1)
     trainer.fit(task, loader(inputs, targets, batch_size=30), loader(inputs, targets))
     torch.testing.assert_close(trainer.callback_metrics["train/loss"], expected)
 
@@ -226,7 +226,7 @@ def test_steps_return_logits_and_targets_for_callbacks(task, toy, quiet_trainer)
 
     for stage, extra in (("validate", set()), ("test", {"set"})):
         keep = Keep()
-        getattr(quiet_trainer(callbacks=[keep]), stage)(task, loader(*toy), verbose=False)
+        getattr(quiet_trainer(keep), stage)(task, loader(*toy), verbose=False)
         assert all(set(each) == {"outputs", "targets"} | extra for each in keep.seen)
         logits = torch.cat([each["outputs"] for each in keep.seen], dim=1)
         torch.testing.assert_close(logits, task(toy[0]).unsqueeze(0).detach())
@@ -234,7 +234,7 @@ def test_steps_return_logits_and_targets_for_callbacks(task, toy, quiet_trainer)
 
 
 def test_a_checkpoint_loads_safely_and_as_an_ordinary_module(task, toy, quiet_trainer, tmp_path):
-    trainer = quiet_trainer(max_epochs=1, log_every_n_steps=1)
+    trainer = quiet_trainer(max_epochs=1)
     trainer.fit(task, loader(*toy), loader(*toy))
     trainer.save_checkpoint(tmp_path / "last.ckpt")
     assert set(torch.load(tmp_path / "last.ckpt", weights_only=True)["state_dict"]) == {
@@ -292,7 +292,7 @@ def test_integers_of_any_type_are_class_indices(task, toy, quiet_trainer, dtype)
     inputs, targets = toy
     expected = F.cross_entropy(task(inputs), targets).item()
     narrow = loader(inputs, targets.to(dtype), batch_size=30)
-    trainer = quiet_trainer(max_epochs=1, log_every_n_steps=1)
+    trainer = quiet_trainer(max_epochs=1)
     trainer.fit(task, narrow, narrow)
     assert trainer.callback_metrics["train/loss"].item() == pytest.approx(
         expected, rel=1e-5

@@ -72,7 +72,7 @@ def test_a_folder_without_images_is_named(tmp_path):
 def test_class_names_are_stored_in_module_checkpoint_and_posterior_file(picture_root, tmp_path, quiet_trainer):
     network = create_model("mlp", num_classes=2, in_channels=3, image_size=30, hidden=())
     module = BayesClassifier(network, num_classes=2)
-    trainer = quiet_trainer(max_epochs=1, limit_train_batches=1, limit_val_batches=0, log_every_n_steps=1)
+    trainer = quiet_trainer(max_epochs=1, limit_train_batches=1, limit_val_batches=0)
     trainer.fit(module, datamodule=ImageFolderDataModule(root=str(picture_root), **PLAIN))
     trainer.save_checkpoint(tmp_path / "last.ckpt")
     other = BayesClassifier(network, num_classes=2)

@@ -168,7 +168,7 @@ def test_a_posterior_trained_by_a_callback_can_be_saved(tmp_path, quiet_trainer,
     x, y = torch.randn(24, 1, 2, 2, generator=generator), torch.arange(24) % 3
     model = create_model("mlp", num_classes=3, in_channels=1, image_size=2, hidden=(4,))
     task = BayesClassifier(model, num_classes=3)
-    trainer = quiet_trainer(max_epochs=2, callbacks=[VOGNCallback()])
+    trainer = quiet_trainer(VOGNCallback(), max_epochs=2)
     loader = DataLoader(TensorDataset(x, y), batch_size=8)
     trainer.fit(task, loader, loader)
     trainer.save_checkpoint(tmp_path / "last.ckpt")
