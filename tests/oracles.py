@@ -27,11 +27,11 @@ def one_example_at_a_time(
 
 
 def mean_squares(model: nn.Module, losses: Iterable[Tensor]) -> dict[str, Tensor]:
-    """Mean squared gradient by a loop of autograd calls, one loss each; zero where no loss depends on a parameter."""
-    params = list(model.parameters())
-    grads = [torch.autograd.grad(loss, params, materialize_grads=True, retain_graph=True) for loss in losses]
-    squares = [torch.stack(each).square().mean(0) for each in zip(*grads, strict=True)]
-    return {name: square for (name, _), square in zip(model.named_parameters(), squares, strict=True)}
+    """Mean squared gradient by a loop of autograd calls, one loss each, of the parameters that the losses depend on."""
+    params = dict(model.named_parameters())
+    grads = [torch.autograd.grad(x, list(params.values()), allow_unused=True, retain_graph=True) for x in losses]
+    of_each = dict(zip(params, zip(*grads, strict=True), strict=True))
+    return {name: torch.stack(each).square().mean(0) for name, each in of_each.items() if each[0] is not None}
 
 
 def assert_stores(optimizer: Any, model: nn.Module, losses: Iterable[Tensor]) -> None:

@@ -65,6 +65,20 @@ class ValidatedClassifier(Classifier):
         self.log("val_loss", F.cross_entropy(self(x), y))
 
 
+class RecordingClassifier(Classifier):
+    """Keeps the outputs of its evaluation steps, and logs their loss."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.seen: list[torch.Tensor] = []
+
+    def validation_step(self, batch, batch_idx):
+        self.seen.append(self(batch[0]))
+        self.log("loss", self.loss(self.seen[-1], batch[1]), batch_size=len(batch[0]))
+
+    test_step = validation_step
+
+
 class NormedClassifier(ValidatedClassifier):
     """A network with BatchNorm, which keeps what its test steps see."""
 
