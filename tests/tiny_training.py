@@ -148,6 +148,12 @@ def fit(module: LightningModule, *callbacks: Callback, data: Any = None, **kwarg
     return trainer
 
 
+def groups_after(configure: Callable[[nn.Module], Any], callback: Callback) -> list[dict[str, Any]]:
+    """The parameter groups of the callback's optimizer after a fit."""
+    fit(Classifier(configure), callback)
+    return callback.optimizer.param_groups
+
+
 def weights(module: nn.Module) -> dict[str, torch.Tensor]:
     """A copy of all parameters and buffers."""
     return {name: value.detach().clone() for name, value in module.state_dict().items()}

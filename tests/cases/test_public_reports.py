@@ -7,7 +7,7 @@ squared gradient of single examples at the initial weights. An unknown reduction
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import pytest
@@ -45,6 +45,9 @@ class Case(LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return self.loss(batch)
+
+    def losses(self, batch: Any) -> Iterable[Tensor]:
+        return [self.loss([part[i : i + 1] for part in batch]) for i in range(N)]
 
     def configure_optimizers(self) -> Any:
         return torch.optim.Adam(self.parameters(), lr=0.0)
@@ -115,9 +118,6 @@ class Quantiles(Case):
         error = batch[1] - self.net(batch[0])
         return torch.maximum(self.levels * error, (self.levels - 1) * error).mean()
 
-    def losses(self, batch):
-        return [self.loss((batch[0][i : i + 1], batch[1][i : i + 1])) for i in range(N)]
-
 
 class VoidPixels(Case):
     """https://github.com/ultralytics/ultralytics/issues/25096: pixels of an ignored class."""
@@ -159,9 +159,6 @@ class Speech(Case):
         lengths = torch.full((len(batch[0]),), 6), torch.full((len(batch[0]),), 2)
         return F.ctc_loss(logits, batch[1], *lengths, zero_infinity=True)
 
-    def losses(self, batch):
-        return [self.loss((batch[0][i : i + 1], batch[1][i : i + 1])) for i in range(N)]
-
 
 class TwoLoaders(Case):
     """https://github.com/Lightning-AI/pytorch-lightning/issues/17804: two data sets in one batch of a CombinedLoader."""
@@ -200,9 +197,6 @@ class Ranking(Case):
         user, liked, other = self.users(batch[0]), self.items(batch[1]), self.items(batch[2])
         return -F.logsigmoid((user * (liked - other)).sum(1)).mean()
 
-    def losses(self, batch):
-        return [self.loss([part[i : i + 1] for part in batch]) for i in range(N)]
-
 
 class Residual(Case):
     """https://github.com/PINA-org/PINA/issues/100: the residual of a differential equation, from a second derivative."""
@@ -220,9 +214,6 @@ class Residual(Case):
         first = torch.autograd.grad(u.sum(), x, create_graph=True)[0]
         return F.mse_loss(torch.autograd.grad(first.sum(), x, create_graph=True)[0], -u)
 
-    def losses(self, batch):
-        return [self.loss((batch[0][i : i + 1].detach(),)) for i in range(N)]
-
 
 class Sequence(Case):
     """https://github.com/MTSWebServices/RecTools/pull/187: a masked mean over the positions of all sessions."""
@@ -238,9 +229,6 @@ class Sequence(Case):
     def loss(self, batch):
         logits = self.head(self.net(self.items(batch[0][:, :-1]))[0])
         return F.cross_entropy(logits.transpose(1, 2), batch[0][:, 1:], reduction="none").mean()
-
-    def losses(self, batch):
-        return [self.loss((batch[0][i : i + 1],)) for i in range(N)]
 
 
 class Detector(Case):
@@ -261,9 +249,6 @@ class Detector(Case):
         }
         return sum(losses.values())
 
-    def losses(self, batch):
-        return [self.loss([part[i : i + 1] for part in batch]) for i in range(N)]
-
 
 class Counts(Case):
     """https://github.com/scverse/scvi-tools/pull/1845: counts under a Poisson likelihood."""
@@ -277,9 +262,6 @@ class Counts(Case):
 
     def loss(self, batch):
         return F.poisson_nll_loss(self.net(batch[0]), batch[1])
-
-    def losses(self, batch):
-        return [self.loss([part[i : i + 1] for part in batch]) for i in range(N)]
 
 
 class Ensembled(Case):
@@ -296,9 +278,6 @@ class Ensembled(Case):
         distance = (self.net(batch[0]).tanh() - self.net(batch[1]).tanh()).square().sum(1)
         return torch.where(batch[2] > 0, distance, F.relu(1 - distance)).mean()
 
-    def losses(self, batch):
-        return [self.loss([part[i : i + 1] for part in batch]) for i in range(N)]
-
 
 class Distilled(Case):
     """https://github.com/yoshitomo-matsubara/torchdistill/pull/74: a student of soft targets and labels."""
@@ -314,9 +293,6 @@ class Distilled(Case):
         logits = self.net(batch[0])
         soft = F.kl_div((logits / 2).log_softmax(1), (batch[2] / 2).softmax(1), reduction="batchmean")
         return 0.5 * F.cross_entropy(logits, batch[1]) + 0.5 * 4 * soft
-
-    def losses(self, batch):
-        return [self.loss([part[i : i + 1] for part in batch]) for i in range(N)]
 
 
 CASES: list[Callable[[], Case]] = [
