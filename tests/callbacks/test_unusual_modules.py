@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from oracles import one_example_at_a_time, relative_error
-from tiny_training import Classifier, assert_close, assert_same_bits, fit, weights
+from tiny_training import Classifier, assert_close, assert_same_bits, fit, mlp, weights
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bayes import VOGNCallback
@@ -118,3 +118,14 @@ class WithoutGraph(SecondForward):
 @pytest.mark.parametrize("kind", [SecondForward, WithoutGraph])
 def test_a_forward_without_backward_beside_the_training_loss_does_not_count(kind, engine):
     assert_right(kind(), *vectors(), engine)
+
+
+def test_a_loss_without_a_graph_is_refused_by_torch_and_changes_nothing():
+    class Detached(Classifier):
+        def training_step(self, batch, batch_idx):
+            return super().training_step(batch, batch_idx).detach()
+
+    module, before = Detached(), weights(mlp())
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        fit(module, VOGNCallback())
+    assert_same_bits(weights(module.net), before)
