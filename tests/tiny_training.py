@@ -62,7 +62,7 @@ class Classifier(LightningModule):
 class ValidatedClassifier(Classifier):
     def validation_step(self, batch, batch_idx):
         x, y = batch
-        self.log("val_loss", F.cross_entropy(self(x), y))
+        self.log("val_loss", self.loss(self(x), y))
 
 
 class RecordingClassifier(Classifier):
