@@ -53,6 +53,14 @@ def construct(optimizer, model, *groups, step_rule="natural", **arguments):
     return optimizer(model, *groups, **{"lr": lr, **rule, **given})
 
 
+def train_on(opt, loss, steps=1):
+    """Updates at one sample of the weights each."""
+    for _ in range(steps):
+        with opt.sampled_params():
+            loss().backward()
+        opt.step()
+
+
 # -- capabilities, read from the class ----------------------------------------------------------------------------------
 
 

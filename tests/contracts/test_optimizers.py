@@ -8,7 +8,7 @@ import io
 import pytest
 import torch
 import torch.nn.functional as F
-from optimizer_family import OPTIMIZERS, chooses_engine, classifier, construct, step_rules
+from optimizer_family import OPTIMIZERS, chooses_engine, classifier, construct, step_rules, train_on
 from torch import nn
 
 from lightning_bayes.errors import NoMeasurementError, NonFiniteError, UnsupportedTrainingError
@@ -44,10 +44,7 @@ def loss_of(model, problem):
 
 
 def train(model, opt, problem, steps):
-    for _ in range(steps):
-        with opt.sampled_params():
-            loss_of(model, problem).backward()
-        opt.step()
+    train_on(opt, lambda: loss_of(model, problem), steps)
 
 
 def sampled(model, opt, number):

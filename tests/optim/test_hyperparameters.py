@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from jsonargparse import ArgumentError, ArgumentParser
+from optimizer_family import train_on
 from torch import nn
 from typing_extensions import Unpack
 
@@ -53,10 +54,7 @@ def trained(optimizer=VOGN, **arguments):
     model = nn.Linear(3, 2)
     opt = optimizer(model, **arguments)
     x, y = torch.ones(8, 3), torch.arange(8) % 2
-    for _ in range(3):
-        with opt.sampled_params():
-            F.cross_entropy(model(x), y).backward()
-        opt.step()
+    train_on(opt, lambda: F.cross_entropy(model(x), y), 3)
     return model, opt
 
 

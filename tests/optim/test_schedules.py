@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from optimizer_family import train_on
 from torch import nn
 
 from lightning_bayes.errors import HyperparameterError
@@ -28,9 +29,7 @@ def build(**arguments):
 def train(model, opt, problem, steps, before_step=lambda step: None):
     for step in range(steps):
         before_step(step)
-        with opt.sampled_params():
-            F.mse_loss(model(problem[0]), problem[1]).backward()
-        opt.step()
+        train_on(opt, lambda: F.mse_loss(model(problem[0]), problem[1]))
 
 
 def weights(model):

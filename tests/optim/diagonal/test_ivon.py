@@ -9,13 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from numpy.polynomial.hermite_e import hermegauss
+from optimizer_family import reparameterised, train_on
 from torch import nn
 
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim import IVON
 from lightning_bayes.optim.diagonal.ivon import update
 from lightning_bayes.optim.diagonal.state import MeanFieldState
-from tests.optimizer_family import reparameterised
 
 F64 = torch.float64
 
@@ -130,9 +130,7 @@ def test_posterior_of_linear_regression_is_the_mean_field_optimum(generator):
     opt = IVON(model, lr=0.03, betas=(0.9, 0.996), num_data=40, prior_precision=1.0, init_precision=40.0)
     means, precisions = [], []
     for t in range(2000):
-        with opt.sampled_params():
-            half_squares(model, x, y).backward()
-        opt.step()
+        train_on(opt, lambda: half_squares(model, x, y))
         if t > 500:
             means.append(model.weight.detach().clone()[0])
         if t > 500 and t % 20 == 0:
@@ -151,9 +149,7 @@ def test_clipping_bounds_each_weight_s_step():
 
 
 def regression_step(model, opt, x, y):
-    with opt.sampled_params():
-        half_squares(model, x, y).backward()
-    opt.step()
+    train_on(opt, lambda: half_squares(model, x, y))
 
 
 def test_the_bound_of_the_step_may_be_a_function_of_the_step(generator):

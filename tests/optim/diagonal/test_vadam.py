@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from optimizer_family import train_on
 from torch import nn
 
 from lightning_bayes.optim import LinearSchedule, Vadam
@@ -36,9 +37,7 @@ def batches(data, count, size=8):
 
 
 def noisy_step(opt, model, x, y):
-    with opt.sampled_params():
-        F.cross_entropy(model(x), y).backward()
-    opt.step()
+    train_on(opt, lambda: F.cross_entropy(model(x), y))
 
 
 def flat(model):

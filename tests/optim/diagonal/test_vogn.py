@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from optimizer_family import train_on
 from torch import nn
 
 from lightning_bayes.errors import HyperparameterError, UnsupportedTrainingError
@@ -57,10 +58,7 @@ def test_posterior_precision_is_exact_for_every_kl_weight(kl_weight, augmentatio
         kl_weight=kl_weight,
         data_augmentation_factor=augmentation,
     )
-    for _ in range(2):
-        with opt.sampled_params():
-            half_squared_error(model, x, y).backward()
-        opt.step()
+    train_on(opt, lambda: half_squared_error(model, x, y), 2)
     h = opt.state[model.weight]["curvature"]
     expected = augmentation * len(x) / kl_weight * h + delta
     torch.testing.assert_close(opt.posterior().precision["weight"], expected)
@@ -95,9 +93,7 @@ def test_fixed_point_is_the_empirical_fisher_not_the_exact_precision(generator):
     opt = VOGN(model, lr=0.02, betas=(0.9, 0.995), num_data=len(x), prior_precision=delta, init_precision=50.0)
     late = []
     for t in range(1500):
-        with opt.sampled_params():
-            half_squared_error(model, x, y).backward()
-        opt.step()
+        train_on(opt, lambda: half_squared_error(model, x, y))
         if t > 500 and t % 20 == 0:
             late.append(opt.posterior().precision["weight"][0])
     found = torch.stack(late).mean(0)
@@ -149,10 +145,7 @@ def test_frozen_unused_and_grouped_parameters(generator):
     groups = [{"params": model["used"].parameters(), "lr": 0.1}, {"params": model["unused"].parameters(), "lr": 0.01}]
     opt = VOGN(model, groups, num_data=40, betas=(0.0, 0.999))
     x, y = regression(generator)
-    for _ in range(3):
-        with opt.sampled_params():
-            half_squared_error(model["used"], x, y).backward()
-        opt.step()
+    train_on(opt, lambda: half_squared_error(model["used"], x, y), 3)
     assert torch.equal(model["frozen"].weight, frozen)
     torch.testing.assert_close(model["unused"].weight, unused * 0.99**3)  # s = 0: the natural step of the prior alone
     assert "frozen.weight" in opt.posterior().constants
@@ -187,9 +180,7 @@ def test_relative_noise_sets_the_scale_and_the_curvature_the_places(generator):
     x, y = regression(generator)
     model = linear()
     opt = VOGN(model, lr=1e-3, num_data=40, relative_noise=0.01)
-    with opt.sampled_params():
-        half_squared_error(model, x, y).backward()
-    opt.step()
+    train_on(opt, lambda: half_squared_error(model, x, y))
     s = opt.state[model.weight]["curvature"]
     size = torch.maximum(model.weight.square().mean().sqrt(), opt.state[model.weight]["initial_rms"])
     strength = s + 1.0 / 40 + 0.03 * s.mean()
@@ -209,9 +200,7 @@ def test_the_noise_of_a_pass_is_always_that_of_the_posterior(generator, change):
     opt = VOGN(model, lr=1e-3, num_data=40, relative_noise=0.1)
     standard = []
     for _ in range(3):
-        with opt.sampled_params():
-            half_squared_error(model, x, y).backward()
-        opt.step()
+        train_on(opt, lambda: half_squared_error(model, x, y))
         if change == "load":
             opt.load_state_dict(copy.deepcopy(opt.state_dict()))
         if change == "prior":

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from mean_field_logistic import LogisticRegression
+from optimizer_family import train_on
 from torch import nn
 
 from lightning_bayes.errors import UnsupportedLayerError
@@ -63,9 +64,7 @@ def test_linear_regression_has_the_exact_mean_and_the_optimal_precision(generato
 
 def steps(opt, model, x, y, count):
     for _ in range(count):
-        with opt.sampled_params():
-            F.mse_loss(model(x), y).backward()
-        opt.step()
+        train_on(opt, lambda: F.mse_loss(model(x), y))
         yield model.weight.detach()[0].clone()
 
 

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from optimizer_family import train_on
 from torch import nn
 
 from lightning_bayes.optim import Vprop, Vprop0
@@ -179,10 +180,7 @@ def test_sum_form_warns_of_minibatches_once(generator):
     opt = Vprop(model, scaling="sum", num_data=60, init_precision=100.0)
 
     def train():
-        for _ in range(3):
-            with opt.sampled_params():
-                F.cross_entropy(model(x[:15]), y[:15]).backward()
-            opt.step()
+        train_on(opt, lambda: F.cross_entropy(model(x[:15]), y[:15]), 3)
 
     with pytest.warns(UserWarning, match=r"all 60 examples in one batch; with 15 .* about 4 times too large") as caught:
         train()

@@ -9,6 +9,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from optimizer_family import train_on
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -41,10 +42,7 @@ def images(generator, n=12):
 
 def train(model, opt, data, steps, loss=F.cross_entropy):
     x, y = data
-    for _ in range(steps):
-        with opt.sampled_params():
-            loss(model(x), y).backward()
-        opt.step()
+    train_on(opt, lambda: loss(model(x), y), steps)
 
 
 def factors(opt, weight):
@@ -106,12 +104,8 @@ def test_drawn_labels_measure_the_other_layers_too(generator):
             return F.cross_entropy(outputs, targets, reduction="none")
 
     sampled = KFAC(copy.deepcopy(model), num_data=N, likelihood=Recording())
-    with sampled.sampled_params():
-        F.cross_entropy(sampled.model(x), torch.zeros(len(x), dtype=torch.long)).backward()
-    sampled.step()
-    with empirical.sampled_params():
-        F.cross_entropy(empirical.model(x), drawn["y"]).backward()
-    empirical.step()
+    train_on(sampled, lambda: F.cross_entropy(sampled.model(x), torch.zeros(len(x), dtype=torch.long)))
+    train_on(empirical, lambda: F.cross_entropy(empirical.model(x), drawn["y"]))
     for mine, theirs in zip(sampled.model.parameters(), empirical.model.parameters(), strict=True):
         for key in ("curvature", "output_factor", "input_factor"):
             assert (key in sampled.state[mine]) == (key in empirical.state[theirs])
@@ -312,9 +306,7 @@ def test_a_layer_without_curvature_has_flat_noise(generator):
     base = torch.optim.SGD(model.parameters(), lr=0.1)
     opt = NoisyKFAC(model, base=base, num_data=N, relative_noise=0.1, stats_interval=1, prior_on_mean=False)
     x = torch.randn(8, 3, generator=generator, dtype=torch.float64)
-    with opt.sampled_params():
-        F.mse_loss(0 * model(x), torch.zeros(8, 2, dtype=torch.float64)).backward()
-    opt.step()
+    train_on(opt, lambda: F.mse_loss(0 * model(x), torch.zeros(8, 2, dtype=torch.float64)))
     size = opt.state[model.weight]["initial_rms"]
     for variance in opt.posterior().variance().values():
         torch.testing.assert_close(variance, torch.full_like(variance, float(0.1 * size) ** 2), rtol=0.05, atol=0)
@@ -372,10 +364,7 @@ def test_tied_weights_are_mean_field(generator):
     model["out"].weight = model["embed"].weight
     opt = NoisyKFAC(model, num_data=N, lr=1e-2)
     tokens = torch.randint(0, 5, (6, 2), generator=generator)
-    for _ in range(2):
-        with opt.sampled_params():
-            F.cross_entropy(model["out"](model["embed"](tokens)).mean(1), tokens[:, 0]).backward()
-        opt.step()
+    train_on(opt, lambda: F.cross_entropy(model["out"](model["embed"](tokens)).mean(1), tokens[:, 0]), 2)
     assert not getattr(opt.posterior(), "factors", {})
 
 
