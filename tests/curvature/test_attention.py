@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from oracles import assert_measures, one_example_at_a_time, relative_error
+from random_matrices import normal
 from torch import nn
 
 from lightning_bayes.curvature import measure
@@ -14,10 +15,6 @@ from lightning_bayes.curvature.rules import rule_for
 from lightning_bayes.curvature.workspace import Workspace
 
 ENGINES = pytest.mark.parametrize("engine", ["fused", "backpack"])
-
-
-def normal(*shape, generator):
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
 class Attends(nn.Module):

@@ -6,16 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from oracles import assert_measures, one_example_at_a_time, relative_error
+from random_matrices import normal
 from torch import nn
 
 from lightning_bayes.curvature import make_engine, measure
 from lightning_bayes.curvature.rules import registry, replayed_call
 from lightning_bayes.curvature.workspace import Workspace
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError
-
-
-def normal(*shape, generator):
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
 def square_loss(model, example):

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from optimizer_family import train_on
+from optimizer_family import train_on, weights
 from torch import nn
 
 from lightning_bayes.errors import HyperparameterError
@@ -30,10 +30,6 @@ def train(model, opt, problem, steps, before_step=lambda step: None):
     for step in range(steps):
         before_step(step)
         train_on(opt, lambda: F.mse_loss(model(problem[0]), problem[1]))
-
-
-def weights(model):
-    return nn.utils.parameters_to_vector(model.parameters()).detach()
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import math
 from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
-from optimizer_family import OPTIMIZERS, construct, step_rules, train_on
+from optimizer_family import OPTIMIZERS, construct, step_rules, through_a_file, train_on
 from torch import nn
 from torch.distributions import Normal, kl_divergence
 
@@ -193,10 +192,7 @@ def test_a_restart_keeps_the_prior(user, generator):
         model = mlp()
         opt = train(build(model, prior=prior), model, data, 3)
         if stops:
-            file = io.BytesIO()
-            torch.save((model.state_dict(), opt.state_dict()), file)
-            file.seek(0)
-            weights, state = torch.load(file, weights_only=True)
+            weights, state = through_a_file((model.state_dict(), opt.state_dict()))
             model = mlp(seed=1)
             model.load_state_dict(weights)
             opt = build(model)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from optimizer_family import train_on
+from optimizer_family import train_on, weights
 from torch import nn
 
 from lightning_bayes.curvature import Gaussian, Softmax
@@ -50,10 +50,6 @@ def loss_of(model, x, y):
 
 def train(model, opt, data, steps):
     train_on(opt, lambda: loss_of(model, *data), steps)
-
-
-def weights(model):
-    return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
 
 
 def dense_precision(posterior):

@@ -7,7 +7,7 @@ from itertools import combinations, product
 
 import pytest
 import torch
-from optimizer_family import train_on
+from optimizer_family import half_squares, train_on
 from torch import nn
 
 from lightning_bayes.optim import VOGN, Vadam, Vprop
@@ -27,10 +27,6 @@ def model():
     model = nn.Linear(3, 1, bias=False).double()
     nn.init.ones_(model.weight)
     return model
-
-
-def half_squares(model, x, y):
-    return 0.5 * (model(x) - y).square().mean()
 
 
 def measured(optimizer, model, data, rows):

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from numpy.polynomial.hermite_e import hermegauss
-from optimizer_family import reparameterised, train_on
+from optimizer_family import half_squares, reparameterised, train_on
 from torch import nn
 
 from lightning_bayes.errors import HyperparameterError
@@ -116,10 +116,6 @@ def test_precision_stays_positive_for_every_curvature(dtype, beta2, generator):
         assert ((new.curvature + prior) > 0).all()
         assert new.mean.isfinite().all()
         state = state._replace(curvature=new.curvature.clamp_max(1e3))  # so that small values recur
-
-
-def half_squares(model, x, y):
-    return 0.5 * F.mse_loss(model(x), y)
 
 
 def test_posterior_of_linear_regression_is_the_mean_field_optimum(generator):

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from optimizer_family import train_on
+from optimizer_family import train_on, weights
 from torch import nn
 
 from lightning_bayes.optim import LinearSchedule, Vadam
@@ -40,10 +40,6 @@ def noisy_step(opt, model, x, y):
     train_on(opt, lambda: F.cross_entropy(model(x), y))
 
 
-def flat(model):
-    return nn.utils.parameters_to_vector(model.parameters()).detach()
-
-
 def test_pure_update_is_the_pseudo_code_line_by_line():
     """Khan et al. 2018, Fig. 1, with numbers by hand: γ₁ = 0.5, γ₂ = 0.8, λ̃ = 0.1, α = 0.2, the second step."""
     start = MeanFieldState(*(torch.tensor([v], dtype=F64) for v in (2.0, 0.3, 0.4)))
@@ -69,7 +65,7 @@ def test_without_noise_and_prior_it_is_torch_s_adam(data):
         adam.zero_grad()
         F.cross_entropy(reference(x), y).backward()
         adam.step()
-        torch.testing.assert_close(flat(model), flat(reference), rtol=1e-7, atol=1e-8)
+        torch.testing.assert_close(weights(model), weights(reference), rtol=1e-7, atol=1e-8)
 
 
 def test_without_noise_it_is_adam_with_the_prior_in_the_momentum_alone(data):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-import io
 import math
 
 import pytest
 import torch
 import torch.nn.functional as F
-from optimizer_family import train_on
+from optimizer_family import through_a_file, train_on
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -240,10 +239,7 @@ def test_resume_between_two_inversions_is_bit_equal(optimizer, steps, generator)
 
     model, opt = build()
     train(model, opt, data, steps)
-    file = io.BytesIO()
-    torch.save({"model": model.state_dict(), "optimizer": opt.state_dict()}, file)
-    file.seek(0)
-    saved = torch.load(file, weights_only=True)
+    saved = through_a_file({"model": model.state_dict(), "optimizer": opt.state_dict()})
     train(model, opt, data, 9)
     other, resumed = build()
     other.load_state_dict(saved["model"])
