@@ -7,7 +7,7 @@ squared gradient of single examples at the initial weights. An unknown reduction
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import pytest
@@ -43,6 +43,10 @@ class Case(LightningModule):
     arguments: ClassVar[dict[str, Any]] = {}  # of the callback
     has_known_scale = True  # otherwise the loss counts as a mean, and the curvature is right up to one factor
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.build()
+
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return self.loss(batch)
 
@@ -61,8 +65,7 @@ class MaskedNodes(Case):
 
     has_known_scale = False
 
-    def __init__(self) -> None:
-        super().__init__()
+    def build(self) -> None:
         self.net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
         self.mask = torch.arange(N) % 2 == 0
 
@@ -79,8 +82,7 @@ class MaskedNodes(Case):
 class VAE(Case):
     """https://github.com/Lightning-Universe/lightning-bolts/issues/565: reconstruction plus a weighted mean KL."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def build(self) -> None:
         self.encoder, self.decoder = nn.Linear(4, 4), nn.Linear(2, 4)
 
     def data(self):
@@ -106,8 +108,7 @@ class VAE(Case):
 class Quantiles(Case):
     """https://github.com/sktime/pytorch-forecasting/issues/309: several quantiles of each target."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def build(self) -> None:
         self.net = nn.Linear(4, 3)
         self.register_buffer("levels", torch.tensor([0.1, 0.5, 0.9]))
 
@@ -122,8 +123,7 @@ class Quantiles(Case):
 class VoidPixels(Case):
     """https://github.com/ultralytics/ultralytics/issues/25096: pixels of an ignored class."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def build(self) -> None:
         self.net = nn.Conv2d(1, 3, 3, padding=1)
 
     def data(self):
@@ -147,8 +147,7 @@ class VoidPixels(Case):
 class Speech(Case):
     """https://github.com/huggingface/transformers/pull/28582: CTC over frames in the first dimension."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def build(self) -> None:
         self.net = nn.Linear(4, 5)
 
     def data(self):
@@ -165,8 +164,7 @@ class TwoLoaders(Case):
 
     arguments: ClassVar[dict[str, Any]] = {"num_data": 2 * N}  # of two loaders, N is ambiguous
 
-    def __init__(self) -> None:
-        super().__init__()
+    def build(self) -> None:
         self.net = nn.Linear(4, 1)
 
     def loader(self):
@@ -185,8 +183,7 @@ class TwoLoaders(Case):
 class Ranking(Case):
     """https://github.com/pyg-team/pytorch_geometric/issues/7196: a pairwise loss over two embedding tables."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def build(self) -> None:
         self.users, self.items = nn.Embedding(5, 3), nn.Embedding(7, 3)
 
     def data(self):
@@ -201,8 +198,7 @@ class Ranking(Case):
 class Residual(Case):
     """https://github.com/PINA-org/PINA/issues/100: the residual of a differential equation, from a second derivative."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def build(self) -> None:
         self.net = nn.Sequential(nn.Linear(1, 6), nn.Tanh(), nn.Linear(6, 1))
 
     def data(self):
@@ -218,8 +214,7 @@ class Residual(Case):
 class Sequence(Case):
     """https://github.com/MTSWebServices/RecTools/pull/187: a masked mean over the positions of all sessions."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def build(self) -> None:
         self.items, self.net = nn.Embedding(6, 4), nn.GRU(4, 5, batch_first=True)
         self.head = nn.Linear(5, 6)
 
@@ -234,8 +229,7 @@ class Sequence(Case):
 class Detector(Case):
     """https://github.com/Lightning-AI/pytorch-lightning/issues/20389: a dictionary of losses that are added up."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def build(self) -> None:
         self.body, self.classes, self.boxes = nn.Linear(4, 6), nn.Linear(6, 3), nn.Linear(6, 4)
 
     def data(self):
@@ -253,8 +247,7 @@ class Detector(Case):
 class Counts(Case):
     """https://github.com/scverse/scvi-tools/pull/1845: counts under a Poisson likelihood."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def build(self) -> None:
         self.net = nn.Linear(4, 2)
 
     def data(self):
@@ -267,8 +260,7 @@ class Counts(Case):
 class Ensembled(Case):
     """https://github.com/pytorch/opacus/issues/530: one module called twice in a Siamese network."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def build(self) -> None:
         self.net = nn.Linear(4, 3)
 
     def data(self):
@@ -282,8 +274,7 @@ class Ensembled(Case):
 class Distilled(Case):
     """https://github.com/yoshitomo-matsubara/torchdistill/pull/74: a student of soft targets and labels."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def build(self) -> None:
         self.net = nn.Linear(4, 3)
 
     def data(self):
@@ -295,21 +286,7 @@ class Distilled(Case):
         return 0.5 * F.cross_entropy(logits, batch[1]) + 0.5 * 4 * soft
 
 
-CASES: list[Callable[[], Case]] = [
-    VAE,
-    Quantiles,
-    Speech,
-    TwoLoaders,
-    Ranking,
-    Residual,
-    Sequence,
-    Detector,
-    Counts,
-    Ensembled,
-    Distilled,
-    VoidPixels,
-    MaskedNodes,
-]
+CASES = Case.__subclasses__()
 
 
 def trained(module: LightningModule, loader: Any, **arguments: Any) -> VOGNCallback:
@@ -337,8 +314,7 @@ def test_the_curvature_is_that_of_a_loop_over_examples(case):
 class Contrastive(Case):
     """https://github.com/facebookresearch/vissl/pull/123: SimCLR's loss, whose terms share the whole batch."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def build(self) -> None:
         self.net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
 
     def data(self):
@@ -353,8 +329,7 @@ class Contrastive(Case):
 class Cox(Case):
     """https://github.com/havakv/pycox/issues/27: a partial likelihood over the risk set of a batch."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def build(self) -> None:
         self.net = nn.Linear(4, 1)
 
     def data(self):
