@@ -13,12 +13,7 @@ from tiny_training import Classifier, adamw, assert_same_bits, fit, loader, mlp,
 from torch import nn
 
 from lightning_bayes import VOGN, NoisyKFACCallback, OGNCallback, VOGNCallback
-from lightning_bayes.errors import (
-    HyperparameterError,
-    PosteriorError,
-    UnsupportedLayerError,
-    UnsupportedTrainingError,
-)
+from lightning_bayes.errors import HyperparameterError, PosteriorError, UnsupportedLayerError, UnsupportedTrainingError
 
 
 def assert_refused(error, message, module, callback=None, **trainer):

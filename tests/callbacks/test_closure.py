@@ -8,17 +8,7 @@ import torch.nn.functional as F
 from lightning.pytorch import Callback
 from lightning.pytorch.loops.optimization.automatic import Closure
 from lightning.pytorch.utilities.rank_zero import WarningCache
-from tiny_training import (
-    EXAMPLES,
-    Classifier,
-    assert_close,
-    assert_same_bits,
-    blobs,
-    fit,
-    loader,
-    mlp,
-    weights,
-)
+from tiny_training import EXAMPLES, Classifier, assert_close, assert_same_bits, blobs, fit, loader, mlp, weights
 from torch import nn
 from torch.utils.data import DataLoader, Subset
 

@@ -9,13 +9,7 @@ from lightning.pytorch import LightningDataModule
 from tiny_training import CLASSES, FEATURES, Classifier, blobs, loader, quiet_trainer, weights
 from torch import nn
 
-from lightning_bayes import (
-    BatchNormRecalibration,
-    DeepEnsembleCallback,
-    OGNCallback,
-    VOGNCallback,
-    mc_predict,
-)
+from lightning_bayes import BatchNormRecalibration, DeepEnsembleCallback, OGNCallback, VOGNCallback, mc_predict
 from lightning_bayes.errors import HyperparameterError, UnsupportedTrainingError
 from lightning_bayes.zoo import BayesClassifier
 

@@ -5,16 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tiny_training import (
-    EXAMPLES,
-    Classifier,
-    LearningRates,
-    fit,
-    loader,
-    mlp,
-    quiet_trainer,
-    two_groups,
-)
+from tiny_training import EXAMPLES, Classifier, LearningRates, fit, loader, mlp, quiet_trainer, two_groups
 from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import (
     CosineAnnealingLR,
@@ -27,11 +18,7 @@ from torch.optim.lr_scheduler import (
     StepLR,
 )
 
-from lightning_bayes import (
-    LinearSchedule,
-    VOGNCallback,
-    load_posterior,
-)
+from lightning_bayes import LinearSchedule, VOGNCallback, load_posterior
 from lightning_bayes.errors import HyperparameterError, UnsupportedTrainingError
 
 EPOCHS, BATCHES = 2, 6

@@ -8,16 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from oracles import one_example_at_a_time
-from tiny_training import (
-    EXAMPLES,
-    Classifier,
-    blobs,
-    fit,
-    groups_after,
-    loader,
-    mlp,
-    two_groups,
-)
+from tiny_training import EXAMPLES, Classifier, blobs, fit, groups_after, loader, mlp, two_groups
 from torch import nn
 from torch.optim import SGD, Adam, AdamW
 from torch.utils.data import DataLoader, TensorDataset

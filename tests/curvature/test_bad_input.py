@@ -15,12 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from lightning_bayes.curvature import make_engine, measure
-from lightning_bayes.errors import (
-    BayesError,
-    NoMeasurementError,
-    UnsupportedLayerError,
-    UnsupportedTrainingError,
-)
+from lightning_bayes.errors import BayesError, NoMeasurementError, UnsupportedLayerError, UnsupportedTrainingError
 from lightning_bayes.optim import VOGN, NoisyKFAC
 
 ENGINES = ["fused", "backpack"]

@@ -13,12 +13,7 @@ import yaml
 
 from lightning_bayes.cli import instantiate
 from lightning_bayes.errors import HyperparameterError, WeightsError
-from lightning_bayes.zoo import (
-    architecture,
-    create_model,
-    input_transform,
-    list_models,
-)
+from lightning_bayes.zoo import architecture, create_model, input_transform, list_models
 from lightning_bayes.zoo.transforms import ImageTransform
 
 SMALL = {"lenet5": 28, "mlp": 28, "alexnet": 32, "resnet18": 32, "vgg16_half": 32}

@@ -8,13 +8,7 @@ from kronecker_layers import start, take_step
 from random_matrices import F64, chain, dense_damped, normal, seeded
 
 from lightning_bayes.linalg import KroneckerProduct, pi_damped
-from lightning_bayes.optim.dense.block_tridiagonal import (
-    ChainCurvature,
-    ChainState,
-    damped_inverse,
-    sample,
-    update,
-)
+from lightning_bayes.optim.dense.block_tridiagonal import ChainCurvature, ChainState, damped_inverse, sample, update
 from lightning_bayes.optim.kronecker import equations
 from lightning_bayes.posteriors import BlockTridiagonal
 
