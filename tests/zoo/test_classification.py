@@ -4,10 +4,11 @@ import math
 
 import numpy as np
 import pytest
+import tiny_training
 import torch
 import torch.nn.functional as F
 from distributed import run_on_ranks
-from lightning.pytorch import Callback, LightningDataModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule
 from scipy.special import logsumexp, softmax
 from scipy.stats import entropy
 from sklearn.metrics import accuracy_score, average_precision_score, log_loss, roc_auc_score, roc_curve
@@ -305,10 +306,8 @@ def logged_on_ranks(rank, world_size):
     torch.manual_seed(0)
     task, (inputs, targets) = BayesClassifier(MLP(4, 3), num_classes=3), toy_data()
     devices = {"devices": 2, "strategy": "ddp"} if world_size == 2 else {"devices": 1}
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    rows = Trainer(accelerator="cpu", **quiet, **devices).test(
-        task, datamodule=Shifted((inputs, targets)), verbose=False
-    )
+    trainer = tiny_training.quiet_trainer(**devices)
+    rows = trainer.test(task, datamodule=Shifted((inputs, targets)), verbose=False)
     return {key: value for row in rows for key, value in row.items()}
 
 

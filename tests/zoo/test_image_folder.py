@@ -96,13 +96,6 @@ def test_without_a_test_folder_val_is_the_test_set(tmp_path):
     assert sorted(reds(data.train_dataloader()) + reds(data.val_dataloader())) == [*range(10), *range(50, 60)]
 
 
-def test_with_a_test_folder_val_is_for_validation(tmp_path):
-    for name, count in (("train", 4), ("val", 3), ("test", 2)):
-        write_image_folder(tmp_path / name, count=count)
-    data = make(tmp_path)
-    assert [len(data.train_set), len(data.val_set), len(data.test_set)] == [8, 6, 4]
-
-
 def test_without_validation_there_is_no_loader(picture_root):
     assert make(picture_root, val_size=0).val_dataloader() == []
 
