@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # inherited by the processes that tests spawn
 os.environ.setdefault("MPLBACKEND", "Agg")  # figures are written, never shown
@@ -34,6 +35,21 @@ def _global_torch_state():
         torch.manual_seed(0)
         yield
     torch.set_default_dtype(dtype)
+
+
+@pytest.fixture
+def _seed_variables(monkeypatch):
+    """Lightning's environment variables are restored, because processes of later tests would read them."""
+    for variable in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
+        monkeypatch.setenv(variable, "0")
+
+
+@pytest.fixture
+def _sigint():
+    """Lightning ignores SIGINT from the first Ctrl-C on."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

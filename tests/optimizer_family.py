@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import io
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import lightning_bayes.optim  # noqa: F401  its import defines the subclasses
@@ -51,6 +53,32 @@ def construct(optimizer, model, *groups, step_rule="natural", **arguments):
     rule = {"step_rule": step_rule} if len(step_rules(optimizer)) > 1 else {}
     lr = NATURAL_RATES.get(optimizer.__name__, 1e-2) if step_rule == "natural" else 1e-2
     return optimizer(model, *groups, **{"lr": lr, **rule, **given})
+
+
+def weights(model):
+    """A copy of all weights as one vector."""
+    return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+
+
+def through_a_file(state):
+    """What a checkpoint of the state reads back."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def half_squares(model, x, y):
+    """The loss of a linear regression with noise of variance one."""
+    return 0.5 * F.mse_loss(model(x), y)
+
+
+def train_on(opt, loss, steps=1):
+    """Updates at one sample of the weights each."""
+    for _ in range(steps):
+        with opt.sampled_params():
+            loss().backward()
+        opt.step()
 
 
 # -- capabilities, read from the class ----------------------------------------------------------------------------------

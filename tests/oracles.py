@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,21 @@ def one_example_at_a_time(
                 grad[name] += g / len(examples)
                 square[name] += g.square() / len(examples)
     return grad, square
+
+
+def mean_squares(model: nn.Module, losses: Iterable[Tensor]) -> dict[str, Tensor]:
+    """Mean squared gradient by a loop of autograd calls, one loss each, of the parameters that the losses depend on."""
+    params = dict(model.named_parameters())
+    grads = [torch.autograd.grad(x, list(params.values()), allow_unused=True, retain_graph=True) for x in losses]
+    of_each = dict(zip(params, zip(*grads, strict=True), strict=True))
+    return {name: torch.stack(each).square().mean(0) for name, each in of_each.items() if each[0] is not None}
+
+
+def assert_stores(optimizer: Any, model: nn.Module, losses: Iterable[Tensor]) -> None:
+    """The stored curvature after one update is the mean squared gradient of the losses at the same weights."""
+    for name, expected in mean_squares(model, losses).items():
+        found = optimizer.state[model.get_parameter(name)]["curvature"]
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-9, msg=lambda text, n=name: f"{n}: {text}")
 
 
 def relative_error(found: dict[str, Tensor], truth: dict[str, Tensor]) -> float:

@@ -39,11 +39,9 @@ DOCUMENTED = [
 
 
 @pytest.fixture(autouse=True)
-def _elsewhere(tmp_path, monkeypatch):
+def _elsewhere(tmp_path, monkeypatch, _seed_variables):
     """Another working directory, and Lightning's variables are put back."""
     monkeypatch.chdir(tmp_path)
-    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
-        monkeypatch.setenv(name, "0")
 
 
 def command(*arguments):

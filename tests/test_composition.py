@@ -15,6 +15,8 @@ from lightning_bayes.errors import ConfigError, HyperparameterError
 from lightning_bayes.zoo import create_model, list_models, register_data, register_model
 from lightning_bayes.zoo.registry import DATA, MODELS
 
+pytestmark = pytest.mark.usefixtures("_seed_variables")
+
 QUIET = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
 
 # Epochs, batch size, augmentation, milestones; Adam's decay alone; learning rate and decay of SGD.
@@ -34,12 +36,6 @@ RATES = {  # Adam's learning rate: under a posterior, alone
     ("fashion_mnist", "lenet5"): (1e-3, 1e-3),
     ("imagenet", "resnet18_imagenet"): (1e-3, 1.6e-3),
 }
-
-
-@pytest.fixture(autouse=True)
-def _seed_variables(monkeypatch):
-    for variable in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
-        monkeypatch.setenv(variable, "0")
 
 
 def arguments(config, *path):

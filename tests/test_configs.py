@@ -21,7 +21,8 @@ from lightning_bayes import BBBCallback, KFACCallback, NoisyAdamCallback, NoisyK
 from lightning_bayes.cli import instantiate
 from lightning_bayes.composition import configs_of, parts, recipes
 
-ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.usefixtures("_seed_variables")
+
 METHODS = {name.removesuffix("Callback").lower(): name for name in lightning_bayes.__all__ if name.endswith("Callback")}
 METHODS |= {"kfacbackpack": "KFACCallback", "noisykfacbackpack": "NoisyKFACCallback"}
 METHODS |= {"adam": None, "sgd": None, "imagefolder": "VOGNCallback", "reparameterisedvon": "VONCallback"}
@@ -89,13 +90,6 @@ def enough():
         names += [] if class_paths(compose(name)) <= seen else [name]
         seen |= class_paths(compose(name))
     return names
-
-
-@pytest.fixture(autouse=True)
-def _seed_variables(monkeypatch):
-    """Restore Lightning's environment variables, which child processes of later tests would read."""
-    for variable in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
-        monkeypatch.setenv(variable, "0")
 
 
 @pytest.fixture(autouse=True)

@@ -34,11 +34,16 @@ def two_groups(module: nn.Module) -> list[dict[str, Any]]:
 
 
 class Classifier(LightningModule):
-    """An ordinary module; `configure` builds its optimizer."""
+    """An ordinary module with any network and loss; `configure` builds its optimizer."""
 
-    def __init__(self, configure: Callable[[nn.Module], Any] = adamw, net: nn.Module | None = None) -> None:
+    def __init__(
+        self,
+        configure: Callable[[nn.Module], Any] = adamw,
+        net: nn.Module | None = None,
+        loss: Callable[[Any, Any], torch.Tensor] = F.cross_entropy,
+    ) -> None:
         super().__init__()
-        self.configure = configure
+        self.configure, self.loss = configure, loss
         self.net = net if net is not None else mlp()
         self.training_steps = 0
 
@@ -48,7 +53,7 @@ class Classifier(LightningModule):
     def training_step(self, batch, batch_idx):
         x, y = batch
         self.training_steps += 1
-        return F.cross_entropy(self(x), y)
+        return self.loss(self(x), y)
 
     def configure_optimizers(self):
         return self.configure(self)
@@ -57,7 +62,21 @@ class Classifier(LightningModule):
 class ValidatedClassifier(Classifier):
     def validation_step(self, batch, batch_idx):
         x, y = batch
-        self.log("val_loss", F.cross_entropy(self(x), y))
+        self.log("val_loss", self.loss(self(x), y))
+
+
+class RecordingClassifier(Classifier):
+    """Keeps the outputs of its evaluation steps, and logs their loss."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.seen: list[torch.Tensor] = []
+
+    def validation_step(self, batch, batch_idx):
+        self.seen.append(self(batch[0]))
+        self.log("loss", self.loss(self.seen[-1], batch[1]), batch_size=len(batch[0]))
+
+    test_step = validation_step
 
 
 class NormedClassifier(ValidatedClassifier):
@@ -127,6 +146,12 @@ def fit(module: LightningModule, *callbacks: Callback, data: Any = None, **kwarg
     trainer = quiet_trainer(*callbacks, **kwargs)
     trainer.fit(module, loader() if data is None else data)
     return trainer
+
+
+def groups_after(configure: Callable[[nn.Module], Any], callback: Callback) -> list[dict[str, Any]]:
+    """The parameter groups of the callback's optimizer after a fit."""
+    fit(Classifier(configure), callback)
+    return callback.optimizer.param_groups
 
 
 def weights(module: nn.Module) -> dict[str, torch.Tensor]:

@@ -39,14 +39,18 @@ S = 4
 class Plain(Classifier):
     """A user's module, without any attribute or return value for callbacks."""
 
-    def __init__(self, net=None):
-        super().__init__(lambda module: torch.optim.Adam(module.parameters(), lr=5e-2), net)
+    def __init__(self, net=None, loss=F.cross_entropy):
+        super().__init__(lambda module: torch.optim.Adam(module.parameters(), lr=5e-2), net, loss)
 
     def validation_step(self, batch, batch_idx):
         self(batch[0])
 
     def test_step(self, batch, batch_idx):
         self.log("test_loss", F.cross_entropy(self(batch[0]), batch[1]))
+
+
+def normed():
+    return nn.Sequential(nn.Linear(FEATURES, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3))
 
 
 def vogn(**kwargs):
@@ -93,23 +97,25 @@ def test_regression_gets_a_width_and_no_temperature():
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(80, FEATURES, generator=generator)
     data = TensorDataset(x, x[:, :1] + 0.3 * torch.randn(80, 1, generator=generator))
-
-    class Mse(Plain):
-        def training_step(self, batch, batch_idx):
-            return F.mse_loss(self(batch[0]), batch[1])
-
-    module = Mse(nn.Sequential(nn.Linear(FEATURES, 6), nn.Tanh(), nn.Linear(6, 1)))
+    module = Plain(nn.Sequential(nn.Linear(FEATURES, 6), nn.Tanh(), nn.Linear(6, 1)), F.mse_loss)
     callback, calibration = vogn(relative_noise=1.0, calibrate=False), Calibration()
     quiet_trainer(callback, calibration, max_epochs=3).fit(module, batches(data), batches(data))
     expected = calibrate(module, callback.optimizer.posterior(), batches(data), S, link="identity").posterior
     assert (calibration.scale, calibration.temperature) == (expected.scale, 1.0)
 
 
-def test_calibration_leaves_weights_modes_random_numbers_and_callbacks_alone():
+ADDED = {
+    "a posterior": (lambda: [vogn(calibrate=False)], lambda: [vogn()]),
+    "a network alone": (list, lambda: [Calibration()]),
+}
+
+
+@pytest.mark.parametrize("case", ADDED)
+def test_calibration_leaves_weights_modes_random_numbers_and_callbacks_alone(case):
     runs = []
-    for calibrates in (False, True):
+    for callbacks in ADDED[case]:
         torch.manual_seed(0)
-        module, trainer = Plain(), quiet_trainer(vogn(calibrate=calibrates), max_epochs=3)
+        module, trainer = Plain(), quiet_trainer(*callbacks(), max_epochs=3)
         trainer.fit(module, datamodule=Data())
         runs.append([*(p.detach().clone() for p in module.parameters()), torch.get_rng_state()])
         assert module.training
@@ -192,16 +198,6 @@ def test_a_network_alone_gets_a_temperature_and_keeps_it(tmp_path):
     assert (fresh.temperature, again["test_loss"]) == (calibration.temperature, pytest.approx(tested["test_loss"]))
 
 
-def test_a_network_alone_trains_as_without_the_callback():
-    runs = []
-    for callbacks in ([], [Calibration()]):
-        torch.manual_seed(0)
-        module, trainer = Plain(), quiet_trainer(*callbacks, max_epochs=3)
-        trainer.fit(module, datamodule=Data())
-        runs.append([*(p.detach().clone() for p in module.parameters()), torch.get_rng_state()])
-    assert all(torch.equal(one, other) for one, other in zip(*runs, strict=True))
-
-
 OTHERS = {
     "dropout": lambda: [MCDropoutCallback(eval_samples=S, p=0.05, layers=r"net\.0")],
     "ensemble": lambda: [DeepEnsembleCallback(2)],
@@ -268,10 +264,9 @@ def test_recalibrated_statistics_belong_to_the_prediction_that_is_calibrated(of,
         seen.append(found is not samples)
         return found
 
-    net = nn.Sequential(nn.Linear(FEATURES, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3))
     calibration = Calibration(refit=True, linearized=of == "mean")
     trainer = quiet_trainer(vogn(calibrate=False), calibration, BatchNormRecalibration(2, of=of), max_epochs=2)
-    module = Plain(net)
+    module = Plain(normed())
     trainer.fit(module, datamodule=Data())
     monkeypatch.setattr("lightning_bayes.callbacks.calibration_outputs.recalibrated", recorded)
     trainer.test(module, datamodule=Data(), verbose=False)
@@ -291,8 +286,7 @@ class KeepsBatches(Plain):
 
 
 def test_the_end_of_a_fit_calibrates_samples_with_statistics_of_their_own():
-    net = nn.Sequential(nn.Linear(FEATURES, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3))
-    callback, calibration, module = vogn(calibrate=False, relative_noise=0.3), Calibration(), KeepsBatches(net)
+    callback, calibration, module = vogn(calibrate=False, relative_noise=0.3), Calibration(), KeepsBatches(normed())
     quiet_trainer(callback, calibration, BatchNormRecalibration(2), max_epochs=150).fit(module, datamodule=Data())
     posterior, loader = callback.optimizer.posterior(), batches(VALIDATION)
     expected = calibrate(module, posterior, loader, S, recalibrate_on=module.inputs[:2]).posterior
@@ -305,8 +299,7 @@ def test_the_end_of_a_fit_calibrates_samples_with_statistics_of_their_own():
 
 
 def test_linearised_samples_with_statistics_of_their_own_are_refused():
-    net = nn.Sequential(nn.Linear(FEATURES, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3))
-    module, trainer = Plain(net), quiet_trainer(vogn(calibrate=False, linearized=True), BatchNormRecalibration(2))
+    module, trainer = Plain(normed()), quiet_trainer(vogn(calibrate=False, linearized=True), BatchNormRecalibration(2))
     trainer.fit(module, datamodule=Data())
     with pytest.raises(HyperparameterError, match=r"expansions of one network.*of='mean'"):
         trainer.test(module, datamodule=Data(), verbose=False)

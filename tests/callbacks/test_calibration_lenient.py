@@ -11,7 +11,7 @@ from distributed import run_on_ranks
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from noisy_classes import TEST, TRAIN, VALIDATION, Data, batches, noisy
-from tiny_training import FEATURES, Classifier, assert_same_bits, quiet_trainer, weights
+from tiny_training import FEATURES, ValidatedClassifier, assert_same_bits, quiet_trainer, weights
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -34,14 +34,11 @@ from lightning_bayes.predictive import PosteriorSamples, choose_calibration, fit
 S, EPOCHS = 4, 150  # until the mean is overconfident
 
 
-class Plain(Classifier):
+class Plain(ValidatedClassifier):
     """A user's module, without any attribute or return value for callbacks."""
 
     def __init__(self, net=None):
         super().__init__(lambda module: torch.optim.Adam(module.parameters(), lr=5e-2), net)
-
-    def validation_step(self, batch, batch_idx):
-        self.log("val_loss", F.cross_entropy(self(batch[0]), batch[1]))
 
     def test_step(self, batch, batch_idx):
         self.log("test_loss", F.cross_entropy(self(batch[0]), batch[1]))

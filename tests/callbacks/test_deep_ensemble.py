@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from lightning.pytorch.callbacks import EarlyStopping
-from tiny_training import Classifier, assert_same_bits, blobs, fit, loader, quiet_trainer, weights
+from tiny_training import RecordingClassifier, assert_same_bits, blobs, fit, loader, quiet_trainer, weights
 from torch import nn
 
 from lightning_bayes import DeepEnsembleCallback, VOGNCallback
@@ -30,27 +30,18 @@ def network(hidden=6):
     return nn.Sequential(nn.Linear(4, hidden), nn.BatchNorm1d(hidden), nn.Tanh(), nn.Linear(hidden, 3))
 
 
-class Net(Classifier):
-    def __init__(self, hidden=6) -> None:
-        super().__init__(net=network(hidden))
-        self.seen = []
-
-    def test_step(self, batch, batch_idx):
-        self.seen.append(self(batch[0]))
-        self.log("loss", F.cross_entropy(self.seen[-1], batch[1]))
-
-    def validation_step(self, batch, batch_idx):
-        self.test_step(batch, batch_idx)
+class Net(RecordingClassifier):
+    def __init__(self, hidden=6, loss=F.cross_entropy) -> None:
+        super().__init__(net=network(hidden), loss=loss)
 
 
-class Regression(Net):
-    def training_step(self, batch, batch_idx):
-        return F.mse_loss(self(batch[0])[:, 0], batch[1].float())
+def first_output(output, y):
+    return F.mse_loss(output[:, 0], y.float())
 
 
-def member(path, seed=0, kind=Net, callbacks=()):
+def member(path, seed=0, loss=F.cross_entropy, callbacks=()):
     torch.manual_seed(seed)
-    module = kind()
+    module = Net(loss=loss)
     fit(module, *callbacks, max_epochs=2).save_checkpoint(path)
     return module.eval()
 
@@ -141,18 +132,11 @@ def test_validation_during_a_fit_is_the_modules_own(members):
 
 def test_members_that_vogn_has_trained_count_with_their_means_and_links(tmp_path):
     paths = [tmp_path / f"{seed}.ckpt" for seed in range(2)]
-    modules = [member(path, seed, Regression, [VOGNCallback()]) for seed, path in enumerate(paths)]
-    found, _ = evaluated(Regression(), DeepEnsembleCallback(paths))
+    modules = [member(path, seed, first_output, [VOGNCallback()]) for seed, path in enumerate(paths)]
+    found, _ = evaluated(Net(loss=first_output), DeepEnsembleCallback(paths))
     with torch.no_grad():
         expected = torch.stack([module.net(blobs().tensors[0]) for module in modules]).mean(0)
     torch.testing.assert_close(found, expected)
-
-
-@pytest.fixture
-def _seed_variables(monkeypatch):
-    """Lightning's environment variables are restored, because processes of later tests would read them."""
-    for variable in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
-        monkeypatch.setenv(variable, "0")
 
 
 @pytest.mark.usefixtures("_seed_variables")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import LightningModule
-from tiny_training import quiet_trainer
+from tiny_training import Classifier, quiet_trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -16,21 +15,14 @@ SIZE = 40
 NORMS = [nn.BatchNorm2d(3), nn.GroupNorm(1, 3), nn.LayerNorm((3, 4, 4))]
 
 
-class Images(LightningModule):
+class Images(Classifier):
     """Classifies images of one channel and 4 × 4 pixels."""
 
-    def __init__(self, *stages, channels=3):
-        super().__init__()
+    def __init__(self, *stages, channels=3, loss=F.cross_entropy):
         torch.manual_seed(0)
         convolution, last = nn.Conv2d(1, channels, 3, padding=1), nn.Linear(16 * channels, 4)
-        self.net = nn.Sequential(convolution, *stages, nn.Tanh(), nn.Flatten(), last)
-
-    def training_step(self, batch, batch_idx):
-        x, y = batch
-        return F.cross_entropy(self.net(x), y)
-
-    def configure_optimizers(self):
-        return torch.optim.Adam(self.parameters(), lr=1e-3)
+        net = nn.Sequential(convolution, *stages, nn.Tanh(), nn.Flatten(), last)
+        super().__init__(lambda m: torch.optim.Adam(m.parameters(), lr=1e-3), net, loss)
 
 
 def fit(callback, module=None):
@@ -95,10 +87,6 @@ def test_other_classifiers_have_noise_that_follows_the_curvature():
 
 
 def test_regressions_have_the_least_noise():
-    class Curve(Images):
-        def training_step(self, batch, batch_idx):
-            x, y = batch
-            return F.mse_loss(self.net(x)[:, 0], y.float())
-
-    (group,) = fit(VOGNCallback(), Curve()).param_groups
+    curve = Images(loss=lambda output, y: F.mse_loss(output[:, 0], y.float()))
+    (group,) = fit(VOGNCallback(), curve).param_groups
     assert (group["posterior"]["relative_noise"], group["posterior"]["noise_flatness"]) == (0.01, 0.03)

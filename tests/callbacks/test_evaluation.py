@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 
 import pytest
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback
+from tiny_training import RecordingClassifier, quiet_trainer
 from torch import nn
 from torch.distributions import Categorical
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_bayes import OGNCallback, VOGNCallback, load_posterior
+from lightning_bayes import OGNCallback, VOGNCallback
 from lightning_bayes.callbacks.evaluation import sample_count
 from lightning_bayes.errors import HyperparameterError, ShapeError, UnsupportedTrainingError
 from lightning_bayes.predictive import PosteriorSamples
@@ -23,43 +23,17 @@ S = 6
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a .validation_step. but have no .val_dataloader.")
 
 
-class Net(LightningModule):
+class Net(RecordingClassifier):
     """Steps call self(x), as Lightning's own examples do."""
 
-    def __init__(self, outputs=3):
-        super().__init__()
-        self.model = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, outputs))
-        self.seen = []
-
-    def forward(self, x):
-        return self.model(x)
-
-    def loss(self, output, y):
-        return F.cross_entropy(output, y)
-
-    def training_step(self, batch, batch_idx):
-        return self.loss(self(batch[0]), batch[1])
-
-    def validation_step(self, batch, batch_idx):
-        self.seen.append(self(batch[0]))
-        self.log("loss", self.loss(self.seen[-1], batch[1]), batch_size=len(batch[0]))
-
-    test_step = validation_step
-
-    def configure_optimizers(self):
-        return torch.optim.Adam(self.parameters(), lr=0.05)
+    def __init__(self, outputs=3, loss=F.cross_entropy, link=None):
+        net = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, outputs))
+        super().__init__(lambda m: torch.optim.Adam(m.parameters(), lr=0.05), net, loss)
+        self.lightning_bayes_link = link
 
 
-class SquaredError(Net):
-    lightning_bayes_link = "identity"
-
-    def loss(self, output, y):
-        return F.mse_loss(output[:, 0], y.float())
-
-
-class BinaryCrossEntropy(Net):
-    def loss(self, output, y):
-        return F.binary_cross_entropy_with_logits(output[:, 0], (y > 0).float())
+def squares(output, y):
+    return F.mse_loss(output[:, 0], y.float())
 
 
 def loader(batch_size=8):
@@ -69,9 +43,7 @@ def loader(batch_size=8):
 
 
 def trainer(*callbacks, **options):
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "num_sanity_val_steps": 0}
-    more = {"enable_model_summary": False, "max_epochs": 2, "accelerator": "cpu", **quiet, **options}
-    return Trainer(callbacks=list(callbacks), **more)
+    return quiet_trainer(*callbacks, **{"num_sanity_val_steps": 0, "max_epochs": 2, **options})
 
 
 def vogn(**arguments):
@@ -265,7 +237,7 @@ def test_a_batch_that_forward_cannot_take_asks_for_a_predict_step():
 
 
 def test_prediction_of_a_regression_tells_mean_and_variance():
-    net, callback, host = fitted(net=SquaredError(1))
+    net, callback, host = fitted(net=Net(1, squares, "identity"))
     predictions = host.predict(net, loader())
     each = by_hand(net, callback.optimizer.posterior(), data()[0])
     torch.testing.assert_close(torch.cat([p["mean"] for p in predictions]), each.mean(0))
@@ -273,10 +245,10 @@ def test_prediction_of_a_regression_tells_mean_and_variance():
 
 
 def test_the_callbacks_link_comes_before_the_modules():
-    class Wrong(BinaryCrossEntropy):
-        lightning_bayes_link = "identity"
+    def loss(output, y):
+        return F.binary_cross_entropy_with_logits(output[:, 0], (y > 0).float())
 
-    net, callback, host = fitted(vogn(link="sigmoid"), Wrong(1))
+    net, callback, host = fitted(vogn(link="sigmoid"), Net(1, loss, "identity"))
     host.test(net, loader(), verbose=False)
     each = by_hand(net, callback.optimizer.posterior(), data()[0])
     torch.testing.assert_close(torch.cat(net.seen), each.sigmoid().mean(0).logit(), rtol=1e-4, atol=1e-5)
@@ -299,38 +271,27 @@ LINKS = {  # the average of the outputs by training loss, for a module without l
 @pytest.mark.parametrize("name", LINKS)
 def test_without_a_link_the_training_loss_tells_it_also_in_another_process(name, tmp_path):
     loss, average = LINKS[name]
-
-    class Silent(Net):
-        def loss(self, output, y):
-            return loss(output, y)
-
-    net, callback, host = fitted(net=Silent())
+    net, callback, host = fitted(net=Net(loss=loss))
     expected = average(by_hand(net, callback.optimizer.posterior(), data()[0]))
     host.test(net, loader(), verbose=False)
     torch.testing.assert_close(torch.cat(net.seen), expected, rtol=1e-4, atol=1e-5)
     host.save_checkpoint(tmp_path / "last.ckpt")
-    fresh = Silent()
+    fresh = Net(loss=loss)
     trainer(vogn()).test(fresh, loader(), ckpt_path=tmp_path / "last.ckpt", verbose=False)
     torch.testing.assert_close(torch.cat(fresh.seen), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_an_unknown_link_is_named():
-    class Wrong(Net):
-        lightning_bayes_link = "logit"
-
     with pytest.raises(HyperparameterError, match="link='probit' is unknown"):
         VOGNCallback(link="probit")
     with pytest.raises(
         HyperparameterError, match=r"lightning_bayes_link='logit' is unknown. Use 'classification', 'bin"
     ):
-        fitted(net=Wrong())
+        fitted(net=Net(link="logit"))
 
 
 def test_one_output_under_softmax_is_refused_and_not_averaged_to_a_constant():
-    class Forgotten(SquaredError):
-        lightning_bayes_link = "softmax"
-
-    net, _, host = fitted(net=Forgotten(1))
+    net, _, host = fitted(net=Net(1, squares, "softmax"))
     with pytest.raises(ShapeError, match=r"Pass link='identity' for regression, or link='sigmoid' for one logit"):
         host.test(net, loader(), verbose=False)
 
@@ -342,41 +303,14 @@ def test_without_samples_or_noise_the_mean_is_evaluated(callback):
     torch.testing.assert_close(torch.cat(net.seen), at_the_mean(net), rtol=1e-5, atol=1e-6)
 
 
-def test_nothing_is_left_on_the_module():
-    net, _, host = fitted()
-    before, own = {n: v.clone() for n, v in net.state_dict().items()}, set(vars(net))
-    host.validate(net, loader(), verbose=False)
-    host.test(net, loader(), verbose=False)
-    host.predict(net, loader())
-    assert set(vars(net)) == own
-    assert all(torch.equal(v, before[n]) for n, v in net.state_dict().items())
-
-
 def test_a_forward_of_the_instances_own_comes_back():
     net = Net()
-    replaced = net.forward = lambda x: 2 * net.model(x)
+    replaced = net.forward = lambda x: 2 * net.net(x)
     net, callback, host = fitted(net=net)
     host.test(net, loader(), verbose=False)
     assert vars(net)["forward"] is replaced
     probs = by_hand(net, callback.optimizer.posterior(), data()[0]).softmax(-1).mean(0)
     torch.testing.assert_close(torch.cat(net.seen).softmax(-1), probs)
-
-
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-@pytest.mark.parametrize("early", [False, True], ids=["after the forward", "before the forward"])
-def test_an_exception_in_a_test_step_gives_the_module_back(error, early):
-    class Breaking(Net):
-        def test_step(self, batch, batch_idx):
-            if not early:
-                self(batch[0])
-            raise error("broken")
-
-    net, _, host = fitted(net=Breaking())
-    before = {n: v.clone() for n, v in net.state_dict().items()}
-    with pytest.raises(SystemExit if error is KeyboardInterrupt else error):
-        host.test(net, loader(), verbose=False)
-    assert not {"forward", "predict_step"} & set(vars(net))
-    assert all(torch.equal(v, before[n]) for n, v in net.state_dict().items())
 
 
 def test_an_exception_inside_a_sampled_forward_gives_the_weights_back():
@@ -401,7 +335,7 @@ def test_an_exception_inside_a_sampled_forward_gives_the_weights_back():
 def test_steps_that_bypass_forward_are_warned_about():
     class Bypass(Net):
         def test_step(self, batch, batch_idx):
-            self.log("loss", F.cross_entropy(self.model(batch[0]), batch[1]))
+            self.log("loss", F.cross_entropy(self.net(batch[0]), batch[1]))
 
     net, _, host = fitted(net=Bypass())
     match = r"Bypass's steps did not call self\(\.\.\.\).*results use the module's current weights"
@@ -412,7 +346,7 @@ def test_steps_that_bypass_forward_are_warned_about():
 def test_a_forward_that_calls_itself_is_sampled_once():
     class Recursive(Net):
         def forward(self, x, again=True):
-            return 2 * self(x, again=False) if again else self.model(x)
+            return 2 * self(x, again=False) if again else self.net(x)
 
     net, callback, host = fitted(net=Recursive())
     host.test(net, loader(), verbose=False)
@@ -423,18 +357,15 @@ def test_a_forward_that_calls_itself_is_sampled_once():
 def test_a_forward_that_returns_a_dictionary_is_evaluated_as_in_plain_lightning():
     class Dictionary(Net):
         def forward(self, x):
-            return {"logits": self.model(x)}
+            return {"logits": self.net(x)}
 
-        def loss(self, output, y):
-            return F.cross_entropy(output["logits"], y)
-
-    net, _, host = fitted(net=Dictionary())
+    net, _, host = fitted(net=Dictionary(loss=lambda output, y: F.cross_entropy(output["logits"], y)))
     message = r"Dictionary\.forward returned a dict, which cannot be averaged.*or set eval_samples=0.*continues without"
     with pytest.warns(UserWarning, match=message):
         host.test(net, loader(), verbose=False)
     with pytest.warns(UserWarning, match=message):
         predicted = torch.cat([batch["logits"] for batch in host.predict(net, loader())])
-    torch.testing.assert_close(predicted, net.model.eval()(data()[0]))
+    torch.testing.assert_close(predicted, net.net.eval()(data()[0]))
 
 
 def evaluated_at_the_mean(net, host, match, **options):
@@ -452,7 +383,7 @@ def test_without_a_posterior_the_mean_is_evaluated_with_a_warning():
 def test_weights_that_changed_after_the_fit_are_evaluated_with_a_warning():
     net, _, host = fitted()
     with torch.no_grad():
-        net.model[0].bias += 1
+        net.net[0].bias += 1
     evaluated_at_the_mean(net, host, "they are not the mean of its posterior")
 
 
@@ -472,24 +403,6 @@ def test_a_checkpoint_of_a_plain_run_is_evaluated_with_a_warning(tmp_path):
     plain.save_checkpoint(tmp_path / "plain.ckpt")
     match = r"VOGNCallback evaluates at the module's current weights: The checkpoint holds no posterior"
     evaluated_at_the_mean(Net(), trainer(vogn()), match, ckpt_path=tmp_path / "plain.ckpt")
-
-
-def test_a_test_without_the_callback_is_at_the_mean(tmp_path):
-    net, _, host = fitted()
-    host.save_checkpoint(tmp_path / "last.ckpt")
-    other = Net()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Be aware that when using .ckpt_path.")
-        trainer().test(other, loader(), verbose=False, ckpt_path=tmp_path / "last.ckpt")
-    torch.testing.assert_close(torch.cat(other.seen), at_the_mean(net), rtol=1e-5, atol=1e-6)
-
-
-def test_the_file_gives_the_same_samples_as_the_callback(tmp_path):
-    net, callback, host = fitted()
-    host.save_checkpoint(tmp_path / "last.ckpt")
-    x, _ = data()
-    from_file = by_hand(net, load_posterior(tmp_path / "last.ckpt"), x)
-    assert torch.equal(from_file, by_hand(net, callback.optimizer.posterior(), x))
 
 
 def test_a_dictionary_does_not_end_a_fit_at_its_first_validation():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,14 +13,6 @@ from lightning_bayes import VOGNCallback
 from lightning_bayes.optim.groups import state_of
 
 NATURAL = {"lr": 0.05, "init_precision": 100.0}  # noise from the first pass on
-
-
-@pytest.fixture
-def _sigint():
-    """Lightning ignores SIGINT from the first Ctrl-C on."""
-    before = signal.getsignal(signal.SIGINT)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 class Breaks(Classifier):

@@ -157,11 +157,7 @@ def test_a_regression_has_the_noise_of_its_module_or_of_the_evidence():
     assert isinstance(callback.result.likelihood, Gaussian)
     assert callback.result.likelihood.std == pytest.approx(0.2)
 
-    class Plain(Classifier):
-        def training_step(self, batch, batch_idx):
-            return F.mse_loss(self(batch[0]), batch[1])
-
-    module = Plain(lambda m: torch.optim.Adam(m.parameters(), lr=0.1), nn.Linear(1, 1))
+    module = Classifier(lambda m: torch.optim.Adam(m.parameters(), lr=0.1), nn.Linear(1, 1), F.mse_loss)
     callback = LaplaceCallback("full")
     fit(module, callback, data=data, max_epochs=30)
     assert callback.result.likelihood.std == pytest.approx(0.07, rel=0.2)

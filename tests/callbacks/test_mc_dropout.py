@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny_training import Classifier, assert_same_bits, blobs, fit, loader, quiet_trainer, weights
+from tiny_training import RecordingClassifier, assert_same_bits, blobs, fit, loader, quiet_trainer, weights
 from torch import nn
 
 from lightning_bayes import MCDropoutCallback, VOGNCallback
@@ -27,19 +27,6 @@ def network(*dropouts):
     return nn.Sequential(*layers)
 
 
-class Net(Classifier):
-    def __init__(self, net) -> None:
-        super().__init__(net=net)
-        self.seen = []
-
-    def test_step(self, batch, batch_idx):
-        self.seen.append(self(batch[0]))
-        self.log("loss", F.cross_entropy(self.seen[-1], batch[1]))
-
-    def validation_step(self, batch, batch_idx):
-        self.test_step(batch, batch_idx)
-
-
 def evaluated(module, *callbacks, **loaders):
     module.seen = []
     quiet_trainer(*callbacks).test(module, loader(**loaders), verbose=False)
@@ -57,7 +44,7 @@ def by_hand(module, batches, seed=0):
 
 
 def test_a_test_is_of_the_averaged_probability_of_passes_with_dropout():
-    module = Net(network(0.3, 0.2))
+    module = RecordingClassifier(net=network(0.3, 0.2))
     found = evaluated(module, MCDropoutCallback(eval_samples=S, seed=4, link="softmax"))
     torch.testing.assert_close(found.softmax(-1), by_hand(module, loader(), seed=4))
     plain = evaluated(module)
@@ -65,7 +52,7 @@ def test_a_test_is_of_the_averaged_probability_of_passes_with_dropout():
 
 
 def test_dropout_is_on_in_evaluation_only_when_asked_for():
-    module = Net(network(0.3, 0.2))
+    module = RecordingClassifier(net=network(0.3, 0.2))
     with torch.no_grad():
         plain = module.net.eval()(blobs().tensors[0])
     torch.testing.assert_close(evaluated(module), plain)
@@ -74,7 +61,7 @@ def test_dropout_is_on_in_evaluation_only_when_asked_for():
 
 def test_training_is_the_modules_own_bit_for_bit():
     """Validation with dropout does not change the global random state, and so not the training's masks."""
-    plain, ours = Net(network(0.3, 0.2)), Net(network(0.3, 0.2))
+    plain, ours = RecordingClassifier(net=network(0.3, 0.2)), RecordingClassifier(net=network(0.3, 0.2))
     for module, callbacks in ((plain, []), (ours, [MCDropoutCallback(eval_samples=S)])):
         torch.manual_seed(0)
         quiet_trainer(*callbacks, max_epochs=2, num_sanity_val_steps=0).fit(module, loader(), loader())
@@ -82,29 +69,21 @@ def test_training_is_the_modules_own_bit_for_bit():
     assert not torch.equal(ours.seen[-1], plain.seen[-1])
 
 
-def test_two_tests_are_equal_and_another_seed_is_not():
-    module = Net(network(0.3, 0.2))
-    first, second = (evaluated(module, MCDropoutCallback(eval_samples=S)) for _ in range(2))
-    assert torch.equal(first, second)
-    assert not torch.equal(first, evaluated(module, MCDropoutCallback(eval_samples=S, seed=1)))
-
-
 def test_prediction_tells_probabilities_and_uncertainty():
-    module = Net(network(0.3, 0.2))
+    module = RecordingClassifier(net=network(0.3, 0.2))
     predictions = quiet_trainer(MCDropoutCallback(eval_samples=S, link="softmax")).predict(module, loader())
     torch.testing.assert_close(torch.cat([p["probs"] for p in predictions]), by_hand(module, loader()))
     assert torch.cat([p["mutual_information"] for p in predictions]).min() > 0
 
 
 def test_the_training_loss_tells_the_link_also_from_a_checkpoint(tmp_path):
-    class Regression(Net):
-        def training_step(self, batch, batch_idx):
-            return F.mse_loss(self(batch[0])[:, 0], batch[1].float())
+    def loss(output, y):
+        return F.mse_loss(output[:, 0], y.float())
 
-    module, callback = Regression(network(0.3, 0.2)), MCDropoutCallback(eval_samples=S)
+    module, fresh = (RecordingClassifier(net=network(0.3, 0.2), loss=loss) for _ in range(2))
+    callback, other = MCDropoutCallback(eval_samples=S), MCDropoutCallback(eval_samples=S)
     trainer = fit(module, callback)
     trainer.save_checkpoint(tmp_path / "last.ckpt")
-    fresh, other = Regression(network(0.3, 0.2)), MCDropoutCallback(eval_samples=S)
     quiet_trainer(other).test(fresh, loader(), verbose=False, ckpt_path=tmp_path / "last.ckpt")
     assert other.loss_link == callback.loss_link == "identity"
     samples, module = DropoutSamples(dropout_layers(module), S), module.eval()
@@ -119,7 +98,7 @@ BEHIND_LINEAR = {"p": 0.3, "layers": r"net\.(0|3)"}
 
 
 def test_inserted_dropout_trains_and_tests_as_dropout_layers_in_the_same_places():
-    twin, plain = Net(network(0.3, 0.3)), Net(network())
+    twin, plain = RecordingClassifier(net=network(0.3, 0.3)), RecordingClassifier(net=network())
     results = []
     for module, callback in (
         (twin, MCDropoutCallback(eval_samples=S)),
@@ -133,24 +112,10 @@ def test_inserted_dropout_trains_and_tests_as_dropout_layers_in_the_same_places(
     assert torch.equal(results[0], results[1])
 
 
-def test_inserted_dropout_is_gone_afterwards_also_after_an_exception():
-    class Breaking(Net):
-        def test_step(self, batch, batch_idx):
-            self(batch[0])
-            raise ValueError("broken")
-
-    module, callback = Breaking(network()), MCDropoutCallback(**BEHIND_LINEAR)
-    fit(module, callback)
-    with pytest.raises(ValueError, match="broken"):
-        quiet_trainer(callback).test(module, loader(), verbose=False)
-    assert not any(layer._forward_hooks for layer in module.modules())
-    assert "forward" not in vars(module)
-
-
 def test_a_module_built_in_configure_model_gets_its_dropout():
-    class Late(Net):
+    class Late(RecordingClassifier):
         def __init__(self) -> None:
-            super().__init__(nn.Identity())
+            super().__init__(net=nn.Identity())
 
         def configure_model(self):
             if isinstance(self.net, nn.Identity):
@@ -175,21 +140,23 @@ def refused(error, match, module, callback, **options):
 def test_a_module_without_dropout_is_refused_before_training():
     refused(
         UnsupportedLayerError,
-        r"Net has no dropout layer.*or pass p=0\.1 and layers=",
-        Net(network()),
+        r"RecordingClassifier has no dropout layer.*or pass p=0\.1 and layers=",
+        RecordingClassifier(net=network()),
         MCDropoutCallback(),
     )
 
 
 def test_a_pattern_that_matches_no_layer_lists_the_layers():
-    match = r"layers='conv\.\*' matches no full layer name of Net\. Its layers are net\.0, net\.1, net\.2, "
-    refused(UnsupportedLayerError, match, Net(network()), MCDropoutCallback(p=0.1, layers="conv.*"))
+    match = (
+        r"layers='conv\.\*' matches no full layer name of RecordingClassifier\. Its layers are net\.0, net\.1, net\.2, "
+    )
+    refused(UnsupportedLayerError, match, RecordingClassifier(net=network()), MCDropoutCallback(p=0.1, layers="conv.*"))
 
 
 def test_a_layer_that_returns_no_tensor_is_named():
-    class Recurrent(Net):
+    class Recurrent(RecordingClassifier):
         def __init__(self) -> None:
-            super().__init__(nn.ModuleDict({"rnn": nn.GRU(4, 3)}))
+            super().__init__(net=nn.ModuleDict({"rnn": nn.GRU(4, 3)}))
 
         def forward(self, x):
             return self.net["rnn"](x)[0]
@@ -202,7 +169,7 @@ def test_a_layer_that_returns_no_tensor_is_named():
 @pytest.mark.parametrize("callbacks", [[VOGNCallback, MCDropoutCallback], [MCDropoutCallback, VOGNCallback]])
 def test_two_callbacks_that_average_are_refused_before_training(callbacks):
     match = r"(VOGN|MCDropout)Callback and (VOGN|MCDropout)Callback each average predictions\. Keep one of them"
-    module = Net(network(0.3, 0.2))
+    module = RecordingClassifier(net=network(0.3, 0.2))
     before = weights(module)
     with pytest.raises(UnsupportedTrainingError, match=match):
         fit(module, *(callback() for callback in callbacks))

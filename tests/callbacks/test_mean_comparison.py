@@ -9,7 +9,6 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import LightningModule
 from tiny_training import CLASSES, Classifier, loader, mlp, quiet_trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -29,25 +28,7 @@ class LossInTest(Classifier):
     """A user's module, whose test step logs its loss and returns nothing."""
 
     def test_step(self, batch, batch_idx):
-        self.log("loss", F.cross_entropy(self(batch[0]), batch[1]))
-
-
-class Multilabel(LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Linear(4, 2)
-
-    def forward(self, x):
-        return self.net(x)
-
-    def training_step(self, batch, batch_idx):
-        return F.binary_cross_entropy_with_logits(self(batch[0]), batch[1])
-
-    def test_step(self, batch, batch_idx):
-        self.log("loss", self.training_step(batch, batch_idx))
-
-    def configure_optimizers(self):
-        return torch.optim.Adam(self.parameters(), lr=0.05)
+        self.log("loss", self.loss(self(batch[0]), batch[1]))
 
 
 def results_of(module, callback, data, caplog, **options):
@@ -104,7 +85,8 @@ def test_metrics_of_the_zoo_agree_with_the_comparison(caplog):
 def test_labels_of_a_multilabel_example_are_scored_together(caplog):
     inputs = loader().dataset.tensors[0]
     labels = (inputs[:, :2] > 0).float()
-    module, callback = Multilabel(), VOGNCallback(**WIDE)
+    module = LossInTest(net=nn.Linear(4, 2), loss=F.binary_cross_entropy_with_logits)
+    callback = VOGNCallback(**WIDE)
     found, _ = results_of(module, callback, DataLoader(TensorDataset(inputs, labels), batch_size=8), caplog)
     samples, mean = by_hand(module, callback, inputs)
     both = samples.sigmoid().mean(0), mean.sigmoid()

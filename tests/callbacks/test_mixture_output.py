@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import LightningModule
-from tiny_training import quiet_trainer
+from tiny_training import Classifier, quiet_trainer
 from torch import nn
 from torch.distributions import Normal
 from torch.utils.data import DataLoader, TensorDataset
@@ -18,25 +17,19 @@ Y = X[:, 0] + 0.3 * torch.randn(32, generator=torch.Generator().manual_seed(1))
 LOADER = DataLoader(TensorDataset(X, Y), 16)
 
 
-class Net(LightningModule):
+class Net(Classifier):
     """A network with dropout, any head and any loss, which keeps what its test steps get from ``self(x)``."""
 
     def __init__(self, head, loss):
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Dropout(0.4), nn.Linear(8, 2))
-        self.head, self.loss, self.seen = head, loss, []
+        net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Dropout(0.4), nn.Linear(8, 2))
+        super().__init__(lambda m: torch.optim.Adam(m.parameters(), 0.02), net, loss)
+        self.head, self.seen = head, []
 
     def forward(self, x):
         return self.head(self.net(x))
 
-    def training_step(self, batch, index):
-        return self.loss(self(batch[0]), batch[1])
-
     def test_step(self, batch, index):
         self.seen.append(self(batch[0]))
-
-    def configure_optimizers(self):
-        return torch.optim.Adam(self.parameters(), 0.02)
 
 
 def evaluated(head, loss):
@@ -45,10 +38,6 @@ def evaluated(head, loss):
     trainer.fit(net, LOADER)
     trainer.test(net, LOADER, verbose=False)
     return net.seen, trainer.predict(net, LOADER)
-
-
-def columns(f):
-    return f[:, 0], f[:, 1]
 
 
 FORMS = {  # the head, the loss, and mean and variance of what self(x) returns

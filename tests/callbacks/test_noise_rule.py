@@ -6,9 +6,8 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
-from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from tiny_training import ValidatedClassifier, quiet_trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -16,29 +15,12 @@ from lightning_bayes import VOGNCallback
 from lightning_bayes.callbacks.noise_rule import NoiseRule
 from lightning_bayes.optim.default_noise import MOST_NOISE_OF_NORMALISED, NOISE_OF_NORMALISED
 
-QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
 
-
-class Classifier(LightningModule):
+def normalised(lr=0.03):
     """One hidden layer with BatchNorm."""
-
-    def __init__(self, lr=0.03):
-        super().__init__()
-        torch.manual_seed(0)
-        self.net = nn.Sequential(nn.Linear(8, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 4))
-        self.lr = lr
-
-    def forward(self, x):
-        return self.net(x)
-
-    def training_step(self, batch, batch_idx):
-        return F.cross_entropy(self(batch[0]), batch[1])
-
-    def validation_step(self, batch, batch_idx):
-        self(batch[0])
-
-    def configure_optimizers(self):
-        return torch.optim.Adam(self.parameters(), lr=self.lr)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 4))
+    return ValidatedClassifier(lambda m: torch.optim.Adam(m.parameters(), lr=lr), net)
 
 
 class Resumable(DataLoader):
@@ -69,8 +51,8 @@ def fit(module, *callbacks, epochs=12, validation=True, resume=None, **options):
     """The callback after a fit."""
     callback = VOGNCallback()
     options |= {} if validation else {"limit_val_batches": 0}
-    options |= {"max_epochs": epochs, "callbacks": [callback, *callbacks], "enable_checkpointing": bool(callbacks)}
-    Trainer(**QUIET, **options).fit(module, loader(1), loader(2), ckpt_path=resume)
+    options |= {"max_epochs": epochs, "enable_checkpointing": bool(callbacks)}
+    quiet_trainer(callback, *callbacks, **options).fit(module, loader(1), loader(2), ckpt_path=resume)
     return callback
 
 
@@ -109,28 +91,27 @@ def test_losses_of_processes_are_added():
 
 
 def test_a_network_that_memorises_gets_noise():
-    callback = fit(Classifier(), epochs=30)
+    callback = fit(normalised(), epochs=30)
     assert kappa(callback) == pytest.approx(MOST_NOISE_OF_NORMALISED * callback._rule.share)
     assert kappa(callback) > 0.1
 
 
 def test_without_validation_data_the_noise_stays():
-    assert kappa(fit(Classifier(), epochs=30, validation=False)) == NOISE_OF_NORMALISED
+    assert kappa(fit(normalised(), epochs=30, validation=False)) == NOISE_OF_NORMALISED
 
 
 def test_a_network_that_underfits_gets_the_least():
-    assert kappa(fit(Classifier(lr=1e-4), epochs=3)) == NOISE_OF_NORMALISED
+    assert kappa(fit(normalised(lr=1e-4), epochs=3)) == NOISE_OF_NORMALISED
 
 
 def test_a_stated_scale_stays():
     callback = VOGNCallback(relative_noise=0.2)
-    trainer = Trainer(max_epochs=12, callbacks=[callback], enable_checkpointing=False, **QUIET)
-    trainer.fit(Classifier(), loader(1), loader(2))
+    quiet_trainer(callback, max_epochs=12).fit(normalised(), loader(1), loader(2))
     assert kappa(callback) == 0.2
 
 
 def test_accumulated_batches_count_whole():
-    once, twice = (fit(Classifier(lr=0.0), epochs=2, accumulate_grad_batches=count) for count in (1, 2))
+    once, twice = (fit(normalised(lr=0.0), epochs=2, accumulate_grad_batches=count) for count in (1, 2))
     assert kappa(once) == pytest.approx(kappa(twice), rel=0.05)
 
 
@@ -141,7 +122,7 @@ def test_accumulated_batches_count_whole():
 )
 @pytest.mark.filterwarnings("ignore:Checkpoint directory")
 def test_a_resumed_fit_ends_with_the_same_bits(when, tmp_path):
-    whole, resumed = Classifier(), Classifier()
+    whole, resumed = normalised(), normalised()
     first, again = (ModelCheckpoint(tmp_path, "{step}", save_top_k=-1, **when) for _ in "ab")
     callback = fit(whole, first)
     path = min(tmp_path.glob("*.ckpt"), key=lambda path: int(path.stem.split("=")[1]))
@@ -154,6 +135,6 @@ def test_a_resumed_fit_ends_with_the_same_bits(when, tmp_path):
 
 def test_the_lines_of_a_fit_say_what_the_noise_did(caplog):
     with caplog.at_level("INFO"):
-        callback = fit(Classifier(), epochs=30)
+        callback = fit(normalised(), epochs=30)
     assert "it grows after epochs whose training loss is below the validation NLL" in caplog.text
     assert f"to {kappa(callback):.2g}" in caplog.text or f"at {kappa(callback):.2g}" in caplog.text

@@ -130,17 +130,6 @@ def test_an_explicit_num_data_wins(data):
     assert callback.optimizer.param_groups[0]["posterior"]["num_data"] == 1000
 
 
-def test_data_augmentation_factor_multiplies_the_examples_in_the_precision():
-    """1/Σ = ρN s + δ, at the mean of a run with N = 48, ρ = 5 and δ = 2."""
-    callback = VOGNCallback(lr=1e-3, data_augmentation_factor=5.0, prior_precision=2.0)
-    fit(Classifier(), callback)
-    assert callback.optimizer.param_groups[0]["posterior"]["num_data"] == EXAMPLES
-    precision = callback.optimizer.posterior().precision
-    for name, param in callback.optimizer.model.named_parameters():
-        curvature = callback.optimizer.state[param]["curvature"]
-        torch.testing.assert_close(precision[name], 5 * EXAMPLES * curvature + 2)
-
-
 class Tokens(Classifier):
     """The network processes every feature of an example separately."""
 

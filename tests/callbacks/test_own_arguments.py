@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from tiny_training import Classifier, fit, loader, quiet_trainer
+from tiny_training import Classifier, fit
 from torch import nn
 
 from lightning_bayes import (
@@ -72,12 +72,6 @@ def test_arguments_arrive_in_the_groups(callback, optimizer, arguments):
     assert all((precision > 0).all() for precision in ours.optimizer.posterior().precision.values())
 
 
-def test_a_temperature_falls_with_the_updates():
-    callback = VadaGradCallback(temperature=LinearSchedule(1.0, 0.0, steps=4))
-    quiet_trainer(callback, max_steps=3).fit(Classifier(), loader())
-    assert callback.optimizer.param_groups[0]["posterior"]["temperature"] == pytest.approx(0.25)
-
-
 @pytest.mark.parametrize(
     ("callback", "arguments", "message"),
     [
@@ -96,12 +90,6 @@ def test_a_temperature_falls_with_the_updates():
 def test_bad_arguments_are_refused_by_the_callback(callback, arguments, message):
     with pytest.raises(HyperparameterError, match=message):
         callback(**arguments)
-
-
-def test_cvi_takes_ten_samples_by_default():
-    module = Classifier()
-    fit(module, CVICallback(), limit_train_batches=1)
-    assert module.training_steps == 10
 
 
 def test_a_model_without_hessian_is_refused_by_name():

@@ -11,8 +11,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from tiny_training import EXAMPLES, Classifier, assert_same_bits, fit, loader, quiet_trainer
 
-from lightning_bayes import NoisyKFACCallback, VOGNCallback, load_posterior
-from lightning_bayes.errors import HyperparameterError, PosteriorError
+from lightning_bayes import VOGNCallback, load_posterior
 from lightning_bayes.posteriors import marginals
 
 
@@ -79,11 +78,3 @@ def test_a_checkpoint_gives_the_prior_and_the_kl_back(first, tmp_path):
         assert torch.equal(stored.prior_mean[name], before.mean[name])
         assert (stored.precision[name] >= precision).all()
     assert stored.num_data == EXAMPLES
-
-
-def test_methods_with_matrices_and_files_without_posterior_are_refused(first, tmp_path):
-    with pytest.raises(HyperparameterError, match=r"NoisyKFAC does not support prior=MeanField"):
-        fit(Classifier(), NoisyKFACCallback(prior=first))
-    torch.save({"state_dict": {}}, tmp_path / "plain.ckpt")
-    with pytest.raises(PosteriorError, match="holds no posterior"):
-        fit(Classifier(), VOGNCallback(prior=tmp_path / "plain.ckpt"))

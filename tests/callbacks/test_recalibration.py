@@ -9,14 +9,7 @@ from lightning.pytorch import LightningDataModule
 from tiny_training import CLASSES, FEATURES, Classifier, blobs, loader, quiet_trainer, weights
 from torch import nn
 
-from lightning_bayes import (
-    BatchNormRecalibration,
-    DeepEnsembleCallback,
-    MCDropoutCallback,
-    OGNCallback,
-    VOGNCallback,
-    mc_predict,
-)
+from lightning_bayes import BatchNormRecalibration, DeepEnsembleCallback, OGNCallback, VOGNCallback, mc_predict
 from lightning_bayes.errors import HyperparameterError, UnsupportedTrainingError
 from lightning_bayes.zoo import BayesClassifier
 
@@ -197,13 +190,6 @@ def test_a_model_without_batch_norm_is_named():
     quiet_trainer(callback).fit(module, loader())
     with pytest.warns(UserWarning, match=r"no BatchNorm of Classifier has running statistics"):
         quiet_trainer(callback, BatchNormRecalibration()).predict(module, loader())
-
-
-def test_dropout_is_refused(task):
-    with pytest.raises(HyperparameterError, match=r"DropoutSamples are different networks for every batch"):
-        quiet_trainer(MCDropoutCallback(p=0.1, layers=r"model\.0"), BatchNormRecalibration()).test(
-            task, datamodule=Data(), verbose=False
-        )
 
 
 @pytest.mark.parametrize(

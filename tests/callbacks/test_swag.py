@@ -10,7 +10,6 @@ from tiny_training import NormedClassifier, assert_same_bits, blobs, fit, loader
 from lightning_bayes import DeepEnsembleCallback, SWAGCallback, load_posterior, mc_predict
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.predictive import PosteriorSamples, temporary_weights
-from lightning_bayes.zoo import create_model, load, save_posterior
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a .validation_step. but have no .val_dataloader.")
 
@@ -76,18 +75,12 @@ def test_a_checkpoint_keeps_the_posterior(run):
 
 
 def test_a_resumed_fit_goes_on_collecting(tmp_path, run):
-    torch.manual_seed(0)
-    first = NormedClassifier()
-    stopped = quiet_trainer(SWAGCallback(start=0.5), max_epochs=8)
-    stopped.fit_loop.max_epochs = 8
-
     class Stop(Callback):
         def on_train_epoch_end(self, trainer, module):
             if trainer.current_epoch == 5:
                 trainer.save_checkpoint(tmp_path / "middle.ckpt")
 
-    torch.manual_seed(0)
-    fit(first, SWAGCallback(start=0.5), Stop(), max_epochs=8)
+    trained(SWAGCallback(start=0.5), Stop())
     again = SWAGCallback(start=0.5)
     trainer = quiet_trainer(again, max_epochs=8)
     trainer.fit(NormedClassifier(), loader(), ckpt_path=tmp_path / "middle.ckpt")
@@ -113,7 +106,7 @@ def test_multi_swag_samples_every_member(tmp_path):
         _, trainer = trained(SWAGCallback(start=0.5), seed=seed)
         paths.append(tmp_path / f"{seed}.ckpt")
         trainer.save_checkpoint(paths[-1])
-    module, before = NormedClassifier(), None
+    module = NormedClassifier()
     before = weights(module)
     found = scored(module, DeepEnsembleCallback(paths, samples=3))
     each = []
@@ -124,19 +117,6 @@ def test_multi_swag_samples_every_member(tmp_path):
             each.append(draws.outputs(module.eval(), lambda: module(x)).softmax(-1).mean(0))
     torch.testing.assert_close(found, torch.stack(each).mean(0))
     assert_same_bits(weights(module), before)
-
-
-def test_a_posterior_file_holds_it(tmp_path, generator):
-    model = create_model("mlp", num_classes=2, in_channels=1, image_size=2, hidden=(3,))
-    from lightning_bayes import SWAG
-
-    swag = SWAG(3)
-    for _ in range(4):
-        swag.collect({n: torch.randn(p.shape, generator=generator) for n, p in model.named_parameters()})
-    posterior = swag.posterior(10, dict.fromkeys(dict(model.named_parameters()), float("nan")))
-    save_posterior(tmp_path / "swag.safetensors", model, posterior)
-    found = load(tmp_path / "swag.safetensors").posterior
-    assert_same_bits(found.variance(), posterior.variance())
 
 
 @pytest.mark.parametrize(

@@ -89,14 +89,6 @@ def names(state):
     return {name: sorted(value) for name, value in state.items() if isinstance(value, dict)}
 
 
-@pytest.fixture
-def _sigint():
-    """Lightning ignores SIGINT from the first Ctrl-C on."""
-    before = signal.getsignal(signal.SIGINT)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.usefixtures("_sigint")
 @pytest.mark.parametrize("error", [None, RuntimeError("out of memory"), KeyboardInterrupt()], ids=repr)
 @pytest.mark.parametrize("stage", STAGES)

@@ -8,27 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from oracles import one_example_at_a_time
-from tiny_training import (
-    EXAMPLES,
-    Classifier,
-    blobs,
-    fit,
-    loader,
-    mlp,
-    two_groups,
-)
+from tiny_training import EXAMPLES, Classifier, blobs, fit, groups_after, loader, mlp, two_groups
 from torch import nn
 from torch.optim import SGD, Adam, AdamW
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bayes import NoisyKFACCallback, OGNCallback, VOGNCallback
 from lightning_bayes.optim.effective import effective
-
-
-def groups_after(configure, callback=None, **kwargs):
-    callback = callback or VOGNCallback()
-    fit(Classifier(configure), callback, **kwargs)
-    return callback.optimizer.param_groups
 
 
 def first_update(module, *, lr, prior, shrinkage):
@@ -91,7 +77,7 @@ def test_l2_penalty_becomes_the_prior_precision(optimizer_class, kl_weight, augm
 
 
 def test_group_without_penalty_keeps_the_default_prior():
-    penalised, free = groups_after(lambda m: Adam(two_groups(m), weight_decay=0.05))
+    penalised, free = groups_after(lambda m: Adam(two_groups(m), weight_decay=0.05), VOGNCallback())
     assert effective(penalised).prior_precision == pytest.approx(0.05 * EXAMPLES)
     assert effective(free).prior_precision == 0.1
 
@@ -117,7 +103,7 @@ def test_without_a_prior_of_their_own_users_train_without_one(make):
 
 
 def test_only_penalised_groups_pull_their_means():
-    penalised, free = groups_after(lambda m: Adam(two_groups(m), weight_decay=0.05))
+    penalised, free = groups_after(lambda m: Adam(two_groups(m), weight_decay=0.05), VOGNCallback())
     assert (effective(penalised).stated_prior, effective(free).stated_prior) == (0.05, 0.0)
     (initial,) = groups_after(lambda m: Adam(m.parameters()), VOGNCallback(prior_mean="initial"))
     assert effective(initial).stated_prior > 0
@@ -129,7 +115,7 @@ def test_strong_prior_from_a_penalty_is_pointed_out():
         r"Pass prior_precision=1\.0"
     )
     with pytest.warns(UserWarning, match=message):
-        groups_after(lambda m: SGD(m.parameters(), lr=1e-3, weight_decay=0.5))
+        groups_after(lambda m: SGD(m.parameters(), lr=1e-3, weight_decay=0.5), VOGNCallback())
 
 
 def test_explicit_prior_precision_wins_over_a_penalty():

@@ -100,7 +100,6 @@ CASES = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:.*does not have many workers:UserWarning")
 @pytest.mark.parametrize(("module_class", "row"), CASES)
 @pytest.mark.parametrize("recalibrates", [False, True])
 def test_predictions_are_those_of_the_network(module_class, row, recalibrates):

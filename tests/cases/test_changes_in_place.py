@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from posterior_around import mean_field_around
 from tiny_training import CLASSES, Classifier, assert_same_bits, fit, quiet_trainer, weights
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -25,7 +26,6 @@ from lightning_bayes import (
     mc_predict,
 )
 from lightning_bayes.errors import UnsupportedTrainingError
-from lightning_bayes.posteriors import MeanField
 from lightning_bayes.predictive import calibrate
 from lightning_bayes.predictive.repeated import Repeatable
 from lightning_bayes.zoo import BayesClassifier
@@ -119,9 +119,7 @@ def test_what_plain_lightning_changes_is_changed_once_for_the_step():
 
 def test_functions_for_plain_pytorch_move_each_batch_once():
     net = Shifts().eval()
-    mean = {name: p.detach() for name, p in net.named_parameters()}
-    precision = {name: torch.full_like(value, 1e4) for name, value in mean.items()}
-    posterior = MeanField(mean, precision, dict.fromkeys(mean, 1.0), 48, dict(net.named_buffers()))
+    posterior = mean_field_around(net, 1e4)
     with torch.no_grad():
         mc_predict(net, posterior, X.clone(), samples=4, recalibrate_on=[X.clone()])
         calibrate(net, posterior, [(X.clone(), Y)], samples=4, recalibrate_on=[X.clone()])

@@ -7,9 +7,8 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
-from tiny_training import Classifier, fit, quiet_trainer
+from tiny_training import Classifier, ValidatedClassifier, fit, quiet_trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -28,65 +27,41 @@ def loader(*tensors, batch_size=8):
     return DataLoader(TensorDataset(*(tensors or (X, Y))), batch_size)
 
 
-class Net(LightningModule):
-    def __init__(self, outputs=2):
-        super().__init__()
+class Net(ValidatedClassifier):
+    def __init__(self, loss=F.cross_entropy, outputs=2):
         torch.manual_seed(0)
-        self.net = nn.Linear(4, outputs)
-        self.steps = 0
-
-    def forward(self, x):
-        return self.net(x)
-
-    def loss(self, outputs, targets):
-        return F.cross_entropy(outputs, targets)
-
-    def training_step(self, batch, batch_idx):
-        self.steps += 1
-        return self.loss(self(batch[0]), batch[1])
-
-    def validation_step(self, batch, batch_idx):
-        self.log("val", self.loss(self(batch[0]), batch[1]))
-
-    def configure_optimizers(self):
-        return torch.optim.Adam(self.parameters(), lr=0.01)
+        super().__init__(lambda m: torch.optim.Adam(m.parameters(), lr=0.01), nn.Linear(4, outputs), loss)
 
 
 class OneLogit(Net):
     """Whole-number labels of a binary loss."""
 
     def __init__(self):
-        super().__init__(1)
+        super().__init__(lambda outputs, targets: F.binary_cross_entropy_with_logits(outputs, targets.float()), 1)
 
     def forward(self, x):
         return self.net(x)[:, 0]
 
-    def loss(self, outputs, targets):
-        return F.binary_cross_entropy_with_logits(outputs, targets.float())
+
+def without_likelihood(outputs, targets):
+    return (outputs[:, 0] - targets).abs().pow(1.5).mean()
 
 
-class Absolute(Net):
-    """A loss without a likelihood that the package knows."""
-
-    def __init__(self):
-        super().__init__(1)
-
-    def loss(self, outputs, targets):
-        return (outputs[:, 0] - targets).abs().pow(1.5).mean()
+def quantile(outputs, targets):
+    error = targets[:, None] - outputs
+    return torch.maximum(0.1 * error, -0.9 * error).mean()
 
 
-class Quantile(Net):
-    def loss(self, outputs, targets):
-        error = targets[:, None] - outputs
-        return torch.maximum(0.1 * error, -0.9 * error).mean()
+def masked(outputs, targets):
+    known = targets.isfinite()
+    return F.mse_loss(outputs[known], targets[known])
 
 
 class Three(Net):
     """Batches of three tensors."""
 
     def training_step(self, batch, batch_idx):
-        self.steps += 1
-        return self.loss(self(batch[0]), batch[2])
+        return super().training_step((batch[0], batch[2]), batch_idx)
 
 
 def test_whole_number_labels_of_a_binary_loss_are_measured():
@@ -95,18 +70,20 @@ def test_whole_number_labels_of_a_binary_loss_are_measured():
     assert callback.posterior is not None
 
 
-@pytest.mark.parametrize(("module", "data"), [(Absolute(), (X, Y)), (Quantile(), (X, Y.float())), (Three(), (X, X, Y))])
+@pytest.mark.parametrize(
+    ("module", "data"), [(Net(without_likelihood, 1), (X, Y)), (Net(quantile), (X, Y.float())), (Three(), (X, X, Y))]
+)
 def test_laplace_refuses_after_the_first_batch(module, data):
     with pytest.raises(BayesError):
         fit(module, LaplaceCallback(), data=loader(*data), max_epochs=50)
-    assert module.steps == 1
+    assert module.training_steps == 1
 
 
 def test_targets_that_are_not_numbers_are_counted_and_located():
     targets = X[:, :2].clone()
     targets[[1, 3]] = math.nan
     with pytest.raises(UnsupportedTrainingError, match=r"4 of the 16 targets in batch 0 are nan .* first in row 1"):
-        fit(Masked(), LaplaceCallback(likelihood="regression"), data=loader(X, targets))
+        fit(Net(masked), LaplaceCallback(likelihood="regression"), data=loader(X, targets))
     late = X[:, :2].clone()
     late[9] = math.inf
     with pytest.raises(DataError, match="2 of the 16 targets in batch 1"):
@@ -122,19 +99,8 @@ CHANGED = {
 @pytest.mark.parametrize("name", CHANGED)
 def test_targets_that_the_step_changes_are_refused_after_the_first_batch(name):
     loss, targets = CHANGED[name]
-
-    class Changing(Net):
-        def training_step(self, batch, batch_idx):
-            return loss(self(batch[0]), batch[1])
-
     with pytest.raises(UnsupportedTrainingError, match="in the data set"):
-        fit(Changing(), LaplaceCallback(), data=loader(X, targets))
-
-
-class Masked(Net):
-    def training_step(self, batch, batch_idx):
-        known = batch[1].isfinite()
-        return F.mse_loss(self(batch[0])[known], batch[1][known])
+        fit(Net(loss), LaplaceCallback(), data=loader(X, targets))
 
 
 def test_a_width_is_refused_after_the_first_batch():
@@ -142,41 +108,34 @@ def test_a_width_is_refused_after_the_first_batch():
     trainer = quiet_trainer(VOGNCallback(), Calibration(), max_epochs=50, num_sanity_val_steps=0)
     with pytest.raises(UnsupportedTrainingError, match=r"batches \(inputs, targets\)"):
         trainer.fit(module, loader(X, X, Y), loader(X, X, Y))
-    assert module.steps == 1
+    assert module.training_steps == 1
 
 
 class Tokens(Net):
     """Logits [batch, tokens, classes] of ids."""
 
-    def __init__(self):
-        super().__init__()
+    def __init__(self, loss=lambda outputs, targets: F.cross_entropy(outputs.flatten(0, -2), targets.flatten())):
+        super().__init__(loss)
         self.net = nn.Sequential(nn.Embedding(2, 5), nn.Linear(5, 3))
 
     def forward(self, x):
         return self.net((x > 0).long())
-
-    def loss(self, outputs, targets):
-        return F.cross_entropy(outputs.flatten(0, -2), targets.flatten())
 
 
 class Transposed(Tokens):
     """Logits [batch, classes, tokens], as segmentation has them, which are not contiguous."""
 
     def __init__(self, contiguous=False):
-        super().__init__()
+        super().__init__(F.cross_entropy)
         self.contiguous = contiguous
 
     def forward(self, x):
         outputs = super().forward(x).transpose(1, 2)
         return outputs.contiguous() if self.contiguous else outputs
 
-    def loss(self, outputs, targets):
-        return F.cross_entropy(outputs, targets)
 
-
-class Counts(Net):
-    def loss(self, outputs, targets):
-        return F.poisson_nll_loss(outputs, targets.float())
+def counts():
+    return Net(lambda outputs, targets: F.poisson_nll_loss(outputs, targets.float()))
 
 
 LABELS = (X > 0).long() + (X > 1).long()
@@ -184,7 +143,7 @@ LABELS = (X > 0).long() + (X > 1).long()
 
 @pytest.mark.parametrize(
     ("module", "targets"),
-    [(Tokens, LABELS), (Transposed, LABELS), (Counts, F.one_hot(Y, 2))],
+    [(Tokens, LABELS), (Transposed, LABELS), (counts, F.one_hot(Y, 2))],
     ids=lambda v: str(v)[:30],
 )
 def test_the_width_of_tokens_and_counts_is_found(module, targets):
@@ -207,7 +166,7 @@ def test_laplace_of_tokens_says_which_outputs_it_takes():
     module = Tokens()
     with pytest.raises(UnsupportedTrainingError, match=r"Return outputs\.transpose\(1, 2\) from forward"):
         fit(module, LaplaceCallback(), data=loader(X, LABELS), max_epochs=50)
-    assert module.steps == 1
+    assert module.training_steps == 1
 
 
 class BreaksAtTheEnd(Callback):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 import pytest
+import tiny_training
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -17,31 +18,15 @@ from lightning_bayes.errors import UnsupportedTrainingError
 X = torch.randn(32, 4, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0).long()
 LOADER = DataLoader(TensorDataset(X, Y), 16)
-QUIET = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-QUIET["enable_model_summary"] = False
+fit = partial(tiny_training.fit, data=LOADER)
 
 
-class Net(LightningModule):
+class Net(tiny_training.Classifier):
     """Two outputs, and a loss that is a function of the network's outputs and of labels."""
 
     def __init__(self, loss):
-        super().__init__()
-        self.net, self.loss = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2)), loss
-
-    def forward(self, x):
-        return self.net(x)
-
-    def training_step(self, batch, index):
-        return self.loss(self(batch[0]), batch[1])
-
-    def configure_optimizers(self):
-        return torch.optim.Adam(self.parameters(), 0.01)
-
-
-def fit(module, *callbacks, max_epochs=1):
-    trainer = Trainer(max_epochs=max_epochs, callbacks=list(callbacks), **QUIET)
-    trainer.fit(module, LOADER)
-    return trainer
+        net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+        super().__init__(lambda m: torch.optim.Adam(m.parameters(), 0.01), net, loss)
 
 
 def one_hot(y):
@@ -199,8 +184,8 @@ def test_the_classes_of_a_table_of_vectors_are_known(name, callback):
 def test_the_test_loss_of_tokens_is_plain_lightnings():
     module, callback = Tokens(TOKENS["flat"]), VOGNCallback(relative_noise=1e-9)
     fit(module, callback)
-    (found,) = Trainer(callbacks=[callback], **QUIET).test(module, LOADER, verbose=False)
-    (plain,) = Trainer(**QUIET).test(module, LOADER, verbose=False)
+    (found,) = tiny_training.quiet_trainer(callback).test(module, LOADER, verbose=False)
+    (plain,) = tiny_training.quiet_trainer().test(module, LOADER, verbose=False)
     assert found["nll"] == pytest.approx(plain["nll"], rel=1e-5)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from posterior_around import mean_field_around
 from tiny_training import ValidatedClassifier, assert_same_bits, loader, quiet_trainer, weights
 
 from lightning_bayes import SWAGCallback, VOGNCallback, mc_predict
-from lightning_bayes.posteriors import MeanField
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a .validation_step. but have no .val_dataloader.")
 
@@ -24,9 +24,7 @@ def test_predictions_under_bf16_have_single_precision(callback):
 
 def test_samples_differ_under_autocast_without_inference_mode():
     model = torch.nn.Linear(4, 3)
-    mean = {name: param.detach().clone() for name, param in model.named_parameters()}
-    precision = {name: torch.ones_like(value) for name, value in mean.items()}
-    posterior = MeanField(mean, precision, dict.fromkeys(mean, 1.0), num_data=1)
+    posterior = mean_field_around(model, 1.0)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         assert (mc_predict(model, posterior, torch.ones(2, 4), samples=4).mutual_information > 0.01).all()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import LightningModule, Trainer
+from tiny_training import Classifier, fit
 from torch import nn
 from torch.distributions import Bernoulli as BernoulliLaw
 from torch.utils.data import DataLoader, TensorDataset
@@ -20,30 +20,11 @@ LABELS = (X @ torch.randn(3, 4, generator=torch.Generator().manual_seed(1)) > 0)
 COUNTS = torch.poisson((X[:, :1] / 2).exp(), generator=torch.Generator().manual_seed(2))
 
 
-class Net(LightningModule):
-    """A small network with any loss."""
-
-    def __init__(self, loss, width):
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, width))
-        self.loss = loss
-
-    def forward(self, x):
-        return self.net(x)
-
-    def training_step(self, batch, index):
-        return self.loss(self(batch[0]), batch[1])
-
-    def configure_optimizers(self):
-        return torch.optim.Adam(self.parameters(), 0.02)
-
-
 def predicted(callback, loss, targets, epochs=3):
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = Trainer(accelerator="cpu", max_epochs=epochs, enable_model_summary=False, callbacks=[callback], **quiet)
-    module, loader = Net(loss, targets.shape[1]), DataLoader(TensorDataset(X, targets), 16)
-    trainer.fit(module, loader)
-    batches = trainer.predict(module, loader)
+    net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, targets.shape[1]))
+    module = Classifier(lambda m: torch.optim.Adam(m.parameters(), 0.02), net, loss)
+    loader = DataLoader(TensorDataset(X, targets), 16)
+    batches = fit(module, callback, data=loader, max_epochs=epochs).predict(module, loader)
     return module, {key: torch.cat([batch[key] for batch in batches]) for key in batches[0]}
 
 

@@ -7,14 +7,16 @@ squared gradient of single examples at the initial weights. An unknown reduction
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import pytest
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import CombinedLoader
+from oracles import mean_squares
+from tiny_training import assert_close, fit
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -41,8 +43,15 @@ class Case(LightningModule):
     arguments: ClassVar[dict[str, Any]] = {}  # of the callback
     has_known_scale = True  # otherwise the loss counts as a mean, and the curvature is right up to one factor
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.build()
+
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return self.loss(batch)
+
+    def losses(self, batch: Any) -> Iterable[Tensor]:
+        return [self.loss([part[i : i + 1] for part in batch]) for i in range(N)]
 
     def configure_optimizers(self) -> Any:
         return torch.optim.Adam(self.parameters(), lr=0.0)
@@ -56,8 +65,7 @@ class MaskedNodes(Case):
 
     has_known_scale = False
 
-    def __init__(self) -> None:
-        super().__init__()
+    def build(self) -> None:
         self.net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
         self.mask = torch.arange(N) % 2 == 0
 
@@ -74,8 +82,7 @@ class MaskedNodes(Case):
 class VAE(Case):
     """https://github.com/Lightning-Universe/lightning-bolts/issues/565: reconstruction plus a weighted mean KL."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def build(self) -> None:
         self.encoder, self.decoder = nn.Linear(4, 4), nn.Linear(2, 4)
 
     def data(self):
@@ -101,8 +108,7 @@ class VAE(Case):
 class Quantiles(Case):
     """https://github.com/sktime/pytorch-forecasting/issues/309: several quantiles of each target."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def build(self) -> None:
         self.net = nn.Linear(4, 3)
         self.register_buffer("levels", torch.tensor([0.1, 0.5, 0.9]))
 
@@ -113,15 +119,11 @@ class Quantiles(Case):
         error = batch[1] - self.net(batch[0])
         return torch.maximum(self.levels * error, (self.levels - 1) * error).mean()
 
-    def losses(self, batch):
-        return [self.loss((batch[0][i : i + 1], batch[1][i : i + 1])) for i in range(N)]
-
 
 class VoidPixels(Case):
     """https://github.com/ultralytics/ultralytics/issues/25096: pixels of an ignored class."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def build(self) -> None:
         self.net = nn.Conv2d(1, 3, 3, padding=1)
 
     def data(self):
@@ -145,8 +147,7 @@ class VoidPixels(Case):
 class Speech(Case):
     """https://github.com/huggingface/transformers/pull/28582: CTC over frames in the first dimension."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def build(self) -> None:
         self.net = nn.Linear(4, 5)
 
     def data(self):
@@ -157,17 +158,13 @@ class Speech(Case):
         lengths = torch.full((len(batch[0]),), 6), torch.full((len(batch[0]),), 2)
         return F.ctc_loss(logits, batch[1], *lengths, zero_infinity=True)
 
-    def losses(self, batch):
-        return [self.loss((batch[0][i : i + 1], batch[1][i : i + 1])) for i in range(N)]
-
 
 class TwoLoaders(Case):
     """https://github.com/Lightning-AI/pytorch-lightning/issues/17804: two data sets in one batch of a CombinedLoader."""
 
     arguments: ClassVar[dict[str, Any]] = {"num_data": 2 * N}  # of two loaders, N is ambiguous
 
-    def __init__(self) -> None:
-        super().__init__()
+    def build(self) -> None:
         self.net = nn.Linear(4, 1)
 
     def loader(self):
@@ -186,8 +183,7 @@ class TwoLoaders(Case):
 class Ranking(Case):
     """https://github.com/pyg-team/pytorch_geometric/issues/7196: a pairwise loss over two embedding tables."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def build(self) -> None:
         self.users, self.items = nn.Embedding(5, 3), nn.Embedding(7, 3)
 
     def data(self):
@@ -198,15 +194,11 @@ class Ranking(Case):
         user, liked, other = self.users(batch[0]), self.items(batch[1]), self.items(batch[2])
         return -F.logsigmoid((user * (liked - other)).sum(1)).mean()
 
-    def losses(self, batch):
-        return [self.loss([part[i : i + 1] for part in batch]) for i in range(N)]
-
 
 class Residual(Case):
     """https://github.com/PINA-org/PINA/issues/100: the residual of a differential equation, from a second derivative."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def build(self) -> None:
         self.net = nn.Sequential(nn.Linear(1, 6), nn.Tanh(), nn.Linear(6, 1))
 
     def data(self):
@@ -218,15 +210,11 @@ class Residual(Case):
         first = torch.autograd.grad(u.sum(), x, create_graph=True)[0]
         return F.mse_loss(torch.autograd.grad(first.sum(), x, create_graph=True)[0], -u)
 
-    def losses(self, batch):
-        return [self.loss((batch[0][i : i + 1].detach(),)) for i in range(N)]
-
 
 class Sequence(Case):
     """https://github.com/MTSWebServices/RecTools/pull/187: a masked mean over the positions of all sessions."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def build(self) -> None:
         self.items, self.net = nn.Embedding(6, 4), nn.GRU(4, 5, batch_first=True)
         self.head = nn.Linear(5, 6)
 
@@ -237,15 +225,11 @@ class Sequence(Case):
         logits = self.head(self.net(self.items(batch[0][:, :-1]))[0])
         return F.cross_entropy(logits.transpose(1, 2), batch[0][:, 1:], reduction="none").mean()
 
-    def losses(self, batch):
-        return [self.loss((batch[0][i : i + 1],)) for i in range(N)]
-
 
 class Detector(Case):
     """https://github.com/Lightning-AI/pytorch-lightning/issues/20389: a dictionary of losses that are added up."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def build(self) -> None:
         self.body, self.classes, self.boxes = nn.Linear(4, 6), nn.Linear(6, 3), nn.Linear(6, 4)
 
     def data(self):
@@ -259,15 +243,11 @@ class Detector(Case):
         }
         return sum(losses.values())
 
-    def losses(self, batch):
-        return [self.loss([part[i : i + 1] for part in batch]) for i in range(N)]
-
 
 class Counts(Case):
     """https://github.com/scverse/scvi-tools/pull/1845: counts under a Poisson likelihood."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def build(self) -> None:
         self.net = nn.Linear(4, 2)
 
     def data(self):
@@ -276,15 +256,11 @@ class Counts(Case):
     def loss(self, batch):
         return F.poisson_nll_loss(self.net(batch[0]), batch[1])
 
-    def losses(self, batch):
-        return [self.loss([part[i : i + 1] for part in batch]) for i in range(N)]
-
 
 class Ensembled(Case):
     """https://github.com/pytorch/opacus/issues/530: one module called twice in a Siamese network."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def build(self) -> None:
         self.net = nn.Linear(4, 3)
 
     def data(self):
@@ -294,15 +270,11 @@ class Ensembled(Case):
         distance = (self.net(batch[0]).tanh() - self.net(batch[1]).tanh()).square().sum(1)
         return torch.where(batch[2] > 0, distance, F.relu(1 - distance)).mean()
 
-    def losses(self, batch):
-        return [self.loss([part[i : i + 1] for part in batch]) for i in range(N)]
-
 
 class Distilled(Case):
     """https://github.com/yoshitomo-matsubara/torchdistill/pull/74: a student of soft targets and labels."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def build(self) -> None:
         self.net = nn.Linear(4, 3)
 
     def data(self):
@@ -313,52 +285,14 @@ class Distilled(Case):
         soft = F.kl_div((logits / 2).log_softmax(1), (batch[2] / 2).softmax(1), reduction="batchmean")
         return 0.5 * F.cross_entropy(logits, batch[1]) + 0.5 * 4 * soft
 
-    def losses(self, batch):
-        return [self.loss([part[i : i + 1] for part in batch]) for i in range(N)]
+
+CASES = Case.__subclasses__()
 
 
-CASES: list[Callable[[], Case]] = [
-    VAE,
-    Quantiles,
-    Speech,
-    TwoLoaders,
-    Ranking,
-    Residual,
-    Sequence,
-    Detector,
-    Counts,
-    Ensembled,
-    Distilled,
-    VoidPixels,
-    MaskedNodes,
-]
-
-
-def trained(module: LightningModule, loader: Any, steps: int = 1, **arguments: Any) -> VOGNCallback:
+def trained(module: LightningModule, loader: Any, **arguments: Any) -> VOGNCallback:
     callback = VOGNCallback(**arguments)
-    trainer = Trainer(
-        max_steps=steps,
-        callbacks=[callback],
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    trainer.fit(module, loader)
+    fit(module, callback, data=loader, max_steps=1)
     return callback
-
-
-def mean_squares(module: Case, batch: Any) -> dict[str, Tensor]:
-    params = dict(module.named_parameters())
-    losses = list(module.losses(batch))
-    total = {name: torch.zeros_like(param) for name, param in params.items()}
-    for loss in losses:
-        grads = torch.autograd.grad(loss, list(params.values()), allow_unused=True)
-        for name, grad in zip(params, grads, strict=True):
-            if grad is not None:
-                total[name] += grad.square() / len(losses)
-    return total
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
@@ -368,22 +302,19 @@ def test_the_curvature_is_that_of_a_loop_over_examples(case):
     loader = module.loader()
     batch = next(iter(loader))
     batch = batch[0] if isinstance(loader, CombinedLoader) else batch
-    expected = mean_squares(module, batch)
+    expected = mean_squares(module, module.losses(batch))
     optimizer = trained(module, loader, **module.arguments).optimizer
     found = {name: optimizer.state[param]["curvature"] for name, param in module.named_parameters()}
     factor = 1.0
     if not module.has_known_scale:
         factor = sum(value.sum() for value in expected.values()) / sum(value.sum() for value in found.values())
-    for name, value in found.items():
-        got = factor * value
-        torch.testing.assert_close(got, expected[name], rtol=1e-4, atol=1e-9, msg=lambda text, n=name: f"{n}: {text}")
+    assert_close({name: factor * value for name, value in found.items()}, expected, rtol=1e-4, atol=1e-9)
 
 
 class Contrastive(Case):
     """https://github.com/facebookresearch/vissl/pull/123: SimCLR's loss, whose terms share the whole batch."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def build(self) -> None:
         self.net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
 
     def data(self):
@@ -398,8 +329,7 @@ class Contrastive(Case):
 class Cox(Case):
     """https://github.com/havakv/pycox/issues/27: a partial likelihood over the risk set of a batch."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def build(self) -> None:
         self.net = nn.Linear(4, 1)
 
     def data(self):

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import LightningModule, Trainer
+from tiny_training import Classifier, quiet_trainer
 from torch import nn
 from torch.distributions import Categorical, Independent, Laplace, MixtureSameFamily, NegativeBinomial, Normal, StudentT
 from torch.utils.data import DataLoader, TensorDataset
@@ -21,13 +21,13 @@ LOADER = DataLoader(TensorDataset(X, Y), 16)
 LEVELS = (0.1, 0.5, 0.9)
 
 
-class Net(LightningModule):
+class Net(Classifier):
     """A network whose outputs go through a head, and any loss on its output."""
 
     def __init__(self, head, loss, width):
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, width))
-        self.head, self.loss, self.log_variance = head, loss, nn.Parameter(torch.tensor(-1.0))
+        net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, width))
+        super().__init__(lambda m: torch.optim.Adam(m.parameters(), 0.02), net, loss)
+        self.head, self.log_variance = head, nn.Parameter(torch.tensor(-1.0))
 
     def forward(self, x):
         return self.head(self.net(x))
@@ -37,14 +37,6 @@ class Net(LightningModule):
 
     def test_step(self, batch, index):
         self(batch[0])
-
-    def configure_optimizers(self):
-        return torch.optim.Adam(self.parameters(), 0.02)
-
-
-def trainer(*callbacks, **options):
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    return Trainer(accelerator="cpu", enable_model_summary=False, callbacks=list(callbacks), **quiet, **options)
 
 
 def same(f):
@@ -139,7 +131,7 @@ def _mixture(f):
 def outputs(callback, module):
     """The module's output under every sample, computed without a callback."""
     module.eval()
-    samples, found = callback.find_samples(trainer(), module), []
+    samples, found = callback.find_samples(quiet_trainer(), module), []
     for index in range(samples.count):
         with samples.sampled(module, index), torch.no_grad():
             found.append(module(X))
@@ -151,7 +143,7 @@ def outputs(callback, module):
 def test_predictions_and_scores_are_those_of_the_mixture_over_samples(name):
     head, loss, width, distribution = LOSSES[name]
     module, callback = Net(head, loss, width), VOGNCallback(eval_samples=4, relative_noise=0.3)
-    run = trainer(callback, max_epochs=2)
+    run = quiet_trainer(callback, max_epochs=2)
     run.fit(module, LOADER)
     found = {
         key: torch.cat([batch[key] for batch in run.predict(module, LOADER)]) for key in run.predict(module, LOADER)[0]
@@ -182,7 +174,7 @@ ARGUMENTS = {
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_an_argument_settles_what_no_call_tells(name):
     loss, width, link = ARGUMENTS[name]
-    run = trainer(MCDropoutCallback(4, link=link), max_epochs=1)
+    run = quiet_trainer(MCDropoutCallback(4, link=link))
     module = Net(same, loss, width)
     run.fit(module, LOADER)
     (scores,) = run.test(module, LOADER, verbose=False)
@@ -195,11 +187,11 @@ def test_an_argument_settles_what_no_call_tells(name):
 def test_a_checkpoint_knows_the_noise(tmp_path):
     head, loss, width, _ = LOSSES["mixture density"]
     module, callback = Net(head, loss, width), VOGNCallback(eval_samples=4)
-    run = trainer(callback, max_epochs=1)
+    run = quiet_trainer(callback)
     run.fit(module, LOADER)
     run.save_checkpoint(tmp_path / "last.ckpt")
     expected = run.test(module, LOADER, verbose=False)
-    other = trainer(VOGNCallback(eval_samples=4))
+    other = quiet_trainer(VOGNCallback(eval_samples=4))
     assert other.test(Net(head, loss, width), LOADER, ckpt_path=tmp_path / "last.ckpt", verbose=False) == expected
 
 
@@ -207,7 +199,7 @@ def test_the_level_of_intervals_can_be_chosen():
     head, loss, width, _ = LOSSES["log variance"]
     module, callback = Net(head, loss, width), VOGNCallback(eval_samples=4)
     callback.interval = 0.5
-    run = trainer(callback, max_epochs=1)
+    run = quiet_trainer(callback)
     run.fit(module, LOADER)
     half = run.predict(module, LOADER)[0]
     callback.interval = 0.99
@@ -218,7 +210,7 @@ def test_the_level_of_intervals_can_be_chosen():
 def test_noise_that_depends_on_the_batch_is_unknown():
     module = Net(same, lambda m, f, y: F.gaussian_nll_loss(f[:, 0], y, y.abs() + 0.1), 1)
     callback = VOGNCallback()
-    run = trainer(callback, max_epochs=1)
+    run = quiet_trainer(callback)
     run.fit(module, LOADER)
     assert callback.loss_noise is None
     assert set(run.predict(module, LOADER)[0]) == {"mean", "variance"}
@@ -227,12 +219,12 @@ def test_noise_that_depends_on_the_batch_is_unknown():
 def test_classes_scored_by_distributions_are_no_real_values():
     module = Net(same, lambda m, f, y: -Categorical(logits=f).log_prob((y > 0).long()).mean(), 2)
     callback = VOGNCallback()
-    trainer(callback, max_epochs=1).fit(module, LOADER)
+    quiet_trainer(callback).fit(module, LOADER)
     assert callback.loss_noise is None
 
 
 def test_log_prob_is_restored():
     before = {kind: kind.log_prob for kind in (Normal, StudentT, MixtureSameFamily)}
     head, loss, width, _ = LOSSES["mixture density"]
-    trainer(VOGNCallback(), max_epochs=1).fit(Net(head, loss, width), LOADER)
+    quiet_trainer(VOGNCallback()).fit(Net(head, loss, width), LOADER)
     assert {kind: kind.log_prob for kind in before} == before

@@ -27,6 +27,7 @@ from lightning_bayes.callbacks.base import VariationalCallback
 from lightning_bayes.errors import PosteriorError
 from lightning_bayes.posthoc import SWAG
 
+pytestmark = pytest.mark.filterwarnings("ignore:Be aware that when using .ckpt_path.")
 ALGORITHMS = [
     kind
     for name in callbacks.__all__
@@ -51,7 +52,6 @@ CHANGES = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:Be aware that when using .ckpt_path.")
 @pytest.mark.parametrize(("callback", "arguments", "configure", "message"), CHANGES.values(), ids=CHANGES.keys())
 def test_another_setting_is_refused_with_both_names(callback, arguments, configure, message, tmp_path):
     trainer = quiet_trainer(VOGNCallback())
@@ -84,7 +84,6 @@ def written(tmp_path_factory):
     return paths
 
 
-@pytest.mark.filterwarnings("ignore:Be aware that when using .ckpt_path.")
 @pytest.mark.filterwarnings("ignore:The search for the prior precision")
 @pytest.mark.parametrize("new", ALGORITHMS, ids=lambda new: new.__name__)
 def test_no_algorithm_resumes_the_state_of_another(new, written):
@@ -99,14 +98,12 @@ def test_no_algorithm_resumes_the_state_of_another(new, written):
     assert [text for text in refused.values() if not re.search(named, text)] == []
 
 
-@pytest.mark.filterwarnings("ignore:Be aware that when using .ckpt_path.")
 @pytest.mark.parametrize("new", [swag, LaplaceCallback, dropout])
 def test_the_users_optimizer_does_not_resume_a_noisy_one(new, written):
     with pytest.raises(PosteriorError, match=r"algorithm has changed \(saved: VOGN; now: the user's optimizer"):
         quiet_trainer(new(), max_epochs=3).fit(Classifier(), loader(), ckpt_path=written["VOGNCallback"])
 
 
-@pytest.mark.filterwarnings("ignore:Be aware that when using .ckpt_path.")
 @pytest.mark.parametrize(
     ("new", "writer"),
     [(LaplaceCallback, "SWAGCallback"), (swag, "LaplaceCallback"), (VOGNCallback, "SWAGCallback")],
@@ -133,7 +130,6 @@ def diagonal(**options):
     return LaplaceCallback("diagonal", prior_precision=1.0, **options)
 
 
-@pytest.mark.filterwarnings("ignore:Be aware that when using .ckpt_path.")
 @pytest.mark.filterwarnings("ignore:The search for the prior precision")
 def test_an_evaluation_keeps_laplaces_posterior_and_says_so_and_a_fit_makes_a_new_one(tmp_path):
     path, expected = trained(tmp_path, diagonal())
@@ -147,7 +143,6 @@ def test_an_evaluation_keeps_laplaces_posterior_and_says_so_and_a_fit_makes_a_ne
     assert len(resumed.posterior.mean) == 4
 
 
-@pytest.mark.filterwarnings("ignore:Be aware that when using .ckpt_path.")
 def test_other_dropout_than_that_of_the_checkpoint_is_named(tmp_path):
     path, _ = trained(tmp_path, dropout())
     with pytest.warns(UserWarning, match=r"trained with other dropout, p=0\.1 \(now 0\.5\)\.$"):
@@ -167,7 +162,6 @@ NEW = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:Be aware that when using .ckpt_path.")
 @pytest.mark.parametrize(("writer", "reader"), NEW.values(), ids=NEW.keys())
 def test_arguments_that_belong_to_no_state_may_change(writer, reader, tmp_path):
     saving = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1)

@@ -84,7 +84,6 @@ CALLBACKS = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:.*does not have many workers:UserWarning")
 @pytest.mark.filterwarnings("ignore:The test continues without rejection")
 @pytest.mark.filterwarnings("ignore:The search for the prior precision:UserWarning")
 @pytest.mark.parametrize("callbacks", CALLBACKS)

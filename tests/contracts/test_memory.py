@@ -8,7 +8,7 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
-from optimizer_family import OPTIMIZERS, construct
+from optimizer_family import OPTIMIZERS, construct, train_on
 from torch import nn
 
 from lightning_bayes.curvature import Softmax
@@ -43,9 +43,7 @@ def test_living_memory_is_the_same_after_more_updates(optimizer, fisher):
     x, y = torch.randn(8, side), torch.arange(8) % 3
     living = []
     for update in range(13):
-        with opt.sampled_params():
-            F.cross_entropy(model(x), y).backward()
-        opt.step()
+        train_on(opt, lambda: F.cross_entropy(model(x), y))
         if update % 6 == 0:
             living.append(living_bytes())
     assert living[2] == living[1] > 0
@@ -83,10 +81,7 @@ class Scaled(nn.Module):
 def train(optimizer, model):
     opt = construct(optimizer, model, lr=1e-4, num_data=100, damping=1e-2, init_precision=1e4)
     x, y = torch.randn(8, 4), torch.arange(8) % 3
-    for _ in range(2):
-        with opt.sampled_params():
-            F.cross_entropy(model(x), y).backward()
-        opt.step()
+    train_on(opt, lambda: F.cross_entropy(model(x), y), 2)
 
 
 @pytest.mark.usefixtures("_new_objects_only")

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import copy
-import io
 
 import pytest
 import torch
 import torch.nn.functional as F
-from optimizer_family import OPTIMIZERS, chooses_engine, classifier, construct, step_rules
-from torch import nn
+from optimizer_family import (
+    OPTIMIZERS,
+    chooses_engine,
+    classifier,
+    construct,
+    step_rules,
+    through_a_file,
+    train_on,
+    weights,
+)
 
 from lightning_bayes.errors import NoMeasurementError, NonFiniteError, UnsupportedTrainingError
 from lightning_bayes.optim.groups import state_of
@@ -35,19 +42,12 @@ def flat(state):
     return [leaf for value in state.values() for leaf in (flat(value) if isinstance(value, dict) else [value])]
 
 
-def weights(model):
-    return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
-
-
 def loss_of(model, problem):
     return F.cross_entropy(model(problem[0]), problem[1])
 
 
 def train(model, opt, problem, steps):
-    for _ in range(steps):
-        with opt.sampled_params():
-            loss_of(model, problem).backward()
-        opt.step()
+    train_on(opt, lambda: loss_of(model, problem), steps)
 
 
 def sampled(model, opt, number):
@@ -115,10 +115,7 @@ def test_the_mean_stays_in_its_memory_during_a_pass_that_breaks(optimizer, step_
 def test_resume_from_a_safely_loaded_state_is_bit_equal(optimizer, step_rule, problem):
     model, opt = build(optimizer, step_rule)
     train(model, opt, problem, 3)
-    buffer = io.BytesIO()
-    torch.save({"model": model.state_dict(), "optimizer": opt.state_dict()}, buffer)
-    buffer.seek(0)
-    saved = torch.load(buffer, weights_only=True)
+    saved = through_a_file({"model": model.state_dict(), "optimizer": opt.state_dict()})
     train(model, opt, problem, 3)
     other, resumed = build(optimizer, step_rule)
     other.load_state_dict(saved["model"])

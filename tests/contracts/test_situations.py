@@ -14,6 +14,7 @@ from optimizer_family import (
     is_chain,
     is_reparameterised,
     step_rules,
+    weights,
 )
 from torch import nn
 
@@ -51,10 +52,6 @@ def backward(model, rows=slice(None)):
     loss_of(model, rows).backward()
 
 
-def flat(model):
-    return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
-
-
 def train(model, opt, passes, updates=3):
     """Run updates, each from passes (noise index, rows)."""
     for _ in range(updates):
@@ -62,7 +59,7 @@ def train(model, opt, passes, updates=3):
             with opt.sampled_params(sample):
                 backward(model, rows)
         opt.step()
-    return flat(model)
+    return weights(model)
 
 
 @same_labels
@@ -93,7 +90,7 @@ def test_grad_scaler_changes_nothing_or_is_refused_by_name(optimizer):
             scaler.scale(loss_of(model)).backward()
         scaler.step(opt)
         scaler.update()
-    torch.testing.assert_close(flat(model), train(*build(optimizer), [(0, slice(None))]), rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(weights(model), train(*build(optimizer), [(0, slice(None))]), rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize(("optimizer", "step_rule"), CASES, ids=[f"{c.__name__}-{r}" for c, r in CASES])
@@ -105,10 +102,10 @@ def test_groups_have_learning_rates_of_their_own(optimizer, step_rule):
         return
     groups = [{"params": model[0].parameters(), "lr": 0.0}, {"params": model[2].parameters()}]
     opt = construct(optimizer, model, groups, num_data=1600, step_rule=step_rule)
-    before = flat(model[0]), flat(model[2])
+    before = weights(model[0]), weights(model[2])
     train(model, opt, [(0, slice(None))])
-    assert torch.equal(flat(model[0]), before[0])
-    assert not torch.equal(flat(model[2]), before[1])
+    assert torch.equal(weights(model[0]), before[0])
+    assert not torch.equal(weights(model[2]), before[1])
 
 
 @each_optimizer
@@ -127,7 +124,7 @@ def test_an_error_inside_a_pass_leaves_the_mean(optimizer, error):
 
     with pytest.raises(error):
         broken_pass()
-    assert torch.equal(flat(model), before)
+    assert torch.equal(weights(model), before)
     assert all(param.grad is grad and (grad == 7).all() for param, grad in grads.items())
     opt.zero_grad()
     assert train(model, opt, [(0, slice(None))]).isfinite().all()  # the optimizer still works
@@ -141,10 +138,10 @@ def test_unused_parameters_are_no_obstacle(optimizer):
             construct(optimizer, model, num_data=1600)
         return
     opt = construct(optimizer, model, num_data=1600)
-    before = flat(model.used)
+    before = weights(model.used)
     train(model, opt, [(0, slice(None))])
-    assert flat(model).isfinite().all()
-    assert not torch.equal(flat(model.used), before)
+    assert weights(model).isfinite().all()
+    assert not torch.equal(weights(model.used), before)
 
 
 class WithUnused(nn.Module):
@@ -168,7 +165,7 @@ def train_on_rank(rank):
                 backward(model, SHARDS[rank])
             all_reduce_mean_(*opt.measured())
             opt.step()
-        trained[optimizer.__name__] = flat(model)
+        trained[optimizer.__name__] = weights(model)
     return trained
 
 

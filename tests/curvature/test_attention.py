@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from oracles import assert_measures, one_example_at_a_time, relative_error
+from random_matrices import normal
 from torch import nn
 
 from lightning_bayes.curvature import measure
@@ -14,10 +15,6 @@ from lightning_bayes.curvature.rules import rule_for
 from lightning_bayes.curvature.workspace import Workspace
 
 ENGINES = pytest.mark.parametrize("engine", ["fused", "backpack"])
-
-
-def normal(*shape, generator):
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
 class Attends(nn.Module):
@@ -113,17 +110,6 @@ def test_dropout_is_that_of_the_forward(need_weights, engine, generator):
     assert relative_error(measured.grad, dict(zip(params, grads, strict=True))) < 1e-10
     # By Jensen's inequality, up to rounding: the bias of the keys has the gradient 0.
     assert all((measured.curvature[k] >= measured.grad[k].square() * (1 - 1e-9) - 1e-30).all() for k in params)
-
-
-def test_a_layer_called_twice_adds_its_calls_before_the_square(generator):
-    class Twice(Attends):
-        def forward(self, x, **call):
-            hidden, _ = self.attention(x, x, x, **call)
-            return self.last(self.attention(hidden, x, x, **call)[0]).square().sum(1)
-
-    model = Twice(add_bias_kv=True).double()
-    model.first.requires_grad_(False)
-    assert_measured(model, normal(5, 6, 4, generator=generator), "fused", need_weights=False)
 
 
 @pytest.mark.parametrize("half", ["autocast", "weights"])

@@ -6,33 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torchvision
-from oracles import one_example_at_a_time, relative_error
+from oracles import relative_error
 from torch import nn
 
 from lightning_bayes.curvature import measure
 from lightning_bayes.curvature.backpack import BackpackEngine
 from lightning_bayes.curvature.rules import rule_for
 from lightning_bayes.zoo.models import LeNet5
-
-
-def squares(model, loss):
-    engine = BackpackEngine(model)
-    model.zero_grad()
-    with engine.capture() as captured:
-        value = loss()
-        captured.observe(value)
-        value.backward()
-    engine.check_reached(captured)
-    found = captured.mean_curvature()
-    return {name: found[p] for name, p in model.named_parameters() if p in found}
-
-
-def classify(model, example):
-    return F.cross_entropy(model(example[0][None]), example[1][None])
-
-
-def loop(model, x, y):
-    return one_example_at_a_time(model, list(zip(x, y, strict=True)), classify)[1]
 
 
 def grouped():
@@ -57,14 +37,15 @@ def test_resnet18_with_batch_norm_in_training_mode_equals_the_fused_engine(gener
     assert relative_error(by_backpack.grad, by_fused.grad) < 1e-8
 
 
-def test_only_what_requires_gradients_is_measured(generator):
-    model = grouped().double()
-    model[1].bias.requires_grad_(False)
-    model[3].requires_grad_(False)
-    x, y = images(generator)
-    found = squares(model, lambda: F.cross_entropy(model(x), y))
-    assert relative_error(found, loop(model, x, y)) < 1e-10
-    assert not {"1.bias", "3.weight", "3.bias"} & found.keys()
+def test_an_input_by_keyword_is_measured_as_by_the_fused_engine(generator):
+    class ByKeyword(nn.Sequential):
+        def forward(self, x):
+            return self[0](input=x)
+
+    model, x = ByKeyword(nn.Linear(4, 3)).double(), torch.randn(5, 4, generator=generator, dtype=torch.float64)
+    by_fused = measure(model, lambda: model(x).square().mean())
+    by_backpack = measure(model, lambda: model(x).square().mean(), engine="backpack")
+    assert relative_error(by_backpack.curvature, by_fused.curvature) < 1e-10
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from oracles import assert_measures, one_example_at_a_time, relative_error
+from oracles import assert_measures, relative_error
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -57,16 +57,6 @@ def train(model, loss, engine):
     with optimizer.sampled_params():
         loss().backward()
     optimizer.step()
-
-
-@every_engine
-def test_one_example_at_batch_statistics(engine, generator):
-    """Of vectors it has no variance, which torch refuses; of images the batch is its own truth."""
-    x, y = batch(generator, 1)
-    vectors = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3))
-    assert_refused(vectors, lambda: F.cross_entropy(vectors(x), y), "Expected more than 1 value", engine, ValueError)
-    images = nn.Sequential(nn.Conv2d(1, 2, 2, bias=False), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(18, 3))
-    assert_right(images, torch.randn(1, 1, 4, 4, generator=generator), y, engine)
 
 
 @every_engine
@@ -158,29 +148,6 @@ def test_weight_used_beside_its_module(generator):
     x, y = torch.randint(0, 7, (6, 3), generator=generator), torch.randint(0, 7, (6,), generator=generator)
     for engine in ENGINES:
         assert_right(model, x, y, engine)
-
-
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's compiler looks
-@every_engine
-@pytest.mark.parametrize("how", ["torch.compile(model)", "model.compile()", "one layer"])
-def test_compiled_model(how, engine, generator):
-    torch.compiler.reset()
-    (x, y), model = batch(generator), nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
-    plain = copy.deepcopy(model)
-    if how == "torch.compile(model)":
-        model = torch.compile(model, backend="aot_eager")
-    elif how == "model.compile()":
-        model.compile(backend="aot_eager")
-    else:
-        model[0].compile(backend="aot_eager")
-    grad, square = one_example_at_a_time(plain, list(zip(x, y, strict=True)), classify)
-    for _ in range(3):  # plain, measured, plain, measured: each with its own code
-        torch.testing.assert_close(model(x), plain(x))
-        measured = measure(model, lambda: F.cross_entropy(model(x), y), engine=engine)
-        bare = {name.removeprefix("_orig_mod."): value for name, value in measured.curvature.items()}
-        assert relative_error(bare, square) < 1e-5
-        assert measured.grad.keys() == measured.curvature.keys()
-    assert grad.keys() == square.keys()
 
 
 class Outputs(nn.Module):
@@ -374,20 +341,6 @@ def test_checkpoint_inside_of_a_module_without_a_rule_is_looped_or_refused(gener
     assert_refused(
         model, lambda: F.cross_entropy(model(x), y), r"Checkpointing\) has no curvature rule.*activation checkpointing"
     )
-
-
-@every_engine
-def test_sum_that_may_be_a_mean_is_refused_until_declared(engine, generator):
-    """Six examples: a sixth of the sum is their mean, as above; divided by three it may be a noise variance."""
-    (x, y), model = batch(generator), nn.Linear(4, 3)
-
-    def loss():
-        return F.cross_entropy(model(x), y, reduction="sum") / 3
-
-    assert_refused(model, loss, "rescaled by .* in a batch of 6 examples.*Pass loss_reduction", engine)
-    measured = measure(model, loss, engine=engine, loss_reduction="sum")
-    grad, _ = one_example_at_a_time(model, list(zip(x, y, strict=True)), classify)
-    assert relative_error(measured.grad, {k: g / 3 for k, g in grad.items()}) < 1e-5
 
 
 class Direct(nn.Module):

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from oracles import assert_measures, one_example_at_a_time, relative_error
+from random_matrices import normal
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -16,10 +17,6 @@ from lightning_bayes.curvature import make_engine, measure
 from lightning_bayes.curvature.rules import LayerRule
 from lightning_bayes.errors import UnsupportedLayerError, UnsupportedTrainingError
 from lightning_bayes.optim import IVON, VOGN, NoisyKFAC
-
-
-def normal(*shape, generator):
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
 def loop(model, x):

@@ -6,16 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from oracles import assert_measures, one_example_at_a_time, relative_error
+from random_matrices import normal
 from torch import nn
 
 from lightning_bayes.curvature import make_engine, measure
 from lightning_bayes.curvature.rules import registry, replayed_call
 from lightning_bayes.curvature.workspace import Workspace
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError
-
-
-def normal(*shape, generator):
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
 def square_loss(model, example):
@@ -250,14 +247,6 @@ def test_hooks_of_a_generic_unit_run_once(generator):
     measured = measure(model, lambda: model(x).square().mean())
     torch.testing.assert_close(measured.loss, expected.detach())
     assert len(calls) == 1
-    assert_measures(measured, model, list(x), lambda m, e: m(e[None]).square().mean(), 1e-10)
-
-
-@pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated:FutureWarning")  # it is what is tested
-def test_weight_norm_by_hooks_equals_the_loop(generator):
-    model = nn.utils.weight_norm(nn.Linear(4, 3)).double()
-    x = torch.randn(5, 4, generator=generator, dtype=torch.float64)
-    measured = measure(model, lambda: model(x).square().mean())
     assert_measures(measured, model, list(x), lambda m, e: m(e[None]).square().mean(), 1e-10)
 
 

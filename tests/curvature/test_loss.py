@@ -286,23 +286,6 @@ def test_a_loss_function_tells_its_link(link, name, generator):
         assert recorder.read(loss, 4).link == link
 
 
-@pytest.mark.parametrize(
-    ("name", "link"),
-    [
-        ("focal", "softmax"),
-        ("cross entropy by hand", "softmax"),
-        ("by hand", None),
-        ("two terms", None),
-        ("batchmean", None),
-    ],
-)
-def test_the_link_of_composed_losses(name, link, generator):
-    problem = Problem((4, 3), generator)
-    with LossRecorder() as recorder:
-        loss = RECORDED[name](*problem.rows())
-    assert recorder.read(loss, 4).link == (link or ("softmax" if name == "batchmean" else None))
-
-
 def test_chosen_rows_are_not_hidden_by_a_dimension_of_the_size_of_the_batch(generator):
     layer, x = nn.Linear(3, 5), torch.randn(10, 3, generator=generator)  # two rows for each of five examples
     with LossRecorder() as recorder:

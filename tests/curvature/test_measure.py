@@ -75,6 +75,8 @@ def test_bad_arguments_are_named(generator):
     model, x = nn.Linear(4, 2), torch.randn(5, 4, generator=generator)
     with pytest.raises(HyperparameterError, match="engine='opacus' is unknown; use 'fused' or 'backpack'"):
         measure(model, lambda: model(x).mean(), engine="opacus")
+    with pytest.raises(HyperparameterError, match="engine='fused' does not measure 'diag_ggn'; pass engine='backpack'"):
+        measure(model, lambda: model(x).mean(), "diag_ggn")
     with pytest.raises(HyperparameterError, match="mc_samples=0 must be at least 1"):
         measure(model, lambda: model(x).mean(), "diag_ggn_mc", engine="backpack", mc_samples=0)
     with pytest.raises(

@@ -57,6 +57,12 @@ CASES = {  # a model, its input, a loss of its outputs, the culprit
         lambda out: out.sum() / out.exp().sum(),
         "The loss is",
     ),
+    "a rescaled sum": (
+        many_linear,
+        torch.randn(5, 4),
+        lambda out: out.square().sum() / 37,
+        "is a sum rescaled by 1/37",
+    ),
     "other rows in the loss": (many_linear, torch.randn(5, 4), lambda out: out[:3].square().mean(), "[3, 4]"),
 }
 

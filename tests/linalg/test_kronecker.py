@@ -9,13 +9,7 @@ import torch
 from random_matrices import F64, normal, seeded, spd
 
 from lightning_bayes.errors import NonFiniteError, NotPositiveDefiniteError, ShapeError
-from lightning_bayes.linalg import (
-    KroneckerProduct,
-    cholesky,
-    inverse_root,
-    pi_damped,
-    pi_ratio,
-)
+from lightning_bayes.linalg import KroneckerProduct, cholesky, inverse_root, pi_damped, pi_ratio
 from lightning_bayes.linalg.factors import BLOCK, MAX_SOLVE_SIDE, matmul_upper, upper_matmul
 
 SEEDS = range(4)

@@ -85,16 +85,6 @@ def test_a_collection_has_exactly_the_documented_keys_and_values():
         collection.reset()
 
 
-def test_calling_a_collection_returns_batch_values_and_accumulates():
-    collection, data, expected = case()
-    collection(*(column[:50] for column in data))
-    last = collection(*(column[50:] for column in data))
-    assert_equal(collection.compute(), expected)
-    collection.reset()
-    collection.update(*(column[50:] for column in data))
-    assert_equal(last, collection.compute())
-
-
 def test_a_collection_can_be_pickled_and_cloned_between_updates():
     collection, data, expected = case()
     update_in_parts(collection, data, 7, 50)
@@ -157,8 +147,6 @@ def logging_module():
     return Logs()
 
 
-@pytest.mark.filterwarnings("ignore:.*does not have many workers:UserWarning")
-@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # raised by Lightning with torch 2.15
 def test_lightning_logs_the_values_of_the_whole_epoch(tmp_path):
     from lightning.pytorch import Trainer
 

@@ -7,11 +7,7 @@ import torch
 from sklearn.metrics import accuracy_score, log_loss
 from torch.nn.functional import nll_loss
 
-from lightning_bayes.metrics.scoring import (
-    Accuracy,
-    brier_per_example,
-    nll_per_example,
-)
+from lightning_bayes.metrics.scoring import Accuracy, brier_per_example, nll_per_example
 
 
 def predictions(batch=200, classes=5, seed=0):

@@ -6,12 +6,7 @@ import pytest
 import torch
 
 from lightning_bayes.errors import HyperparameterError
-from lightning_bayes.metrics.selective import (
-    AURC,
-    CoverageAtRisk,
-    RiskAtCoverage,
-    risk_coverage,
-)
+from lightning_bayes.metrics.selective import AURC, CoverageAtRisk, RiskAtCoverage, risk_coverage
 from lightning_bayes.metrics.top_label import top_label
 
 

@@ -7,8 +7,7 @@ from copy import deepcopy
 import pytest
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import LightningModule
-from tiny_training import quiet_trainer
+from tiny_training import Classifier, quiet_trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -29,18 +28,10 @@ LOSSES = {
 }
 
 
-class Task(LightningModule):
+class Task(Classifier):
     def __init__(self, body, loss):
-        super().__init__()
         torch.manual_seed(0)
-        self.net, self.loss = BODIES[body](), LOSSES[loss]
-
-    def training_step(self, batch, batch_idx):
-        x, y = batch
-        return self.loss(self.net(x), y)
-
-    def configure_optimizers(self):
-        return torch.optim.Adam(self.parameters(), lr=1e-3)
+        super().__init__(lambda m: torch.optim.Adam(m.parameters(), lr=1e-3), BODIES[body](), LOSSES[loss])
 
 
 def data():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import io
 import re
 
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from jsonargparse import ArgumentError, ArgumentParser
+from optimizer_family import through_a_file, train_on
 from torch import nn
 from typing_extensions import Unpack
 
@@ -53,10 +53,7 @@ def trained(optimizer=VOGN, **arguments):
     model = nn.Linear(3, 2)
     opt = optimizer(model, **arguments)
     x, y = torch.ones(8, 3), torch.arange(8) % 2
-    for _ in range(3):
-        with opt.sampled_params():
-            F.cross_entropy(model(x), y).backward()
-        opt.step()
+    train_on(opt, lambda: F.cross_entropy(model(x), y), 3)
     return model, opt
 
 
@@ -65,10 +62,7 @@ def test_numbers_of_numpy_and_tensors_train_like_python_s_and_are_saved_as_such(
     model, opt = trained(**{**PLAIN, **others})
     expected, _ = trained(**PLAIN)
     assert torch.equal(model.weight, expected.weight)
-    file = io.BytesIO()
-    torch.save(opt.state_dict(), file)
-    file.seek(0)
-    (group,) = torch.load(file, weights_only=True)["param_groups"]
+    (group,) = through_a_file(opt.state_dict())["param_groups"]
     wanted = {"noise_seed" if name == "seed" else name: value for name, value in PLAIN.items()}
     settings = flat(group)
     assert {name: settings[name] for name in wanted} == wanted
@@ -78,10 +72,7 @@ def test_numbers_of_numpy_and_tensors_train_like_python_s_and_are_saved_as_such(
 def test_a_posterior_over_all_weights_takes_them_too():
     numbers = {"lr": np.float64(0.0625), "num_data": np.int64(24), "betas": [np.float64(0.5), 0.75]}
     _, opt = trained(VONG, **numbers)
-    file = io.BytesIO()
-    torch.save(opt.state_dict(), file)
-    file.seek(0)
-    (group,) = torch.load(file, weights_only=True)["param_groups"]
+    (group,) = through_a_file(opt.state_dict())["param_groups"]
     assert (group["lr"], group["posterior"]["num_data"], group["posterior"]["betas"]) == (0.0625, 24, (0.5, 0.75))
 
 

@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from optimizer_family import train_on, weights
 from torch import nn
 
 from lightning_bayes.errors import HyperparameterError
@@ -28,13 +29,7 @@ def build(**arguments):
 def train(model, opt, problem, steps, before_step=lambda step: None):
     for step in range(steps):
         before_step(step)
-        with opt.sampled_params():
-            F.mse_loss(model(problem[0]), problem[1]).backward()
-        opt.step()
-
-
-def weights(model):
-    return nn.utils.parameters_to_vector(model.parameters()).detach()
+        train_on(opt, lambda: F.mse_loss(model(problem[0]), problem[1]))
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import math
 from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
-from optimizer_family import OPTIMIZERS, construct, step_rules
+from optimizer_family import OPTIMIZERS, construct, step_rules, through_a_file, train_on
 from torch import nn
 from torch.distributions import Normal, kl_divergence
 
@@ -35,9 +34,7 @@ def conjugate(x, y, tempering=1.0, **arguments):
     """The exact posterior in one step: the first pass has no noise, and the loss is quadratic."""
     model = nn.Linear(3, 1, bias=False).double()
     opt = VON(model, lr=1.0, betas=(0.0, 0.9), num_data=len(x), kl_weight=tempering, **arguments)
-    with opt.sampled_params():
-        nn.MSELoss()(model(x), y).backward()
-    opt.step()
+    train_on(opt, lambda: nn.MSELoss()(model(x), y))
     return opt.posterior()
 
 
@@ -74,10 +71,7 @@ def some_prior(model, generator, scale=50.0, names=None):
 
 
 def train(opt, model, data, steps):
-    for _ in range(steps):
-        with opt.sampled_params():
-            F.cross_entropy(model(data[0]), data[1]).backward()
-        opt.step()
+    train_on(opt, lambda: F.cross_entropy(model(data[0]), data[1]), steps)
     return opt
 
 
@@ -197,10 +191,7 @@ def test_a_restart_keeps_the_prior(user, generator):
         model = mlp()
         opt = train(build(model, prior=prior), model, data, 3)
         if stops:
-            file = io.BytesIO()
-            torch.save((model.state_dict(), opt.state_dict()), file)
-            file.seek(0)
-            weights, state = torch.load(file, weights_only=True)
+            weights, state = through_a_file((model.state_dict(), opt.state_dict()))
             model = mlp(seed=1)
             model.load_state_dict(weights)
             opt = build(model)

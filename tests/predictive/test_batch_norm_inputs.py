@@ -6,22 +6,16 @@ from functools import partial
 
 import pytest
 import torch
+from posterior_around import mean_field_around
 from torch import nn
 
 from lightning_bayes import export, mc_predict, zoo
-from lightning_bayes.posteriors import MeanField, ScaledPosterior
+from lightning_bayes.posteriors import ScaledPosterior
 from lightning_bayes.predictive import PosteriorSamples
 from lightning_bayes.predictive.batch_norm_inputs import centred_means, input_means
 
 S = 5
 IMAGES, ROWS = (12, 4, 7, 7), (30, 4)
-
-
-def posterior_of(model, std=0.3):
-    mean = {name: param.detach().clone() for name, param in model.named_parameters()}
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    precision = {name: torch.full_like(value, std**-2) for name, value in mean.items()}
-    return MeanField(mean, precision, dict.fromkeys(mean, 1.0), 100, buffers)
 
 
 def data(shape, seed=0):
@@ -58,7 +52,7 @@ def test_the_mean_of_each_sample_is_that_over_the_data(case):
         norm.running_mean.copy_(mean_output())
         means = input_means(model, [partial(model, x) for x in batches], ["0.weight"])
         assert list(means) == ["1.running_mean"]
-        samples = PosteriorSamples(ScaledPosterior(posterior_of(model), 1.5, input_means=means), S)
+        samples = PosteriorSamples(ScaledPosterior(mean_field_around(model), 1.5, input_means=means), S)
         for index in range(S):
             with samples.sampled(model, index):
                 torch.testing.assert_close(norm.running_mean, mean_output(), rtol=1e-4, atol=1e-5)
@@ -139,7 +133,7 @@ def deep():
     model(x)
     model.eval()
     means = input_means(model, [partial(model, x)], dict(model.named_parameters()))
-    return model, ScaledPosterior(posterior_of(model), 0.7, temperature=1.3, input_means=means), x
+    return model, ScaledPosterior(mean_field_around(model), 0.7, temperature=1.3, input_means=means), x
 
 
 def by_hand(model, posterior, x):
@@ -187,7 +181,7 @@ def test_a_submodule_keeps_its_means(deep):
     model, posterior, x = deep
     task = nn.ModuleDict({"net": model})
     renamed = {f"net.{norm}": (f"net.{weight}", mean) for norm, (weight, mean) in posterior.input_means.items()}
-    whole = ScaledPosterior(posterior_of(task), 0.7, temperature=1.3, input_means=renamed)
+    whole = ScaledPosterior(mean_field_around(task), 0.7, temperature=1.3, input_means=renamed)
     found = mc_predict(model, whole.select("net."), x, samples=S).probs
     torch.testing.assert_close(found, mc_predict(model, posterior, x, samples=S).probs)
     assert ScaledPosterior(posterior, 2.0).input_means == posterior.input_means

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from packaging.version import Version
+from posterior_around import mean_field_around
 from random_matrices import F64, spd
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError
-from lightning_bayes.posteriors import BlockTridiagonal, FullGaussian, MatrixGaussian, MeanField, ScaledPosterior
+from lightning_bayes.posteriors import BlockTridiagonal, FullGaussian, MatrixGaussian, ScaledPosterior
 from lightning_bayes.predictive import (
     LinearizedSamples,
     MemberSamples,
@@ -28,16 +29,9 @@ def network():
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).to(F64).eval()
 
 
-def mean_field(model, precision=4.0):
-    mean = {name: p.detach().clone() for name, p in model.named_parameters()}
-    own = {name: torch.full_like(value, precision) for name, value in mean.items()}
-    constants = {name: value.clone() for name, value in model.state_dict().items() if name not in mean}
-    return MeanField(mean, own, dict.fromkeys(mean, 1.0), 10, constants)
-
-
 def posterior_of(family, model):
     """A posterior of `network`."""
-    common = mean_field(model)
+    common = mean_field_around(model)
     if family == "mean_field":
         return common
     names = {"mean": common.mean, "prior_precision": common.prior_precision, "num_data": 10}
@@ -88,7 +82,7 @@ def test_outputs_match_explicit_jacobians_for_every_family(family):
 
 def test_a_model_linear_in_its_weights_matches_plain_samples():
     model, x = nn.Linear(3, 4), torch.randn(7, 3)
-    posterior = mean_field(model)
+    posterior = mean_field_around(model)
     plain, linear = (mc_predict(model, posterior, x, S, linearized=choice) for choice in (False, True))
     torch.testing.assert_close(linear.sample_probs, plain.sample_probs)
     torch.testing.assert_close(linear.mutual_information, plain.mutual_information)
@@ -97,7 +91,7 @@ def test_a_model_linear_in_its_weights_matches_plain_samples():
 @pytest.mark.parametrize("count", [1, 16, 33])
 def test_grouped_samples_match_single_samples(count):
     model, x = network(), torch.randn(2, 3, dtype=F64)
-    posterior = mean_field(model)
+    posterior = mean_field_around(model)
     samples, forward = LinearizedSamples(PosteriorSamples(posterior, count)), lambda: model(x)
     with torch.no_grad():
         one_by_one = torch.cat([samples.subset_outputs(model, forward, [k]) for k in range(count)])
@@ -125,7 +119,7 @@ class Residual(nn.Module):
 def test_a_convolutional_network_with_batch_norm_in_place_operations_and_tied_weights(inference):
     torch.manual_seed(0)
     model, x = Residual().to(F64).eval(), torch.randn(4, 1, 5, 5, dtype=F64)
-    posterior = mean_field(model)
+    posterior = mean_field_around(model)
     for name in ("frozen.weight", "frozen.bias"):
         posterior.constants[name] = posterior.mean.pop(name)
         del posterior.precision[name]
@@ -151,14 +145,14 @@ class Attention(nn.Module):
 def test_attention_uses_the_differentiable_path_and_restores_the_fast_path():
     torch.manual_seed(0)
     model, x = Attention().eval(), torch.randn(2, 3, 4, dtype=F64)
-    posterior = mean_field(model)
+    posterior = mean_field_around(model)
     torch.testing.assert_close(linearised(model, posterior, x, 2), expansion_by_hand(model, posterior, x, 2))
     assert torch.backends.mha.get_fastpath_enabled()
 
 
 def test_the_posterior_replaces_the_models_weights_and_constants():
     model, x = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2)), torch.randn(6, 3)
-    posterior = mean_field(model)
+    posterior = mean_field_around(model)
     wanted = mc_predict(model, posterior, x, S, linearized=True).probs
     own = torch.full_like(model[0].weight, 3.0)
     with torch.no_grad():
@@ -172,14 +166,14 @@ def test_the_posterior_replaces_the_models_weights_and_constants():
 def test_a_posterior_of_scale_zero_predicts_the_mean():
     model, x = network(), torch.randn(6, 3, dtype=F64)
     for linearized in (False, True):
-        found = mc_predict(model, ScaledPosterior(mean_field(model), 0.0), x, 3, linearized=linearized)
+        found = mc_predict(model, ScaledPosterior(mean_field_around(model), 0.0), x, 3, linearized=linearized)
         torch.testing.assert_close(found.probs, model(x).softmax(-1).detach())
         assert found.mutual_information.abs().max() < 1e-12
 
 
 def test_a_scale_fitted_for_the_linearised_predictive_is_used_with_it():
     model, x = network(), torch.randn(6, 3, dtype=F64)
-    plain, wide = mean_field(model), ScaledPosterior(mean_field(model), 2.0, linearized=True)
+    plain, wide = mean_field_around(model), ScaledPosterior(mean_field_around(model), 2.0, linearized=True)
     as_chosen = mc_predict(model, wide, x, S).probs
     assert torch.equal(as_chosen, mc_predict(model, ScaledPosterior(plain, 2.0), x, S, linearized=True).probs)
     assert not torch.allclose(as_chosen, mc_predict(model, wide, x, S, linearized=False).probs)
@@ -188,7 +182,7 @@ def test_a_scale_fitted_for_the_linearised_predictive_is_used_with_it():
 def test_linearised_samples_use_the_recalibrated_statistics_of_the_mean():
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2)).eval(), torch.randn(64, 3)
-    posterior = mean_field(model)
+    posterior = mean_field_around(model)
     found = mc_predict(model, posterior, x, S, link="identity", linearized=True, recalibrate_on=[x]).samples
     with torch.no_grad():
         hidden = model[0](x)
@@ -223,10 +217,10 @@ def test_a_layer_without_forward_mode_derivative_is_named():
     with pytest.raises(
         UnsupportedLayerError, match=r"which 1\.1 \(Custom\) does not support: .*\(linearized=False\), or"
     ):
-        mc_predict(model, mean_field(model), torch.randn(2, 3), 2, linearized=True)
+        mc_predict(model, mean_field_around(model), torch.randn(2, 3), 2, linearized=True)
     bag = nn.Sequential(nn.EmbeddingBag(5, 4), nn.Linear(4, 2))
     with pytest.raises(UnsupportedLayerError, match=r"which 0 \(EmbeddingBag\) does not support: .*embedding_bag"):
-        mc_predict(bag, mean_field(bag), torch.randint(5, (3, 4)), 2, linearized=True)
+        mc_predict(bag, mean_field_around(bag), torch.randint(5, (3, 4)), 2, linearized=True)
     assert not bag[0]._forward_hooks
     assert not bag[0]._forward_pre_hooks
 
@@ -234,7 +228,7 @@ def test_a_layer_without_forward_mode_derivative_is_named():
 def test_an_error_of_the_model_itself_is_not_replaced():
     model = nn.Linear(3, 2)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        mc_predict(model, mean_field(model), torch.randn(2, 7), 2, linearized=True)
+        mc_predict(model, mean_field_around(model), torch.randn(2, 7), 2, linearized=True)
 
 
 @pytest.mark.skipif(Version(torch.__version__) < Version("2.8"), reason="torch 2.5 and 2.7 cannot vmap checkpoints")
@@ -246,5 +240,5 @@ def test_activation_checkpointing_and_control_flow_on_values():
 
     torch.manual_seed(0)
     model, x = Branching(3, 2, dtype=F64), torch.randn(4, 3, dtype=F64)
-    posterior = mean_field(model)
+    posterior = mean_field_around(model)
     torch.testing.assert_close(linearised(model, posterior, x), expansion_by_hand(model, posterior, x))

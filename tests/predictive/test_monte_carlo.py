@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from posterior_around import mean_field_around
 from torch import nn
 
 from lightning_bayes.errors import HyperparameterError, PosteriorError, ShapeError
@@ -19,16 +20,9 @@ def network():
     return nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, 4))
 
 
-def posterior_of(model, precision=4.0, constants=None):
-    mean = {n: p.detach().clone() for n, p in model.named_parameters()}
-    buffers = {n: v.clone() for n, v in model.state_dict().items() if n not in mean}
-    precisions = {n: torch.full_like(m, precision) for n, m in mean.items()}
-    return MeanField(mean, precisions, dict.fromkeys(mean, 1.0), 10, buffers | (constants or {}))
-
-
 def test_the_prediction_matches_an_explicit_loop_over_samples():
     model, x = network().eval(), torch.randn(6, 3)
-    posterior = posterior_of(model)
+    posterior = mean_field_around(model)
     found = mc_predict(model, posterior, x, samples=5, seed=3)
     drawn = PosteriorSamples(posterior, 5, seed=3)
     each = [torch.func.functional_call(model, drawn.weights(k), (x,)).softmax(-1) for k in range(5)]
@@ -40,7 +34,7 @@ def test_the_prediction_matches_an_explicit_loop_over_samples():
 
 def test_equal_seeds_predict_equally_for_any_batch():
     model, x = network(), torch.randn(6, 3)
-    posterior = posterior_of(model)
+    posterior = mean_field_around(model)
     whole, again, other = (mc_predict(model, posterior, x, samples=4, seed=s).probs for s in (1, 1, 2))
     assert torch.equal(whole, again)
     assert not torch.equal(whole, other)
@@ -50,7 +44,7 @@ def test_equal_seeds_predict_equally_for_any_batch():
 
 def test_numpy_arrays_take_the_dtype_of_the_weights():
     model, x = network(), torch.randn(6, 3)
-    posterior = posterior_of(model)
+    posterior = mean_field_around(model)
     found = mc_predict(model, posterior, x.double().numpy(), samples=4)
     assert torch.equal(found.probs, mc_predict(model, posterior, x, samples=4).probs)
 
@@ -78,7 +72,7 @@ def test_the_model_is_restored(breaks):
     modes = [m.training for m in model.modules()]
     before = {n: v.clone() for n, v in model.state_dict().items()}
     constants = {"1.running_mean": torch.full((8,), 2.0)}
-    posterior, rng = posterior_of(model, constants=constants), torch.get_rng_state()
+    posterior, rng = mean_field_around(model, constants=constants), torch.get_rng_state()
     if breaks:
         with pytest.raises(KeyboardInterrupt, match="enough"):
             mc_predict(model, posterior, torch.randn(6, 3, generator=torch.Generator().manual_seed(0)), samples=3)
@@ -93,13 +87,13 @@ def test_the_model_is_restored(breaks):
 
 def test_the_posteriors_batchnorm_statistics_replace_the_models():
     model, x = network(), torch.randn(6, 3)
-    posterior = posterior_of(model, constants={"1.running_mean": torch.full((8,), 0.7)})
+    posterior = mean_field_around(model, constants={"1.running_mean": torch.full((8,), 0.7)})
     wanted = mc_predict(model, posterior, x, samples=3).probs
     with torch.no_grad():
         model[1].running_mean.fill_(-5.0)
         model[0].weight.zero_()
     assert torch.equal(mc_predict(model, posterior, x, samples=3).probs, wanted)
-    assert not torch.allclose(mc_predict(model, posterior_of(model), x, samples=3).probs, wanted, atol=1e-3)
+    assert not torch.allclose(mc_predict(model, mean_field_around(model), x, samples=3).probs, wanted, atol=1e-3)
 
 
 def test_linear_regression_matches_its_closed_form(generator):
@@ -148,7 +142,7 @@ class Tied(nn.Module):
 def test_tied_weights_are_sampled_once():
     """The state dict names a tied weight twice, the posterior samples it once: both uses see the sample."""
     model, x = Tied(), torch.randn(5, 3)
-    posterior = posterior_of(model)
+    posterior = mean_field_around(model)
     assert "decoder.weight" in posterior.constants
     found = mc_predict(model, posterior, x, samples=2)
     for k in range(2):
@@ -174,7 +168,7 @@ def test_a_module_with_extra_state_predicts():
 
 def test_a_posterior_of_the_whole_lightning_module_suggests_select():
     model = network()
-    whole = posterior_of(nn.ModuleDict({"model": model}))
+    whole = mean_field_around(nn.ModuleDict({"model": model}))
     with pytest.raises(PosteriorError, match=r"unknown to the model: model\.0\.bias.*posterior\.select\('model\.'\)"):
         mc_predict(model, whole, torch.zeros(1, 3))
     assert mc_predict(model, whole.select("model."), torch.zeros(1, 3), samples=2).probs.shape == (1, 4)
@@ -183,23 +177,16 @@ def test_a_posterior_of_the_whole_lightning_module_suggests_select():
 def test_fewer_than_one_sample_is_refused():
     model = network()
     with pytest.raises(HyperparameterError, match=r"samples=0 must be at least 1"):
-        mc_predict(model, posterior_of(model), torch.zeros(1, 3), samples=0)
+        mc_predict(model, mean_field_around(model), torch.zeros(1, 3), samples=0)
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan")])
 def test_a_temperature_that_is_not_positive_is_refused(temperature):
     model = network()
     with pytest.raises(HyperparameterError, match=f"temperature={temperature} must be positive"):
-        mc_predict(model, posterior_of(model), torch.ones(1, 3), temperature=temperature)
+        mc_predict(model, mean_field_around(model), torch.ones(1, 3), temperature=temperature)
     with pytest.raises(HyperparameterError, match=r"temperature=2\.0 .* 1 for outputs that are not logits"):
-        mc_predict(model, posterior_of(model), torch.ones(1, 3), link="identity", temperature=2.0)
-
-
-def test_every_sample_is_scaled_by_the_temperature():
-    model, x = network().eval(), torch.randn(6, 3)
-    posterior = posterior_of(model)
-    plain, scaled = (mc_predict(model, posterior, x, samples=5, temperature=t).sample_probs for t in (1.0, 2.5))
-    torch.testing.assert_close(scaled, (plain.log() / 2.5).softmax(-1))
+        mc_predict(model, mean_field_around(model), torch.ones(1, 3), link="identity", temperature=2.0)
 
 
 def test_an_output_that_cannot_be_averaged_is_refused():
@@ -209,4 +196,4 @@ def test_an_output_that_cannot_be_averaged_is_refused():
 
     model = Named(3, 2)
     with pytest.raises(ShapeError, match="Named returned a dict, which cannot be averaged over samples"):
-        mc_predict(model, posterior_of(model), torch.zeros(1, 3), samples=2)
+        mc_predict(model, mean_field_around(model), torch.zeros(1, 3), samples=2)

@@ -6,11 +6,11 @@ import copy
 
 import pytest
 import torch
+from posterior_around import mean_field_around
 from torch import nn
 from torch.optim.swa_utils import update_bn
 
 from lightning_bayes.errors import HyperparameterError
-from lightning_bayes.posteriors import MeanField
 from lightning_bayes.predictive import DropoutSamples, MemberSamples, PosteriorSamples, mc_predict, recalibrate
 from lightning_bayes.predictive.recalibration import running_statistics
 
@@ -28,13 +28,6 @@ def model():
 def batches():
     generator = torch.Generator().manual_seed(1)
     return [3 + 2 * torch.randn(8, 1, 5, 5, generator=generator) for _ in range(4)]
-
-
-def posterior_of(model, noise=0.3):
-    mean = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    precision = {name: torch.full_like(value, noise**-2) for name, value in mean.items()}
-    constants = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    return MeanField(mean, precision, dict.fromkeys(mean, 1.0), num_data=10, constants=constants)
 
 
 def by_hand(model, weights, batches):
@@ -62,7 +55,7 @@ def unchanged(model, before):
 
 
 def test_each_sample_predicts_with_its_own_statistics(model, batches):
-    draws, before, x = PosteriorSamples(posterior_of(model), S), state(model), torch.randn(5, 1, 5, 5)
+    draws, before, x = PosteriorSamples(mean_field_around(model), S), state(model), torch.randn(5, 1, 5, 5)
     found = recalibrate(model, draws, runs(model, batches)).outputs(model, lambda: model(x))
     expected = torch.stack([by_hand(model, draws.weights(index), batches)(x) for index in range(S)])
     torch.testing.assert_close(found, expected)
@@ -70,7 +63,7 @@ def test_each_sample_predicts_with_its_own_statistics(model, batches):
 
 
 def test_the_mean_has_the_statistics_of_update_bn(model, batches):
-    samples = recalibrate(model, PosteriorSamples(posterior_of(model), S), runs(model, batches))
+    samples = recalibrate(model, PosteriorSamples(mean_field_around(model), S), runs(model, batches))
     theirs, x = copy.deepcopy(model), torch.randn(5, 1, 5, 5)
     update_bn(batches, theirs)
     with samples.at_mean(model):
@@ -79,7 +72,7 @@ def test_the_mean_has_the_statistics_of_update_bn(model, batches):
 
 
 def test_samples_can_share_the_statistics_of_the_mean(model, batches):
-    draws, x = PosteriorSamples(posterior_of(model), S), torch.randn(5, 1, 5, 5)
+    draws, x = PosteriorSamples(mean_field_around(model), S), torch.randn(5, 1, 5, 5)
     passes = []
     counted = [lambda run=run: passes.append(run()) for run in runs(model, batches)]
     found = recalibrate(model, draws, counted, of="mean").outputs(model, lambda: model(x))
@@ -102,7 +95,7 @@ def test_members_of_an_ensemble(model, batches):
 
 
 def test_predictions_from_a_posterior(model, batches):
-    posterior, x = posterior_of(model), torch.randn(5, 1, 5, 5)
+    posterior, x = mean_field_around(model), torch.randn(5, 1, 5, 5)
     before = state(model)
     found = mc_predict(model, posterior, x, samples=S, recalibrate_on=batches)
     draws = PosteriorSamples(posterior, S)
@@ -120,18 +113,18 @@ def test_a_failing_batch_leaves_the_model_unchanged(model, batches, error):
         raise error("inside")
 
     with pytest.raises(error, match="inside"):
-        recalibrate(model, PosteriorSamples(posterior_of(model), S), [*runs(model, batches[:1]), fail])
+        recalibrate(model, PosteriorSamples(mean_field_around(model), S), [*runs(model, batches[:1]), fail])
     assert unchanged(model, before)
 
 
 def test_a_model_without_running_statistics_keeps_its_samples(batches):
     net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4, track_running_stats=False), nn.GroupNorm(2, 4))
-    draws = PosteriorSamples(posterior_of(net), S)
+    draws = PosteriorSamples(mean_field_around(net), S)
     assert recalibrate(net, draws, runs(net, batches)) is draws
 
 
 def test_statistics_are_averaged_over_processes(model, batches):
-    draws = PosteriorSamples(posterior_of(model), S)
+    draws = PosteriorSamples(mean_field_around(model), S)
     halves = [recalibrate(model, draws, runs(model, half)).statistics for half in (batches[:2], batches[2:])]
     others = iter([value for each in halves[1] for value in each.values()])
     whole = recalibrate(model, draws, runs(model, batches)).statistics
@@ -145,7 +138,7 @@ def test_statistics_are_averaged_over_processes(model, batches):
 
 def test_no_batch_is_refused(model):
     with pytest.raises(HyperparameterError, match=r"There is no batch to estimate BatchNorm's statistics from"):
-        recalibrate(model, PosteriorSamples(posterior_of(model), S), [])
+        recalibrate(model, PosteriorSamples(mean_field_around(model), S), [])
 
 
 def test_dropout_has_no_statistics_of_a_sample(model, batches):
@@ -162,4 +155,4 @@ def test_an_ensemble_has_no_mean(model, batches):
 
 def test_an_unknown_owner_of_statistics_is_refused(model, batches):
     with pytest.raises(HyperparameterError, match=r"of='batch' is unknown; use 'sample' or 'mean'"):
-        recalibrate(model, PosteriorSamples(posterior_of(model), S), runs(model, batches), of="batch")
+        recalibrate(model, PosteriorSamples(mean_field_around(model), S), runs(model, batches), of="batch")

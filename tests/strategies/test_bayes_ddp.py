@@ -150,14 +150,6 @@ def test_gradients_of_a_group_are_added_only_where_ranks_share_it(shares_noise, 
         assert added == ([number_and_gradients] * len(WHOLE) if shares_noise else [])
 
 
-def unaligned_groups(rank):
-    try:
-        train(CALLBACKS["Vadam"](), share(rank, 2), **on_ranks(2, num_groups=3), accumulate_grad_batches=3)
-    except HyperparameterError as error:
-        return str(error)
-    return "nothing"
-
-
 def test_groups_that_do_not_divide_are_refused():
     with pytest.raises(HyperparameterError, match=r"num_groups=3 does not divide the 4 batches of an update \(2 ranks"):
         strategy_of(0, 2, num_groups=3).noise_samples(1, 0, 2)
@@ -239,7 +231,6 @@ def on_two_ranks(rank):
         "bytes": small.reduced_bytes,
         "skipping": skipping(rank),
         "refused": refusal(vogn(num_data=48 + rank, damping=0.5 * rank), share(rank, 2), **on_ranks(2)),
-        "unaligned": unaligned_groups(rank),
         "refused by ddp": refusal(
             vogn(), share(rank, 2)[: 6 - rank], strategy="ddp", devices=2, use_distributed_sampler=False
         ),
@@ -337,11 +328,6 @@ def test_ranks_that_want_something_else_are_refused_at_the_start(ranks):
         assert "num_data is 48 on rank 0, but 49 on rank 1" in rank["refused"]
         assert "damping is 0.0 on rank 0, but 0.5 on rank 1" in rank["refused"]
         assert "the number of batches is 6 on rank 0, but 5 on rank 1" in rank["refused by ddp"]
-
-
-@pytest.mark.ddp
-def test_groups_across_ranks_are_refused_by_what_squares_their_gradient(ranks):
-    assert all("num_groups=3 puts batches of one of the 2 ranks into several" in rank["unaligned"] for rank in ranks)
 
 
 def many_steps(rank, world_size):

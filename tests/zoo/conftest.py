@@ -5,25 +5,15 @@ from __future__ import annotations
 import os
 
 import pytest
+import tiny_training
 from fake_images import write_cifar10, write_cifar100, write_idx_sets, write_image_folder, write_svhn
-from lightning.pytorch import Trainer
 from lightning_utilities.core import rank_zero
 from torchvision.datasets import CIFAR10, CIFAR100, SVHN
 
 
 @pytest.fixture
 def quiet_trainer():
-    def make(**kwargs):
-        defaults = {
-            "accelerator": "cpu",
-            "logger": False,
-            "enable_checkpointing": False,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-        }
-        return Trainer(**{**defaults, **kwargs})
-
-    return make
+    return tiny_training.quiet_trainer
 
 
 @pytest.fixture

@@ -58,8 +58,6 @@ def test_a_batch_that_is_not_a_pair_is_rejected(batch, what):
         split_batch(batch)
 
 
-# Lightning up to at least 2.6.6 calls a method of jsonargparse that jsonargparse has renamed since.
-@pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
 def test_the_command_line_reaches_network_optimizer_and_data(monkeypatch):
     options = [
         "--model.model=lightning_bayes.zoo.LeNet5",

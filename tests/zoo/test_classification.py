@@ -4,10 +4,11 @@ import math
 
 import numpy as np
 import pytest
+import tiny_training
 import torch
 import torch.nn.functional as F
 from distributed import run_on_ranks
-from lightning.pytorch import Callback, LightningDataModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule
 from scipy.special import logsumexp, softmax
 from scipy.stats import entropy
 from sklearn.metrics import accuracy_score, average_precision_score, log_loss, roc_auc_score, roc_curve
@@ -16,15 +17,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bayes.errors import HyperparameterError, ShapeError
 from lightning_bayes.zoo import MLP, BayesClassifier, DigitsDataModule, LeNet5
-
-pytestmark = [
-    # Lightning up to at least 2.6.6 asks for a node type in a way that torch has deprecated since.
-    pytest.mark.filterwarnings("ignore:.*LeafSpec.*is deprecated:FutureWarning"),
-    # The data are in memory, so workers do not make them faster.
-    pytest.mark.filterwarnings("ignore:.*does not have many workers:UserWarning"),
-    # The tests run on the CPU, wherever they run.
-    pytest.mark.filterwarnings("ignore:GPU available but not used:UserWarning"),
-]
 
 METRICS = [
     *("cls/Acc", "cls/NLL", "cls/Brier", "cal/ECE", "cal/MCE", "cal/aECE", "cal/cECE"),
@@ -58,7 +50,7 @@ def task():
 def test_learns_the_digits_and_logs_exactly_the_stated_keys(quiet_trainer):
     torch.manual_seed(0)
     task = BayesClassifier(LeNet5(image_size=8), 10, optimizer=lambda p: torch.optim.Adam(p, lr=5e-3))
-    trainer = quiet_trainer(max_epochs=15, log_every_n_steps=1)
+    trainer = quiet_trainer(max_epochs=15)
     data = DigitsDataModule()
     trainer.fit(task, datamodule=data)
     assert set(trainer.callback_metrics) == {"train/loss", "val/loss", *(f"val/{key}" for key in METRICS)}
@@ -110,7 +102,7 @@ def test_training_loss_is_the_mean_cross_entropy(task, toy, quiet_trainer):
     inputs, targets = toy
     with torch.no_grad():
         expected = -task.model(inputs).log_softmax(-1)[torch.arange(30), targets].mean()
-    trainer = quiet_trainer(max_steps=1, log_every_n_steps=1)
+    trainer = quiet_trainer(max_steps=1)
     trainer.fit(task, loader(inputs, targets, batch_size=30), loader(inputs, targets))
     torch.testing.assert_close(trainer.callback_metrics["train/loss"], expected)
 
@@ -235,7 +227,7 @@ def test_steps_return_logits_and_targets_for_callbacks(task, toy, quiet_trainer)
 
     for stage, extra in (("validate", set()), ("test", {"set"})):
         keep = Keep()
-        getattr(quiet_trainer(callbacks=[keep]), stage)(task, loader(*toy), verbose=False)
+        getattr(quiet_trainer(keep), stage)(task, loader(*toy), verbose=False)
         assert all(set(each) == {"outputs", "targets"} | extra for each in keep.seen)
         logits = torch.cat([each["outputs"] for each in keep.seen], dim=1)
         torch.testing.assert_close(logits, task(toy[0]).unsqueeze(0).detach())
@@ -243,7 +235,7 @@ def test_steps_return_logits_and_targets_for_callbacks(task, toy, quiet_trainer)
 
 
 def test_a_checkpoint_loads_safely_and_as_an_ordinary_module(task, toy, quiet_trainer, tmp_path):
-    trainer = quiet_trainer(max_epochs=1, log_every_n_steps=1)
+    trainer = quiet_trainer(max_epochs=1)
     trainer.fit(task, loader(*toy), loader(*toy))
     trainer.save_checkpoint(tmp_path / "last.ckpt")
     assert set(torch.load(tmp_path / "last.ckpt", weights_only=True)["state_dict"]) == {
@@ -301,7 +293,7 @@ def test_integers_of_any_type_are_class_indices(task, toy, quiet_trainer, dtype)
     inputs, targets = toy
     expected = F.cross_entropy(task(inputs), targets).item()
     narrow = loader(inputs, targets.to(dtype), batch_size=30)
-    trainer = quiet_trainer(max_epochs=1, log_every_n_steps=1)
+    trainer = quiet_trainer(max_epochs=1)
     trainer.fit(task, narrow, narrow)
     assert trainer.callback_metrics["train/loss"].item() == pytest.approx(
         expected, rel=1e-5
@@ -314,10 +306,8 @@ def logged_on_ranks(rank, world_size):
     torch.manual_seed(0)
     task, (inputs, targets) = BayesClassifier(MLP(4, 3), num_classes=3), toy_data()
     devices = {"devices": 2, "strategy": "ddp"} if world_size == 2 else {"devices": 1}
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    rows = Trainer(accelerator="cpu", **quiet, **devices).test(
-        task, datamodule=Shifted((inputs, targets)), verbose=False
-    )
+    trainer = tiny_training.quiet_trainer(**devices)
+    rows = trainer.test(task, datamodule=Shifted((inputs, targets)), verbose=False)
     return {key: value for row in rows for key, value in row.items()}
 
 

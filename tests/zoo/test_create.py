@@ -13,12 +13,7 @@ import yaml
 
 from lightning_bayes.cli import instantiate
 from lightning_bayes.errors import HyperparameterError, WeightsError
-from lightning_bayes.zoo import (
-    architecture,
-    create_model,
-    input_transform,
-    list_models,
-)
+from lightning_bayes.zoo import architecture, create_model, input_transform, list_models
 from lightning_bayes.zoo.transforms import ImageTransform
 
 SMALL = {"lenet5": 28, "mlp": 28, "alexnet": 32, "resnet18": 32, "vgg16_half": 32}
@@ -194,10 +189,8 @@ def test_a_timm_model_reads_a_file_strictly(saved):
 
 
 @pytest.fixture
-def task_of(tmp_path, monkeypatch):
-    """The model that a config and the command line build; restores Lightning's environment variables."""
-    for variable in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
-        monkeypatch.setenv(variable, "0")
+def task_of(tmp_path, _seed_variables):
+    """The model that a config and the command line build."""
 
     def build(model, *arguments):
         model["class_path"] = "lightning_bayes.zoo.create_model"

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from posterior_around import mean_field_around
 
-from lightning_bayes import MeanField, Predictor, zoo
+from lightning_bayes import Predictor, zoo
 from lightning_bayes.zoo.hub import from_hub, push_to_hub
 
 huggingface_hub = pytest.importorskip("huggingface_hub", reason="huggingface_hub, the extra `hub`, is not installed")
@@ -50,9 +51,7 @@ def hub(tmp_path, monkeypatch):
 @pytest.fixture
 def file(tmp_path):
     model = zoo.create_model("mlp", num_classes=2, in_channels=1, image_size=2, hidden=())
-    mean = {name: p.detach() for name, p in model.named_parameters()}
-    q = MeanField(mean, {n: torch.ones_like(p) for n, p in mean.items()}, dict.fromkeys(mean, 1.0), num_data=10)
-    zoo.save_posterior(tmp_path / "tiny.safetensors", model, q, class_names=["no", "yes"])
+    zoo.save_posterior(tmp_path / "tiny.safetensors", model, mean_field_around(model), class_names=["no", "yes"])
     return tmp_path / "tiny.safetensors"
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from fake_images import write_image_folder
+from posterior_around import mean_field_around
 from torch import nn
 from torchvision.models import ResNet18_Weights
 from torchvision.transforms.v2 import functional
 
 from lightning_bayes.errors import DataError, DatasetError, HyperparameterError
-from lightning_bayes.posteriors import MeanField
 from lightning_bayes.zoo import BayesClassifier, create_model, load, save_posterior
 from lightning_bayes.zoo.data import ImageFolderDataModule
 from lightning_bayes.zoo.data.images import read_image
@@ -72,15 +72,13 @@ def test_a_folder_without_images_is_named(tmp_path):
 def test_class_names_are_stored_in_module_checkpoint_and_posterior_file(picture_root, tmp_path, quiet_trainer):
     network = create_model("mlp", num_classes=2, in_channels=3, image_size=30, hidden=())
     module = BayesClassifier(network, num_classes=2)
-    trainer = quiet_trainer(max_epochs=1, limit_train_batches=1, limit_val_batches=0, log_every_n_steps=1)
+    trainer = quiet_trainer(max_epochs=1, limit_train_batches=1, limit_val_batches=0)
     trainer.fit(module, datamodule=ImageFolderDataModule(root=str(picture_root), **PLAIN))
     trainer.save_checkpoint(tmp_path / "last.ckpt")
     other = BayesClassifier(network, num_classes=2)
     other.on_load_checkpoint(torch.load(tmp_path / "last.ckpt", weights_only=True))
     assert module.class_names == other.class_names == ("cat", "dog")
-    mean = {name: p.detach() for name, p in network.named_parameters()}
-    posterior = MeanField(mean, {n: torch.ones_like(p) for n, p in mean.items()}, dict.fromkeys(mean, 1.0), num_data=20)
-    save_posterior(tmp_path / "q.safetensors", network, posterior)
+    save_posterior(tmp_path / "q.safetensors", network, mean_field_around(network))
     assert load(tmp_path / "q.safetensors").class_names == ("cat", "dog")
 
 
@@ -98,6 +96,10 @@ def test_with_a_test_folder_val_is_for_validation(tmp_path):
         write_image_folder(tmp_path / name, count=count)
     data = make(tmp_path)
     assert [len(data.train_set), len(data.val_set), len(data.test_set)] == [8, 6, 4]
+
+
+def test_without_validation_there_is_no_loader(picture_root):
+    assert make(picture_root, val_size=0).val_dataloader() == []
 
 
 def test_few_shots_are_balanced(picture_root):

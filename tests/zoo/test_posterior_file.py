@@ -14,12 +14,13 @@ import torch
 import torchvision
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from tiny_training import assert_same_bits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bayes import VOGNCallback, composition, load_posterior, mc_predict, zoo
 from lightning_bayes.errors import CheckpointError, HyperparameterError, PosteriorError
-from lightning_bayes.posteriors import FullGaussian, MatrixGaussian, MeanField, ScaledPosterior
+from lightning_bayes.posteriors import FullGaussian, LowRankGaussian, MatrixGaussian, MeanField, ScaledPosterior
 from lightning_bayes.zoo import BayesClassifier, ImageTransform, create_model, hub, save_posterior
 from lightning_bayes.zoo.posterior_file import read_content, to_bytes
 
@@ -52,10 +53,6 @@ def saved(tmp_path):
     return path, card, model, posterior
 
 
-def same(one, other):
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
 # -- the round trip ---------------------------------------------------------------------------------------------------
 
 
@@ -63,7 +60,7 @@ def test_a_posterior_makes_the_round_trip(saved, generator):
     path, _, model, posterior = saved
     loaded = zoo.load(path)
     for part in ("mean", "precision", "constants"):
-        assert same(getattr(loaded.posterior, part), getattr(posterior, part))
+        assert_same_bits(getattr(loaded.posterior, part), getattr(posterior, part))
     assert (loaded.posterior.prior_precision, loaded.posterior.num_data) == (posterior.prior_precision, 123)
     assert (loaded.transform, loaded.class_names) == (TRANSFORM, ("cat", "dog", "eel"))
     assert loaded.metrics == {"test/cls/NLL": 0.25, "test/cls/Acc": 0.9}
@@ -78,7 +75,7 @@ def test_a_posterior_makes_the_round_trip(saved, generator):
 def test_the_model_is_at_the_mean_in_evaluation_mode(saved):
     path, _, _, posterior = saved
     loaded = zoo.load(str(path))
-    assert same({name: p.detach() for name, p in loaded.model.named_parameters()}, posterior.mean)
+    assert_same_bits({name: p.detach() for name, p in loaded.model.named_parameters()}, posterior.mean)
     assert not loaded.model.training
     assert zoo.architecture(loaded.model) == zoo.architecture(network())
     assert zoo.input_transform(loaded.model) == TRANSFORM
@@ -90,7 +87,7 @@ def test_a_loaded_posterior_can_be_saved_again(saved, tmp_path):
     loaded = zoo.load(saved[0])
     save_posterior(tmp_path / "again.safetensors", loaded.model, loaded.posterior)
     again = zoo.load(tmp_path / "again.safetensors")
-    assert same(again.posterior.mean, loaded.posterior.mean)
+    assert_same_bits(again.posterior.mean, loaded.posterior.mean)
     assert (again.transform, again.class_names, again.metrics, again.config) == (TRANSFORM, loaded.class_names, {}, {})
 
 
@@ -123,7 +120,10 @@ def test_other_families_make_the_round_trip(tmp_path, generator):
     eye = {name: (torch.eye(len(p)), torch.eye(p.shape[1] + 1)) for name, p in mean.items() if p.ndim == 2}
     biases = {name: name.replace("weight", "bias") for name in eye}
     prior = dict.fromkeys(mean, 1.0)
+    widths = {name: torch.ones_like(p) for name, p in mean.items()}
+    columns = {name: torch.randn(3, *p.shape, generator=generator) for name, p in mean.items()}
     families = [
+        LowRankGaussian(mean, widths, columns, dict.fromkeys(mean, math.nan), num_data=9),  # as of SWAG
         MatrixGaussian(mean, eye, biases, {}, prior, num_data=9),
         FullGaussian(mean, 4 * torch.eye(sum(p.numel() for p in mean.values())), prior, num_data=9),
     ]
@@ -145,7 +145,7 @@ def test_a_per_weight_prior_makes_the_round_trip(tmp_path, generator):
     q = MeanField(mean, {name: 2 * d for name, d in delta.items()}, delta, 10, prior_mean=dict(mean))
     card = save_posterior(tmp_path / "second.safetensors", model, q)
     found = zoo.load(tmp_path / "second.safetensors").posterior
-    assert same(found.prior_precision, delta)
+    assert_same_bits(found.prior_precision, delta)
     assert torch.equal(found.kl(), q.kl())
     expected = sum(d.numel() for d in delta.values()) * (0.5 - 1 + math.log(2)) / 2  # of N(μ, 1/2δ) from N(μ, 1/δ)
     assert float(q.kl()) == pytest.approx(expected, rel=1e-4)
@@ -165,7 +165,7 @@ def test_a_posterior_trained_by_a_callback_can_be_saved(tmp_path, quiet_trainer,
     x, y = torch.randn(24, 1, 2, 2, generator=generator), torch.arange(24) % 3
     model = create_model("mlp", num_classes=3, in_channels=1, image_size=2, hidden=(4,))
     task = BayesClassifier(model, num_classes=3)
-    trainer = quiet_trainer(max_epochs=2, callbacks=[VOGNCallback()])
+    trainer = quiet_trainer(VOGNCallback(), max_epochs=2)
     loader = DataLoader(TensorDataset(x, y), batch_size=8)
     trainer.fit(task, loader, loader)
     trainer.save_checkpoint(tmp_path / "last.ckpt")
@@ -439,7 +439,7 @@ def test_a_prior_at_the_mean_is_stored_once(tmp_path):
         save_posterior(tmp_path / "q.safetensors", model, posterior)
         sizes.append((tmp_path / "q.safetensors").stat().st_size)
     assert sizes[1] - sizes[0] < 1000  # the weights take 2 kB
-    assert same(zoo.load(tmp_path / "q.safetensors").posterior.prior_mean, at_zero.mean)
+    assert_same_bits(zoo.load(tmp_path / "q.safetensors").posterior.prior_mean, at_zero.mean)
 
 
 def test_without_a_variable_the_folder_is_in_the_cache(monkeypatch, tmp_path):

@@ -8,9 +8,10 @@ import sys
 import pytest
 import torch
 from lightning.pytorch import LightningModule
+from posterior_around import mean_field_around
 from torch import nn
 
-from lightning_bayes import MeanField, Predictor, mc_predict, zoo
+from lightning_bayes import Predictor, mc_predict, zoo
 from lightning_bayes.errors import HyperparameterError, PosteriorError
 from lightning_bayes.zoo import load, save_posterior
 
@@ -54,16 +55,8 @@ def _importable(monkeypatch):
     monkeypatch.setitem(sys.modules, HERE, sys.modules.get(HERE) or sys.modules[Net.__module__])
 
 
-def posterior_of(model):
-    mean = {n: p.detach().clone() for n, p in model.named_parameters()}
-    constants = {n: v.clone() for n, v in model.state_dict().items() if n not in mean}
-    return MeanField(
-        mean, {n: torch.full_like(m, 9.0) for n, m in mean.items()}, dict.fromkeys(mean, 1.0), 10, constants
-    )
-
-
 def saved(folder, model, **options):
-    posterior = posterior_of(model)
+    posterior = mean_field_around(model)
     card = save_posterior(folder / "own.safetensors", model, posterior, **options)
     return folder / "own.safetensors", posterior, card.read_text("utf-8")
 

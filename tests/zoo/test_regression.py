@@ -9,15 +9,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_bayes.errors import HyperparameterError, ShapeError
 from lightning_bayes.zoo import MLP, BayesRegressor
 
-pytestmark = [
-    # Lightning up to at least 2.6.6 asks for a node type in a way that torch has deprecated since.
-    pytest.mark.filterwarnings("ignore:.*LeafSpec.*is deprecated:FutureWarning"),
-    # The data are in memory, so workers do not make them faster.
-    pytest.mark.filterwarnings("ignore:.*does not have many workers:UserWarning"),
-    # The tests run on the CPU, wherever they run.
-    pytest.mark.filterwarnings("ignore:GPU available but not used:UserWarning"),
-]
-
 
 @pytest.fixture
 def toy():
@@ -38,7 +29,7 @@ def loader(*tensors, batch_size=7):
 def test_training_loss_is_the_mean_negative_log_density(toy, noise_std, quiet_trainer):
     task, (inputs, targets) = make(noise_std), toy
     expected = -Normal(task(inputs).squeeze(-1), noise_std).log_prob(targets).mean()
-    trainer = quiet_trainer(max_steps=1, log_every_n_steps=1)
+    trainer = quiet_trainer(max_steps=1)
     trainer.fit(task, loader(inputs, targets, batch_size=30), loader(inputs, targets))
     torch.testing.assert_close(trainer.callback_metrics["train/loss"], expected.detach())
 
@@ -81,7 +72,7 @@ def test_learns_a_line(quiet_trainer):
     torch.manual_seed(0)
     task = BayesRegressor(MLP(1, 1, hidden=()), optimizer=lambda p: torch.optim.SGD(p, lr=0.5))
     batches = loader(inputs, targets, batch_size=64)
-    quiet_trainer(max_epochs=30, log_every_n_steps=1).fit(task, batches, batches)
+    quiet_trainer(max_epochs=30).fit(task, batches, batches)
     weight, bias = task.model.parameters()
     assert weight.item() == pytest.approx(2, abs=0.05)
     assert bias.item() == pytest.approx(-1, abs=0.05)

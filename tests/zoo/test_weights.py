@@ -11,6 +11,7 @@ import timm
 import torch
 import torchvision
 from safetensors.torch import save_file
+from tiny_training import assert_same_bits
 from torch import nn
 
 from lightning_bayes.errors import HyperparameterError, WeightsError
@@ -22,10 +23,6 @@ from lightning_bayes.zoo.weights import fetch, head_name, load_weights, read_wei
 
 def network(classes=3, width=4):
     return nn.Sequential(nn.Linear(2, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, classes))
-
-
-def same(ours, theirs):
-    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
@@ -46,7 +43,7 @@ def same(ours, theirs):
 def test_a_state_dict_is_found_inside_a_checkpoint(tmp_path, wrap):
     state = network().state_dict()
     torch.save(wrap(state), tmp_path / "weights.pt")
-    assert same(read_weights(tmp_path / "weights.pt"), state)
+    assert_same_bits(read_weights(tmp_path / "weights.pt"), state)
 
 
 def test_a_flipped_bit_is_found(tmp_path):
@@ -62,13 +59,13 @@ def test_a_flipped_bit_is_found(tmp_path):
 def test_safetensors_are_read(tmp_path):
     state = network().state_dict()
     save_file(state, tmp_path / "weights.safetensors")
-    assert same(read_weights(tmp_path / "weights.safetensors"), state)
+    assert_same_bits(read_weights(tmp_path / "weights.safetensors"), state)
 
 
 def test_the_old_format_of_torch_is_read(tmp_path):
     state = network().state_dict()
     torch.save(state, tmp_path / "weights.pth", _use_new_zipfile_serialization=False)
-    assert same(read_weights(str(tmp_path / "weights.pth")), state)
+    assert_same_bits(read_weights(str(tmp_path / "weights.pth")), state)
 
 
 class Harmful:
@@ -144,7 +141,7 @@ def test_all_mismatches_are_listed_and_nothing_is_loaded():
     )
     with pytest.raises(WeightsError, match=re.escape(expected)):
         load_weights(model, state, "weights.pt")
-    assert same(model.state_dict(), before)
+    assert_same_bits(model.state_dict(), before)
 
 
 def test_tensors_of_the_wrong_type_are_listed():
@@ -164,7 +161,7 @@ def test_a_head_of_other_classes_is_skipped_with_a_message(said):
     head = model[3].weight.clone()
     load_weights(model, theirs)
     assert torch.equal(model[3].weight, head)
-    assert same(model[:3].state_dict(), {name: v for name, v in theirs.items() if not name.startswith("3.")})
+    assert_same_bits(model[:3].state_dict(), {name: v for name, v in theirs.items() if not name.startswith("3.")})
     assert "the head (3.bias, 3.weight) is not loaded" in said.text
 
 
@@ -175,7 +172,7 @@ def test_a_head_of_the_same_classes_is_loaded_unless_replaced():
     assert torch.equal(model[3].weight, head)
     assert torch.equal(model[0].weight, theirs["0.weight"])
     load_weights(model, theirs)
-    assert same(model.state_dict(), theirs)
+    assert_same_bits(model.state_dict(), theirs)
 
 
 def test_replace_head_false_requires_the_same_classes():
@@ -251,7 +248,7 @@ def test_a_cached_file_is_used(hub, name, model):
     theirs = torchvision.models.get_model("resnet18", num_classes=2).state_dict()
     torch.save(theirs, hub / URLS["resnet18_imagenet"])
     found = create_model(model, num_classes=2, pretrained=name)
-    assert same(found.state_dict(), theirs)
+    assert_same_bits(found.state_dict(), theirs)
     assert input_transform(found).image_size == 224
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from optimizer_family import train_on, weights
 from torch import nn
 
 from lightning_bayes.curvature import Gaussian, Softmax
@@ -48,14 +49,7 @@ def loss_of(model, x, y):
 
 
 def train(model, opt, data, steps):
-    for _ in range(steps):
-        with opt.sampled_params():
-            loss_of(model, *data).backward()
-        opt.step()
-
-
-def weights(model):
-    return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+    train_on(opt, lambda: loss_of(model, *data), steps)
 
 
 def dense_precision(posterior):
@@ -116,9 +110,7 @@ def test_vong_keeps_the_mean_outer_product_of_example_gradients(reduction, gener
         flat = torch.cat([grad.flatten() for grad in grads])
         outer.append(torch.outer(flat, flat))
     opt = VONG(model, num_data=100, prior_precision=3.0)
-    with opt.sampled_params():
-        F.cross_entropy(model(x), y, reduction=reduction).backward()
-    opt.step()
+    train_on(opt, lambda: F.cross_entropy(model(x), y, reduction=reduction))
     expected = 100 * torch.stack(outer).mean(0) + 3.0 * torch.eye(len(outer[0]), dtype=F64)
     torch.testing.assert_close(opt.posterior().precision, expected)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from mean_field_logistic import LogisticRegression
+from optimizer_family import train_on
 from torch import nn
 from torch.distributions import Normal, kl_divergence
 
@@ -112,9 +113,7 @@ def test_optimizer_reaches_the_optimum_from_samples(generator):
     )
     late = []
     for t in range(2000):
-        with opt.sampled_params():
-            F.binary_cross_entropy_with_logits(model(problem.x)[:, 0], problem.y).backward()
-        opt.step()
+        train_on(opt, lambda: F.binary_cross_entropy_with_logits(model(problem.x)[:, 0], problem.y))
         if t >= 500 and t % 10 == 0:
             late.append((opt.posterior().mean["weight"][0], opt.posterior().precision["weight"][0].log()))
     mean, optimal = problem.optimum()

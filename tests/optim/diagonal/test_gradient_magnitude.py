@@ -7,6 +7,7 @@ from itertools import combinations, product
 
 import pytest
 import torch
+from optimizer_family import half_squares, train_on
 from torch import nn
 
 from lightning_bayes.optim import VOGN, Vadam, Vprop
@@ -28,16 +29,10 @@ def model():
     return model
 
 
-def half_squares(model, x, y):
-    return 0.5 * (model(x) - y).square().mean()
-
-
 def measured(optimizer, model, data, rows):
     """ĥ of one batch at the mean: without an initial precision the first pass has no noise."""
     opt = optimizer(model, lr=0.0, betas=(0.0, 0.0), num_data=100)
-    with opt.sampled_params():
-        half_squares(model, data[0][list(rows)], data[1][list(rows)]).backward()
-    opt.step()
+    train_on(opt, lambda: half_squares(model, data[0][list(rows)], data[1][list(rows)]))
     return opt.state[model.weight]["curvature"][0]
 
 
@@ -89,10 +84,7 @@ def test_micro_batches_add_up_before_the_square_and_weight_samples_after(model, 
 
 
 def train(opt, model, data, rows, steps=3):
-    for _ in range(steps):
-        with opt.sampled_params():
-            half_squares(model, data[0][rows], data[1][rows]).backward()
-        opt.step()
+    train_on(opt, lambda: half_squares(model, data[0][rows], data[1][rows]), steps)
 
 
 @pytest.mark.parametrize("optimizer", [Vadam, Vprop])

@@ -9,13 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from numpy.polynomial.hermite_e import hermegauss
+from optimizer_family import half_squares, reparameterised, train_on
 from torch import nn
 
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim import IVON
 from lightning_bayes.optim.diagonal.ivon import update
 from lightning_bayes.optim.diagonal.state import MeanFieldState
-from tests.optimizer_family import reparameterised
 
 F64 = torch.float64
 
@@ -118,10 +118,6 @@ def test_precision_stays_positive_for_every_curvature(dtype, beta2, generator):
         state = state._replace(curvature=new.curvature.clamp_max(1e3))  # so that small values recur
 
 
-def half_squares(model, x, y):
-    return 0.5 * F.mse_loss(model(x), y)
-
-
 def test_posterior_of_linear_regression_is_the_mean_field_optimum(generator):
     """Mean and precision, late averages: the exact mean, and the diagonal of the exact precision (algorithms E2)."""
     x = torch.randn(40, 3, generator=generator, dtype=F64)
@@ -130,9 +126,7 @@ def test_posterior_of_linear_regression_is_the_mean_field_optimum(generator):
     opt = IVON(model, lr=0.03, betas=(0.9, 0.996), num_data=40, prior_precision=1.0, init_precision=40.0)
     means, precisions = [], []
     for t in range(2000):
-        with opt.sampled_params():
-            half_squares(model, x, y).backward()
-        opt.step()
+        train_on(opt, lambda: half_squares(model, x, y))
         if t > 500:
             means.append(model.weight.detach().clone()[0])
         if t > 500 and t % 20 == 0:
@@ -151,9 +145,7 @@ def test_clipping_bounds_each_weight_s_step():
 
 
 def regression_step(model, opt, x, y):
-    with opt.sampled_params():
-        half_squares(model, x, y).backward()
-    opt.step()
+    train_on(opt, lambda: half_squares(model, x, y))
 
 
 def test_the_bound_of_the_step_may_be_a_function_of_the_step(generator):

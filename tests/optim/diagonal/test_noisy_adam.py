@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from optimizer_family import half_squares
 from torch import nn
 
 from lightning_bayes.optim import VOGN, NoisyAdam, NoisyAdamFisher
@@ -21,10 +22,6 @@ def regression(generator, n=40, noise=1.0):
 def linear():
     torch.manual_seed(3)
     return nn.Linear(3, 1, bias=False).double()
-
-
-def half_squares(model, x, y):
-    return 0.5 * F.mse_loss(model(x), y)
 
 
 @pytest.mark.parametrize("kl_weight", [1.0, 0.5])

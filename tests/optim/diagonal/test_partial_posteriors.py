@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from optimizer_family import train_on
 from torch import nn
 from torch.distributions import Normal, kl_divergence
 
@@ -16,10 +17,7 @@ STEP_RULES = ["natural", "trust_region"]
 
 def fit(model, x, y, steps=10, **arguments):
     opt = VOGN(model, lr=0.1, num_data=100, init_precision=400.0, prior_precision=30.0, **arguments)
-    for _ in range(steps):
-        with opt.sampled_params():
-            F.mse_loss(model(x), y).backward()
-        opt.step()
+    train_on(opt, lambda: F.mse_loss(model(x), y), steps)
     return opt
 
 
@@ -43,10 +41,7 @@ def test_without_data_weights_return_to_the_prior_mean(step_rule):
     with torch.no_grad():
         for param in model.parameters():
             param.add_(1.0)
-    for _ in range(400):
-        with opt.sampled_params():
-            (0.0 * model(torch.zeros(4, 3)).mean()).backward()
-        opt.step()
+    train_on(opt, lambda: 0.0 * model(torch.zeros(4, 3)).mean(), 400)
     end = nn.utils.parameters_to_vector(model.parameters()).detach()
     torch.testing.assert_close(end, start, atol=1e-2, rtol=0)
 

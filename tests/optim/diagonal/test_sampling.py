@@ -8,12 +8,12 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.nn.functional as F
+from optimizer_family import reparameterised
 from torch import nn
 
 from lightning_bayes.optim import IVON, VOGN
 from lightning_bayes.optim.diagonal.family import DiagonalFamily
 from lightning_bayes.optim.noise import CounterNoise
-from tests.optimizer_family import reparameterised
 
 
 def network():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from optimizer_family import train_on
 from torch import nn
 
 from lightning_bayes.optim import BBB, IVON, VON, LinearSchedule, ReparameterisedVON
@@ -22,9 +23,7 @@ def test_training_goes_on_while_the_prior_falls(optimizer, name, generator):
         opt.state[param]["step"] = 1
     opt.refresh_noise()
     for _ in range(5):
-        with opt.sampled_params():
-            F.mse_loss(model(x), x[:, :1]).backward()
-        opt.step()
+        train_on(opt, lambda: F.mse_loss(model(x), x[:, :1]))
         for precision in opt.posterior().precision.values():
             assert (precision > 0).all()
     assert opt.skipped_steps == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from optimizer_family import train_on
 from torch import nn
 
 from lightning_bayes.errors import HyperparameterError
@@ -110,9 +111,7 @@ def regression(generator):
 
 
 def step(model, opt, x, y):
-    with opt.sampled_params():
-        (0.5 * F.mse_loss(model(x), y)).backward()
-    opt.step()
+    train_on(opt, lambda: 0.5 * F.mse_loss(model(x), y))
 
 
 def test_noise_never_grows(generator):

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from optimizer_family import train_on, weights
 from torch import nn
 
 from lightning_bayes.optim import LinearSchedule, Vadam
@@ -36,13 +37,7 @@ def batches(data, count, size=8):
 
 
 def noisy_step(opt, model, x, y):
-    with opt.sampled_params():
-        F.cross_entropy(model(x), y).backward()
-    opt.step()
-
-
-def flat(model):
-    return nn.utils.parameters_to_vector(model.parameters()).detach()
+    train_on(opt, lambda: F.cross_entropy(model(x), y))
 
 
 def test_pure_update_is_the_pseudo_code_line_by_line():
@@ -70,7 +65,7 @@ def test_without_noise_and_prior_it_is_torch_s_adam(data):
         adam.zero_grad()
         F.cross_entropy(reference(x), y).backward()
         adam.step()
-        torch.testing.assert_close(flat(model), flat(reference), rtol=1e-7, atol=1e-8)
+        torch.testing.assert_close(weights(model), weights(reference), rtol=1e-7, atol=1e-8)
 
 
 def test_without_noise_it_is_adam_with_the_prior_in_the_momentum_alone(data):
@@ -123,32 +118,6 @@ def test_steps_at_recorded_samples_are_the_paper_s(start, data):
         torch.testing.assert_close(model.weight.detach(), mu, rtol=1e-10, atol=1e-12)
         torch.testing.assert_close(opt.posterior().precision["weight"], n * s + delta)  # s without correction
         mu = model.weight.detach().clone()
-
-
-def test_first_noise_of_the_paper_s_start_is_as_wide_as_the_prior():
-    """s₀ = 0: std 1/√δ, in standard errors over 4000 weights; it uses the old s, which is s₀."""
-    model = nn.Linear(200, 20, bias=False)
-    opt = Vadam(model, num_data=1000, prior_precision=4.0, init_precision=4.0)
-    before = model.weight.detach().clone()
-    with torch.no_grad(), opt.sampled_params():
-        noise = model.weight - before
-    z = (noise.square().mean() * 4.0 - 1) / math.sqrt(2 / noise.numel())
-    assert abs(z) < 4
-
-
-def test_samples_average_gradients_and_squares(data):
-    """Vadam with S = 2: s is the mean of the two squares and not the square of the mean."""
-    model = nn.Linear(4, 2, bias=False).double()
-    opt = Vadam(model, lr=0.0, betas=(0.0, 0.0), num_data=100, init_precision=9.0)
-    grads = []
-    for _ in range(2):
-        with opt.sampled_params():
-            theta = model.weight.detach().clone().requires_grad_()
-            F.cross_entropy(model(data[0]), data[1]).backward()
-        grads += torch.autograd.grad(F.cross_entropy(F.linear(data[0], theta), data[1]), theta)
-    torch.testing.assert_close(model.weight.grad, (grads[0] + grads[1]) / 2)
-    opt.step()
-    torch.testing.assert_close(opt.state[model.weight]["curvature"], (grads[0] ** 2 + grads[1] ** 2) / 2)
 
 
 def test_a_schedule_of_the_prior_does_not_change_where_s_started(data):

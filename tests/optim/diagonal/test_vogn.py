@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
+from optimizer_family import half_squares, train_on
 from torch import nn
 
 from lightning_bayes.errors import HyperparameterError, UnsupportedTrainingError
@@ -25,10 +25,6 @@ def regression(generator, n=40, d=3):
     return x, y
 
 
-def half_squared_error(model, x, y):
-    return 0.5 * F.mse_loss(model(x), y)
-
-
 def linear(d=3):
     return nn.Linear(d, 1, bias=False).double()
 
@@ -40,25 +36,6 @@ def test_pure_update_is_the_paper_line_by_line():
     new = update(start, grad, sq_grad, lr=0.2, betas=(0.0, 0.5), prior=0.1)
     assert new.curvature.item() == pytest.approx(0.5 * 1 + 0.5 * 3)
     assert new.mean.item() == pytest.approx(2 - 0.2 * (0.6 + 0.1 * 2) / (2 + 0.1))
-
-
-def test_one_full_batch_step_has_the_closed_form(generator):
-    """With β₂ = 0, α = 1 and no noise, μ₁ = μ₀ - (ĝ + δ̃μ₀)/(ĥ + δ̃) with ĝ, ĥ in closed form for least squares."""
-    x, y = regression(generator)
-    model, delta = linear(), 2.0
-    start = model.weight.detach().clone().T
-    opt = OGN(model, lr=1.0, betas=(0.0, 0.0), num_data=len(x), prior_precision=delta)
-    opt.step(lambda: _backward(half_squared_error(model, x, y)))
-    residual = x @ start - y
-    grad, sq_grad = (x * residual).mean(0), (x * residual).square().mean(0)
-    prior = delta / len(x)
-    expected = start[:, 0] - (grad + prior * start[:, 0]) / (sq_grad + prior)
-    torch.testing.assert_close(model.weight.detach()[0], expected, rtol=1e-12, atol=1e-12)
-
-
-def _backward(loss):
-    loss.backward()
-    return loss
 
 
 @pytest.mark.parametrize("kl_weight", [0.1, 0.5, 1.0])
@@ -76,10 +53,7 @@ def test_posterior_precision_is_exact_for_every_kl_weight(kl_weight, augmentatio
         kl_weight=kl_weight,
         data_augmentation_factor=augmentation,
     )
-    for _ in range(2):
-        with opt.sampled_params():
-            half_squared_error(model, x, y).backward()
-        opt.step()
+    train_on(opt, lambda: half_squares(model, x, y), 2)
     h = opt.state[model.weight]["curvature"]
     expected = augmentation * len(x) / kl_weight * h + delta
     torch.testing.assert_close(opt.posterior().precision["weight"], expected)
@@ -97,7 +71,7 @@ def test_ogn_without_noise_and_prior_is_the_hand_written_recurrence(generator):
     for t in range(1, 101):
         rows = torch.randint(0, len(x), (8,), generator=generator)
         with opt.sampled_params():
-            half_squared_error(model, x[rows], y[rows]).backward()
+            half_squares(model, x[rows], y[rows]).backward()
         opt.step()
         each = x[rows] * (x[rows] @ w[:, None] - y[rows])
         s = each.square().mean(0) if s is None else s
@@ -114,9 +88,7 @@ def test_fixed_point_is_the_empirical_fisher_not_the_exact_precision(generator):
     opt = VOGN(model, lr=0.02, betas=(0.9, 0.995), num_data=len(x), prior_precision=delta, init_precision=50.0)
     late = []
     for t in range(1500):
-        with opt.sampled_params():
-            half_squared_error(model, x, y).backward()
-        opt.step()
+        train_on(opt, lambda: half_squares(model, x, y))
         if t > 500 and t % 20 == 0:
             late.append(opt.posterior().precision["weight"][0])
     found = torch.stack(late).mean(0)
@@ -152,7 +124,7 @@ def test_clipping_between_pass_and_step_acts(generator):
     _, (x, y) = two_batches(generator)
     model, opt = start(generator, betas=(0.0, 0.999), prior_precision=1e-9)
     with opt.sampled_params(0):
-        half_squared_error(model, x, y).backward()
+        half_squares(model, x, y).backward()
     norm = nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
     assert norm > 1e-3
     opt.step()
@@ -168,10 +140,7 @@ def test_frozen_unused_and_grouped_parameters(generator):
     groups = [{"params": model["used"].parameters(), "lr": 0.1}, {"params": model["unused"].parameters(), "lr": 0.01}]
     opt = VOGN(model, groups, num_data=40, betas=(0.0, 0.999))
     x, y = regression(generator)
-    for _ in range(3):
-        with opt.sampled_params():
-            half_squared_error(model["used"], x, y).backward()
-        opt.step()
+    train_on(opt, lambda: half_squares(model["used"], x, y), 3)
     assert torch.equal(model["frozen"].weight, frozen)
     torch.testing.assert_close(model["unused"].weight, unused * 0.99**3)  # s = 0: the natural step of the prior alone
     assert "frozen.weight" in opt.posterior().constants
@@ -183,7 +152,7 @@ def test_decoupled_weight_decay_is_adamw_s(generator):
     plain_model, plain = start(generator)
     for m, o in ((model, opt), (plain_model, plain)):
         with o.sampled_params(0):
-            half_squared_error(m, x, y).backward()
+            half_squares(m, x, y).backward()
         o.step()
     prior = 1.0 / 16 / (opt.state[model.weight]["curvature"] + 1.0 / 16)  # the prior's gradient uses the decayed mean
     torch.testing.assert_close(model.weight, plain_model.weight - 0.05 + 0.1 * 0.05 * prior)
@@ -206,9 +175,7 @@ def test_relative_noise_sets_the_scale_and_the_curvature_the_places(generator):
     x, y = regression(generator)
     model = linear()
     opt = VOGN(model, lr=1e-3, num_data=40, relative_noise=0.01)
-    with opt.sampled_params():
-        half_squared_error(model, x, y).backward()
-    opt.step()
+    train_on(opt, lambda: half_squares(model, x, y))
     s = opt.state[model.weight]["curvature"]
     size = torch.maximum(model.weight.square().mean().sqrt(), opt.state[model.weight]["initial_rms"])
     strength = s + 1.0 / 40 + 0.03 * s.mean()
@@ -228,9 +195,7 @@ def test_the_noise_of_a_pass_is_always_that_of_the_posterior(generator, change):
     opt = VOGN(model, lr=1e-3, num_data=40, relative_noise=0.1)
     standard = []
     for _ in range(3):
-        with opt.sampled_params():
-            half_squared_error(model, x, y).backward()
-        opt.step()
+        train_on(opt, lambda: half_squares(model, x, y))
         if change == "load":
             opt.load_state_dict(copy.deepcopy(opt.state_dict()))
         if change == "prior":

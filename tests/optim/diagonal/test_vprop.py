@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from optimizer_family import train_on, weights
 from torch import nn
 
 from lightning_bayes.optim import Vprop, Vprop0
@@ -26,10 +27,6 @@ def network():
     return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)).double()
 
 
-def flat(model):
-    return nn.utils.parameters_to_vector(model.parameters()).detach()
-
-
 def test_vprop_0_is_torch_s_rmsprop(generator):
     """With a prior of 1e-300 and s₀ = 0; ε is the damping (algorithms E12)."""
     x, y = classification(generator)
@@ -46,7 +43,7 @@ def test_vprop_0_is_torch_s_rmsprop(generator):
         rmsprop.zero_grad()
         F.cross_entropy(reference(x[rows]), y[rows]).backward()
         rmsprop.step()
-        torch.testing.assert_close(flat(model), flat(reference), rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(weights(model), weights(reference), rtol=1e-9, atol=1e-11)
 
 
 def test_vprop_0_with_a_prior_is_rmsprop_of_its_own_gradient(generator):
@@ -179,10 +176,7 @@ def test_sum_form_warns_of_minibatches_once(generator):
     opt = Vprop(model, scaling="sum", num_data=60, init_precision=100.0)
 
     def train():
-        for _ in range(3):
-            with opt.sampled_params():
-                F.cross_entropy(model(x[:15]), y[:15]).backward()
-            opt.step()
+        train_on(opt, lambda: F.cross_entropy(model(x[:15]), y[:15]), 3)
 
     with pytest.warns(UserWarning, match=r"all 60 examples in one batch; with 15 .* about 4 times too large") as caught:
         train()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-import io
 import math
 
 import pytest
 import torch
 import torch.nn.functional as F
+from optimizer_family import through_a_file, train_on
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -41,10 +41,7 @@ def images(generator, n=12):
 
 def train(model, opt, data, steps, loss=F.cross_entropy):
     x, y = data
-    for _ in range(steps):
-        with opt.sampled_params():
-            loss(model(x), y).backward()
-        opt.step()
+    train_on(opt, lambda: loss(model(x), y), steps)
 
 
 def factors(opt, weight):
@@ -106,12 +103,8 @@ def test_drawn_labels_measure_the_other_layers_too(generator):
             return F.cross_entropy(outputs, targets, reduction="none")
 
     sampled = KFAC(copy.deepcopy(model), num_data=N, likelihood=Recording())
-    with sampled.sampled_params():
-        F.cross_entropy(sampled.model(x), torch.zeros(len(x), dtype=torch.long)).backward()
-    sampled.step()
-    with empirical.sampled_params():
-        F.cross_entropy(empirical.model(x), drawn["y"]).backward()
-    empirical.step()
+    train_on(sampled, lambda: F.cross_entropy(sampled.model(x), torch.zeros(len(x), dtype=torch.long)))
+    train_on(empirical, lambda: F.cross_entropy(empirical.model(x), drawn["y"]))
     for mine, theirs in zip(sampled.model.parameters(), empirical.model.parameters(), strict=True):
         for key in ("curvature", "output_factor", "input_factor"):
             assert (key in sampled.state[mine]) == (key in empirical.state[theirs])
@@ -246,10 +239,7 @@ def test_resume_between_two_inversions_is_bit_equal(optimizer, steps, generator)
 
     model, opt = build()
     train(model, opt, data, steps)
-    file = io.BytesIO()
-    torch.save({"model": model.state_dict(), "optimizer": opt.state_dict()}, file)
-    file.seek(0)
-    saved = torch.load(file, weights_only=True)
+    saved = through_a_file({"model": model.state_dict(), "optimizer": opt.state_dict()})
     train(model, opt, data, 9)
     other, resumed = build()
     other.load_state_dict(saved["model"])
@@ -312,9 +302,7 @@ def test_a_layer_without_curvature_has_flat_noise(generator):
     base = torch.optim.SGD(model.parameters(), lr=0.1)
     opt = NoisyKFAC(model, base=base, num_data=N, relative_noise=0.1, stats_interval=1, prior_on_mean=False)
     x = torch.randn(8, 3, generator=generator, dtype=torch.float64)
-    with opt.sampled_params():
-        F.mse_loss(0 * model(x), torch.zeros(8, 2, dtype=torch.float64)).backward()
-    opt.step()
+    train_on(opt, lambda: F.mse_loss(0 * model(x), torch.zeros(8, 2, dtype=torch.float64)))
     size = opt.state[model.weight]["initial_rms"]
     for variance in opt.posterior().variance().values():
         torch.testing.assert_close(variance, torch.full_like(variance, float(0.1 * size) ** 2), rtol=0.05, atol=0)
@@ -372,10 +360,7 @@ def test_tied_weights_are_mean_field(generator):
     model["out"].weight = model["embed"].weight
     opt = NoisyKFAC(model, num_data=N, lr=1e-2)
     tokens = torch.randint(0, 5, (6, 2), generator=generator)
-    for _ in range(2):
-        with opt.sampled_params():
-            F.cross_entropy(model["out"](model["embed"](tokens)).mean(1), tokens[:, 0]).backward()
-        opt.step()
+    train_on(opt, lambda: F.cross_entropy(model["out"](model["embed"](tokens)).mean(1), tokens[:, 0]), 2)
     assert not getattr(opt.posterior(), "factors", {})
 
 
@@ -468,24 +453,6 @@ def test_the_kl_clip_bounds_the_fisher_norm_of_the_whole_step(generator):
     assert fisher_norm_of_the_step(clipped, start) == pytest.approx(1e-5, rel=1e-6)
     assert fisher_norm_of_the_step(free, start) > 1e-4
     assert all(map(torch.equal, free.model.parameters(), loose.model.parameters()))
-
-
-def test_the_trust_region_bounds_each_tensor_s_step(generator):
-    model, data = small_net(), images(generator)
-    opt = NoisyKFAC(model, lr=1e-2, num_data=N, step_rule="trust_region", relative_noise=0.3)
-    for _ in range(12):
-        before = [p.detach().clone() for p in model.parameters()]
-        train(model, opt, data, 1)
-        for p, old in zip(model.parameters(), before, strict=True):
-            assert (p.detach() - old).square().mean().sqrt() <= 1e-2 * (1 + 1e-9)
-
-
-def test_where_the_users_optimizer_moves_the_means_no_inverse_is_kept(generator):
-    model = small_net()
-    opt = NoisyKFAC(model, num_data=N, base=torch.optim.SGD(model.parameters(), lr=1e-2))
-    train(model, opt, images(generator), 5)
-    assert opt.posterior().factors.keys() == {"0.weight", "4.weight"}
-    assert "output_inverse" not in opt.state[model[0].weight]
 
 
 # -- errors --

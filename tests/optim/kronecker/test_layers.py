@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from optimizer_family import train_on
 from torch import nn
 
 from lightning_bayes.curvature import Softmax
@@ -45,10 +46,7 @@ def build(model, optimizer=NoisyKFAC, **arguments):
 
 def train(model, opt, data, steps):
     x, y = data
-    for _ in range(steps):
-        with opt.sampled_params():
-            F.cross_entropy(model(x), y).backward()
-        opt.step()
+    train_on(opt, lambda: F.cross_entropy(model(x), y), steps)
 
 
 def factors_of(opt, layer):

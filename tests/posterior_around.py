@@ -1,0 +1,18 @@
+"""A mean-field posterior around a model's own weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bayes.posteriors import MeanField
+
+
+def mean_field_around(
+    model: nn.Module, precision: float = 9.0, constants: dict[str, Tensor] | None = None
+) -> MeanField:
+    """The same precision for every weight; `constants` take the place of the model's buffers."""
+    mean = {name: param.detach().clone() for name, param in model.named_parameters()}
+    precisions = {name: torch.full_like(value, precision) for name, value in mean.items()}
+    others = {name: value.clone() for name, value in model.state_dict().items() if name not in mean}
+    return MeanField(mean, precisions, dict.fromkeys(mean, 1.0), 10, others | (constants or {}))
