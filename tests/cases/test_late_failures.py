@@ -144,7 +144,7 @@ LABELS = (X > 0).long() + (X > 1).long()
 @pytest.mark.parametrize(
     ("module", "targets"),
     [(Tokens, LABELS), (Transposed, LABELS), (counts, F.one_hot(Y, 2))],
-    ids=lambda v: str(v)[:30],
+    ids=["tokens", "transposed", "counts"],
 )
 def test_the_width_of_tokens_and_counts_is_found(module, targets):
     trainer = quiet_trainer(VOGNCallback(calibrate=True), max_epochs=1, num_sanity_val_steps=0)
