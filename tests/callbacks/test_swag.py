@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from lightning.pytorch import Callback
-from tiny_training import NormedClassifier, assert_same_bits, blobs, fit, loader, quiet_trainer, weights
+from tiny_training import Classifier, NormedClassifier, assert_same_bits, blobs, fit, loader, quiet_trainer, weights
 
 from lightning_bayes import DeepEnsembleCallback, SWAGCallback, load_posterior, mc_predict
+from lightning_bayes.callbacks import posthoc
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.predictive import PosteriorSamples, temporary_weights
 
@@ -55,6 +56,14 @@ def test_it_collects_the_last_epochs_of_an_ordinary_fit(run):
         torch.testing.assert_close(callback.posterior.diagonal[name], (stacked.var(0, correction=0) / 2).float())
         assert torch.equal(dict(module.named_parameters())[name], mean)
     assert callback.moments.count == 4
+
+
+@pytest.mark.parametrize("module", [Classifier, NormedClassifier])
+def test_only_the_first_batch_is_copied(monkeypatch, module):
+    copies = []
+    monkeypatch.setattr(posthoc, "copied", lambda batch: copies.append(batch) or batch)
+    fit(module(), SWAGCallback(start=0.5), max_epochs=4)
+    assert len(copies) == 1
 
 
 def test_batch_norm_has_the_statistics_of_the_mean(run):
