@@ -34,7 +34,7 @@ def test_regression_nll_is_that_of_the_mixture_in_blocks_and_over_processes(gene
     mixture = Normal(outputs[..., 0].double(), 0.3).log_prob(targets.double()).exp().mean(0)
     expected = -mixture.log().mean().item()
     assert predictive_nll(outputs, targets, "identity", 0.3) == pytest.approx(expected, rel=1e-9)
-    monkeypatch.setattr("lightning_bayes.predictive.densities._BLOCK", 10)
+    monkeypatch.setattr("lightning_bayes.predictive.densities.BLOCK", 10)
     assert predictive_nll(outputs, targets, "identity", 0.3) == pytest.approx(expected, rel=1e-9)
     # a process with the first four of the rows: the other's part of every sum is added
     parts = [predictive_nll(outputs[:, rows], targets[rows], "identity", 0.3) for rows in (slice(4), slice(4, 9))]
