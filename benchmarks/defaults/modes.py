@@ -71,6 +71,10 @@ class Logits(NamedTuple):
     test: Tensor
     ood: Tensor
 
+    def at(self, temperature: float) -> Logits:
+        """The outputs divided by a temperature."""
+        return Logits(*(part / temperature for part in self))
+
 
 def run(problem: ModeProblem, images: Images, method: str, seed: int) -> Iterator[tuple[str, Logits, float]]:
     """Train once and yield the methods that this run gives, with their logits and the seconds of the fit."""
@@ -114,14 +118,14 @@ def _noisy(problem: ModeProblem, images: Images, method: str, seed: int) -> Iter
     yield method, plain, seconds
     for calibration in _calibrations(module):
         centred = _logits(module, images, calibration.centred(draws, module))
-        yield f"{method} default", Logits(*(part / calibration.temperature for part in centred)), seconds
+        yield f"{method} default", centred.at(calibration.temperature), seconds
     if method not in {"vogn", "novalid"}:
         return
     if stats:
         yield f"{method} bn", at(1.0), seconds
     chosen = calibrate(module, posterior, [(images.val_x, images.val_y)], SAMPLES, seed=seed, recalibrate_on=stats)
     scale, temperature = chosen.calibration.scale, chosen.calibration.temperature
-    yield f"{method} calibrated", Logits(*(part / temperature for part in at(scale))), seconds
+    yield f"{method} calibrated", at(scale).at(temperature), seconds
 
 
 def _noisy_modes(problem: ModeProblem, images: Images, seed: int) -> tuple[str, Logits, float]:
@@ -131,7 +135,7 @@ def _noisy_modes(problem: ModeProblem, images: Images, seed: int) -> tuple[str, 
     assert callback.optimizer is not None  # after a fit
     samples = PosteriorSamples(callback.optimizer.posterior(), 1, seed)
     around, temperature = finished(module.trainer, module, samples, "softmax")
-    return "vogn+modes", Logits(*(part / temperature for part in _logits(module, images, around))), seconds
+    return "vogn+modes", _logits(module, images, around).at(temperature), seconds
 
 
 def _calibrations(module: UserModule) -> list[CalibrationCallback]:
@@ -182,8 +186,8 @@ def scores(logits: Logits, images: Images) -> Record:
     temperature = fit_temperature(logits.validation, images.val_y)
     found: Record = {"networks": len(logits.test), "temperature": temperature, "mi": float(_information(logits.test))}
     for suffix, factor in (("", 1.0), ("_t", temperature)):
-        each = {**classification_scores(logits.test / factor, images.test_y)}
-        each |= ood_scores(logits.test / factor, logits.ood / factor)
+        _, test, ood = logits.at(factor)
+        each = {**classification_scores(test, images.test_y), **ood_scores(test, ood)}
         found |= {name + suffix: value for name, value in each.items()}
     return found
 

@@ -82,4 +82,4 @@ def is_due(step: int, interval: int, offset: int = 0) -> bool:
 
 
 def _is_power_of_two(count: int) -> bool:
-    return count > 0 and count & (count - 1) == 0
+    return count & (count - 1) == 0
