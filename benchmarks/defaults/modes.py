@@ -37,7 +37,6 @@ from benchmarks.defaults.scores import classification_scores, ood_scores
 from benchmarks.provenance import save_json, saved_rows
 from benchmarks.quiet import quiet, quiet_trainer
 from lightning_bayes import IVONCallback, MultiModeCallback, VariationalCallback, VOGNCallback, calibrate
-from lightning_bayes.callbacks.calibration_base import CalibrationCallback
 from lightning_bayes.callbacks.evaluation import finished
 from lightning_bayes.callbacks.mode_choice import best_count, nll_of_last
 from lightning_bayes.predictive import (
@@ -116,9 +115,7 @@ def _noisy(problem: ModeProblem, images: Images, method: str, seed: int) -> Iter
     yield f"{method} mean", _logits(module, images), seconds
     plain = _logits(module, images, draws) if stats else at(1.0)
     yield method, plain, seconds
-    for calibration in _calibrations(module):
-        centred = _logits(module, images, calibration.centred(draws, module))
-        yield f"{method} default", centred.at(calibration.temperature), seconds
+    yield f"{method} default", _by_default(module, images, draws), seconds
     if method not in {"vogn", "novalid"}:
         return
     if stats:
@@ -133,15 +130,14 @@ def _noisy_modes(problem: ModeProblem, images: Images, seed: int) -> tuple[str, 
     callback = VOGNCallback(seed=seed)
     module, seconds = _fit(problem, images, seed, problem.epochs, callback, MultiModeCallback(), validated=True)
     assert callback.optimizer is not None  # after a fit
-    samples = PosteriorSamples(callback.optimizer.posterior(), 1, seed)
-    around, temperature = finished(module.trainer, module, samples, "softmax")
-    return "vogn+modes", _logits(module, images, around).at(temperature), seconds
+    around = PosteriorSamples(callback.optimizer.posterior(), 1, seed)
+    return "vogn+modes", _by_default(module, images, around), seconds
 
 
-def _calibrations(module: UserModule) -> list[CalibrationCallback]:
-    """What the end of the fit chose by default; empty with an explicit learning rate."""
-    callbacks = module.trainer.callbacks  # type: ignore[attr-defined]  # of Trainer
-    return [each for each in callbacks if isinstance(each, CalibrationCallback)]
+def _by_default(module: UserModule, images: Images, samples: Samples) -> Logits:
+    """Outputs with what the end of the fit chose."""
+    chosen, temperature = finished(module.trainer, module, samples, "softmax")
+    return _logits(module, images, chosen).at(temperature)
 
 
 def _settings(method: str) -> tuple[Any, ...]:

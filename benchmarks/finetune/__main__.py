@@ -1,8 +1,8 @@
 """ResNet-18 (BatchNorm) and a small ViT (LayerNorm), pretrained on seven classes and adapted to others with few images.
 
     python -m benchmarks.finetune.data --root DATA --out finetune.npz
-    python -m benchmarks.finetune --images finetune.npz [--networks resnet18 vit] [--targets cifar svhn] [--shots 500 2000]
-        [--seeds 0 1 2] [--pretrain-epochs 20] [--json benchmarks/results/finetune_normalised.json] [--table]
+    python -m benchmarks.finetune --images finetune.npz [--networks resnet18_imagenet vit] [--targets cifar svhn]
+        [--shots 500 2000] [--seeds 0 1 2] [--pretrain-epochs 20] [--json finetune_normalised.json] [--table]
 
 A seed draws pretrained weights, training images, initial last layer and batches. Every method has 300 validation images
 beside the training images; they fit one temperature for each, choose Laplace's prior, and serve callbacks as in any run.
@@ -58,7 +58,7 @@ def run_network(name: str, seed: int, arrays: Any, options: argparse.Namespace, 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=Path, default=Path("finetune.npz"))
-    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
+    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=["resnet18_imagenet", "vit"])
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
     parser.add_argument("--shots", nargs="+", type=int, default=list(UPDATES))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))

@@ -45,7 +45,7 @@ def test_each_noisy_mode_gives_a_sample(generator):
 @pytest.mark.parametrize("method", ["ivon", "ivon_paper"])
 def test_ivon_takes_its_own_step(generator, method):
     data, problem = images(generator), replace(PROBLEMS["fashion-vit"], epochs=1)
-    assert [name for name, *_ in run(problem, data, method, 0)] == [f"{method} mean", method]
+    assert [name for name, *_ in run(problem, data, method, 0)] == [f"{method} mean", method, f"{method} default"]
 
 
 def test_crops_and_flips_show_every_image_within_its_padding(generator):

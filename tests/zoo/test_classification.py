@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bayes.errors import HyperparameterError, ShapeError
 from lightning_bayes.zoo import MLP, BayesClassifier, DigitsDataModule, LeNet5
+from lightning_bayes.zoo.tasks.evaluation import ExampleStatistics
 
 METRICS = [
     *("cls/Acc", "cls/NLL", "cls/Brier", "cal/ECE", "cal/MCE", "cal/aECE", "cal/cECE"),
@@ -87,6 +88,18 @@ def test_scores_equal_scikit_learn_on_the_predicted_logits(quiet_trainer):
         inside, *others = map(of, logits)
         for name, scores in zip(("patches", "shuffled"), others, strict=True):
             _assert_detection(results, f"ood/{name}/{score}/", inside, scores)
+
+
+def test_mutual_information_is_logged_where_any_process_has_samples():
+    statistics, alone = ExampleStatistics("test/"), ExampleStatistics("test/")
+    statistics.update(torch.zeros(3, 4, 2), torch.zeros(4, dtype=torch.long))
+    alone.update(torch.zeros(1, 4, 2), torch.zeros(4, dtype=torch.long))
+    alone.merge_state(statistics)  # as a synchronisation of processes merges states
+    assert alone.compute()["test/n"] == 8
+    assert alone.compute()["test/cls/MI"] == 0
+    alone.reset()
+    alone.update(torch.zeros(1, 4, 2), torch.zeros(4, dtype=torch.long))
+    assert "test/cls/MI" not in alone.compute()
 
 
 def _assert_detection(results, prefix, inside, outside):

@@ -53,15 +53,17 @@ class ExampleStatistics(Metric):
 
     full_state_update = False
     sums: Tensor  # of 1, of NLL, of its square, and of mutual information, over examples
+    samples: Tensor  # the largest number of a batch, on any process
 
     def __init__(self, prefix: str) -> None:
         super().__init__()
-        self.prefix, self.has_samples = prefix, False
+        self.prefix = prefix
         self.add_state("sums", torch.zeros(4), dist_reduce_fx="sum")
+        self.add_state("samples", torch.ones(()), dist_reduce_fx="max")
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
         """Add a batch of logits ``[samples, batch, classes]`` and class indices ``[batch]``."""
-        self.has_samples = self.has_samples or len(outputs) > 1
+        self.samples = self.samples.clamp(min=len(outputs))
         nll = F.nll_loss(combine(outputs, "softmax"), targets, reduction="none")
         information = mutual_information(outputs.softmax(-1))
         self.sums += torch.stack([torch.ones_like(nll), nll, nll.square(), information]).sum(1)
@@ -71,7 +73,7 @@ class ExampleStatistics(Metric):
         count, nll, square, information = self.sums
         variance = (square / count - (nll / count).square()).clamp(min=0)
         values = {"n": count, "cls/NLL_SE": (variance / count).sqrt()}
-        if self.has_samples:
+        if self.samples > 1:
             values["cls/MI"] = information / count
         return {f"{self.prefix}{key}": value for key, value in values.items()}
 
