@@ -25,6 +25,7 @@ from lightning_bayes.callbacks.rejection import RejectorCallback
 from lightning_bayes.callbacks.step_outputs import StepOutputs
 from lightning_bayes.callbacks.validation_rows import rows_of
 from lightning_bayes.errors import UnsupportedTrainingError
+from lightning_bayes.optim.readout import CALIBRATION_KEY
 from lightning_bayes.predictive import Link, PosteriorSamples, Samples, choose_calibration, combine
 from lightning_bayes.predictive.calibration import CLASS_LINKS
 from lightning_bayes.predictive.links import CLASS_DIMS
@@ -70,6 +71,16 @@ class LenientCalibration(CalibrationCallback):
         """Ask for inputs if there is BatchNorm; a hook of its own would cost every batch of every network."""
         super().on_train_epoch_start(trainer, pl_module)
         self.needs_inputs = bool(running_statistics(pl_module))
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Say that a checkpoint from before the end of the fit, such as the best one, has no temperature."""
+        has_none = CALIBRATION_KEY not in checkpoint.get("callbacks", {})
+        if has_none and self.scale is not None and trainer.state.fn != "fit":
+            rank_zero_info(
+                f"The temperature {self.temperature:.3g} belongs to the last weights of the fit. This checkpoint has none, "
+                "so its predictions are as trained. calibrate=True chooses a temperature for each checkpoint."
+            )
+        super().on_load_checkpoint(trainer, pl_module, checkpoint)
 
     def choose_in_fit(self, trainer: Trainer, module: LightningModule) -> None:
         """Choose a temperature, or leave the predictions as they are, and say why if the task is not known."""

@@ -166,11 +166,16 @@ def test_batchnorm_subtracts_the_mean_of_each_sample_after_the_fit(tmp_path):
     assert calibration_of(frozen).state_dict()["input_means"] == {}
 
 
-def test_an_earlier_checkpoint_is_tested_without_the_temperature_of_the_end(tmp_path):
+def test_an_earlier_checkpoint_is_tested_without_the_temperature_of_the_end(tmp_path, caplog):
     early = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1, every_n_epochs=50)
     trainer, module = fitted(vogn(), early, enable_checkpointing=True)
-    assert calibration_of(trainer).temperature > 1.2
-    trainer.test(module, datamodule=Data(), ckpt_path=tmp_path / "epoch=49.ckpt", verbose=False)
+    temperature = calibration_of(trainer).temperature
+    assert temperature > 1.2
+    with caplog.at_level("INFO"):
+        for epoch in (149, 49):
+            trainer.test(module, datamodule=Data(), ckpt_path=tmp_path / f"epoch={epoch}.ckpt", verbose=False)
+    (line,) = [each for each in caplog.messages if "has none" in each]
+    assert f"The temperature {temperature:.3g} belongs to the last weights" in line
     assert (calibration_of(trainer).scale, calibration_of(trainer).temperature) == (None, 1.0)
 
 
