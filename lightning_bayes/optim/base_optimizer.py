@@ -53,6 +53,7 @@ from lightning_bayes.posteriors import root_mean_squares, tensor_sizes
 PRIOR_PRECISION = 0.1  # δ for the width of the posterior without a stated prior
 LONGEST_MOVE = 0.03  # bound on a step of `GRADIENT_STEPS`, relative to the tensor's size
 GRADIENT_STEPS = (torch.optim.SGD, torch.optim.ASGD)  # optimizers whose steps are proportional to the gradient
+_NO_CLOSURE = ("closure", "'NoneType' object is not callable")  # in errors of steps that call their closure
 
 
 @final
@@ -79,7 +80,7 @@ class BaseOptimizerStep(Step):
         try:
             self._move()
         except Exception as error:
-            if "closure" not in str(error):
+            if not any(words in str(error) for words in _NO_CLOSURE):
                 raise
             raise UnsupportedTrainingError(
                 f"{type(self.base).__name__} computes the gradient again within its step ({error}). A noisy update "

@@ -279,7 +279,12 @@ class AsksForClosure(torch.optim.SGD):
         assert closure is not None, "Sharpness Aware Minimization requires closure, but it was not provided"
 
 
-@pytest.mark.parametrize("optimizer", [SAM, NeedsClosure, AsksForClosure])
+class CallsClosure(torch.optim.SGD):
+    def step(self, closure=None):
+        closure()
+
+
+@pytest.mark.parametrize("optimizer", [SAM, NeedsClosure, AsksForClosure, CallsClosure])
 def test_optimizers_of_two_gradients_are_refused_by_name(optimizer):
     module, callback = Classifier(lambda m: optimizer(m.parameters(), 0.01)), VOGNCallback()
     before = weights(module)
