@@ -82,8 +82,8 @@ class LayerOutput:
         return 1 if self.unit.rule is None else max(1, self.unit.rule.least_dims(self.unit.module) - 1)
 
     def may_hold(self, num_examples: int) -> bool:
-        """Whether some dimension of the outputs could hold this many examples."""
-        return any(size % num_examples == 0 for shape in self.shapes for size in shape[: -self._num_features])
+        """Whether some dimension of the outputs has this size. A multiple may be chance, as of the nodes of graphs."""
+        return any(num_examples in shape[: -self._num_features] for shape in self.shapes)
 
     def possible_layouts(self, num_examples: int) -> list[Layout]:
         """The layouts that the sizes allow, most likely first."""

@@ -122,6 +122,31 @@ def test_a_graph_is_refused_with_the_methods_that_take_it(callback):
         assert trainer.predict(module, loader(48))[0]["mutual_information"].shape == (48,)
 
 
+class Molecules(nn.Module):
+    """Sums the nodes of each graph, so that a batch has more nodes than graphs."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.node, self.graph = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, nodes, graphs):
+        return self.graph(torch.zeros(int(graphs[-1]) + 1, 4).index_add(0, graphs, self.node(nodes).tanh()))
+
+
+@pytest.mark.filterwarnings("ignore:.*one backward pass for each of the:UserWarning")
+@pytest.mark.parametrize("sizes", [(1, 2, 4, 6), (1, 2, 4, 5)], ids=["13 nodes", "12 nodes, a multiple"])
+def test_graphs_of_different_sizes_are_measured_whatever_their_sum(sizes):
+    model, owners = Molecules(), torch.arange(4).repeat_interleave(torch.tensor(sizes))
+    nodes, targets = torch.randn(len(owners), 3, generator=torch.Generator().manual_seed(0)), torch.arange(4) % 2
+    found = measure(model, lambda: F.cross_entropy(model(nodes, owners), targets), "squared_gradients").curvature
+    losses = [
+        F.cross_entropy(model(nodes[owners == i], torch.zeros(sizes[i], dtype=torch.long)), targets[[i]])
+        for i in range(4)
+    ]
+    assert_close(found, mean_squares(model, losses), rtol=1e-4, atol=1e-6)
+
+
 class Kendall(nn.Module):
     """Learned weights of tasks, as a module of its own: https://arxiv.org/abs/1705.07115."""
 
