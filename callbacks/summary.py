@@ -62,7 +62,7 @@ def at_the_end(
         moved = f"κ ended at {kappa:.2g}" if path[-1] == max(path) else f"κ rose and fell again, to {kappa:.2g}"
         noise = f"{noise}; {moved}, as the losses told"
     if validated is None:
-        return f"{name}: {noise}. With validation data, this line shows what the samples change."
+        return f"{name}: {noise}. With validation batches (inputs, targets), this line shows what the samples change."
     return f"{name}: {validated.summary()}; {noise}.{_ADVICE if validated.hardly_differs else ''}"
 
 

@@ -68,8 +68,9 @@ class AbstractEngine(ABC):
         if missed:
             others = " VOGN and IVON take such parameters." if captured.in_factors else ""
             raise UnsupportedLayerError(
-                f"{missed[0]} gets a gradient outside of its module's forward, where no curvature rule can measure it. Move "
-                "it into a small nn.Module that is called on the batch, or freeze it with requires_grad_(False). "
+                f"No curvature rule can measure {missed[0]}: it gets a gradient outside of its module's forward, or the "
+                "rows of its layer are not the examples, such as the nodes of graphs. Move it into a small nn.Module that "
+                "is called on the batch, or freeze it with requires_grad_(False). "
                 f"Parameters: {name_some(missed)}.{others}"
             )
         if not reached:

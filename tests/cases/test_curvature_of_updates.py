@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Subset
 
 from lightning_bayes import VOGN, IVONCallback, NoisyKFACCallback, SWAGCallback, VOGNCallback, measure
-from lightning_bayes.errors import ExampleDimensionError, UnsupportedTrainingError
+from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError, UnsupportedTrainingError
 
 X, Y = torch.randn(8, 3, generator=torch.Generator().manual_seed(0)), torch.arange(8.0)
 
@@ -145,6 +145,8 @@ def test_graphs_of_different_sizes_are_measured_whatever_their_sum(sizes):
         for i in range(4)
     ]
     assert_close(found, mean_squares(model, losses), rtol=1e-4, atol=1e-6)
+    with pytest.raises(UnsupportedLayerError, match=r"measure node\.weight.*nodes of graphs.*VOGN and IVON take"):
+        measure(model, lambda: F.cross_entropy(model(nodes, owners), targets), "kfac")
 
 
 class Kendall(nn.Module):
