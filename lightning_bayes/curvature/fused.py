@@ -123,7 +123,7 @@ class ExampleLoop:
         """Run one backward per example, and add up the squares of the contributions."""
         sums: list[Tensor | float] = [0.0 for _ in leaves]
         squares: list[Tensor | float] = [0.0 for _ in leaves]
-        with examples.separated() as gradients:
+        with examples.separated(skips_norms=False) as gradients:
             # Gradients of the terms that depend on no example, such as a penalty on the weights. Those of a learned
             # factor's parameters, such as the logarithm of a scale, normalise the loss of each example.
             apart = gradients(torch.zeros(examples.num_examples, dtype=torch.bool))
@@ -165,8 +165,8 @@ class ExampleLoop:
             if not torch.allclose(found.expand_as(grad), grad, rtol=1e-2, atol=atol):
                 raise ExampleDimensionError(
                     f"{self._names[param]} is shared by all examples, but the per-example gradients do not add up to its "
-                    "gradient: examples mix on the way to the loss, for instance by BatchNorm in training mode. Call "
-                    ".eval() on such layers, or freeze the parameter with requires_grad_(False)."
+                    'gradient. Return the per-example losses as well: {"loss": loss, "per_example_loss": losses}; or freeze '
+                    "the parameter with requires_grad_(False)."
                 )
 
     def _refuse_term(self, param: nn.Parameter) -> NoReturn:

@@ -6,7 +6,7 @@ the gradient of these values keeps only that of the chosen examples:
     Σ_{i chosen} ∂L/∂v_i · ∂v_i/∂θ        v_i: the values of example i just before the reduction
 
 For a loss without such a record, the outputs of the last layers hold the examples. BatchNorm in training mode mixes the
-rows, so it is skipped: its input gets the gradient of its output.
+rows. Where rows are told apart, it is skipped: its input gets the gradient of its output. Gradients of examples keep it.
 
 A learned factor φ of a loss, such as Kendall's weights of tasks, multiplies values that are reduced already. Where the loss
 is linear in these, the part of example i in its gradient is the derivative of this example's values:
@@ -80,7 +80,7 @@ class SingleExamples:
         self._scaled = _scaled_parts(recorder, loss, rows) if self.num_examples > 1 else None
 
     @contextmanager
-    def separated(self) -> Iterator[Callable[[Tensor], list[Tensor | None]]]:
+    def separated(self, skips_norms: bool = True) -> Iterator[Callable[[Tensor], list[Tensor | None]]]:
         """Inside the context, the function returns the gradients of the examples that a mask ``[n]`` chooses."""
         chosen = torch.ones(self.num_examples, dtype=torch.bool)
 
@@ -97,7 +97,7 @@ class SingleExamples:
         with ExitStack() as hooks:
             for node in self._cuts:
                 hooks.enter_context(node.register_prehook(self._mask_of(node, chosen)))
-            for node in self._norms if self._cuts else ():
+            for node in self._norms if self._cuts and skips_norms else ():
                 hooks.enter_context(node.register_hook(_skipped))
             yield gradients
 

@@ -149,6 +149,20 @@ def test_graphs_of_different_sizes_are_measured_whatever_their_sum(sizes):
         measure(model, lambda: F.cross_entropy(model(nodes, owners), targets), "kfac")
 
 
+@pytest.mark.filterwarnings("ignore:.*one backward pass for each of the:UserWarning")
+def test_batch_norm_of_nodes_takes_part_in_the_gradient_of_each_graph():
+    model, owners, targets = (
+        Molecules(),
+        torch.arange(4).repeat_interleave(torch.tensor([1, 2, 4, 5])),
+        torch.arange(4) % 2,
+    )
+    model.node = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    nodes = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
+    found = measure(model, lambda: F.cross_entropy(model(nodes, owners), targets), "squared_gradients").curvature
+    losses = list(F.cross_entropy(model(nodes, owners), targets, reduction="none"))  # at the statistics of the batch
+    assert_close(found, mean_squares(model, losses), rtol=1e-4, atol=1e-6)
+
+
 class Kendall(nn.Module):
     """Learned weights of tasks, as a module of its own: https://arxiv.org/abs/1705.07115."""
 
