@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, final
@@ -66,14 +67,40 @@ _NORMS = (NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 def _norm_params(model: nn.Module) -> set[nn.Parameter]:
     """Parameters of normalisation layers; empty if all trainable parameters belong to such layers."""
-    params = {param for module in model.modules() if isinstance(module, _NORMS) for param in module.parameters()}
+    params = {param for module in model.modules() if _normalises(module) for param in module.parameters()}
     trained = {param for param in model.parameters() if param.requires_grad}
     return params if trained - params else set()
 
 
 def has_norms(model: nn.Module) -> bool:
     """Whether a network has normalisation layers."""
-    return any(isinstance(module, _NORMS) for module in model.modules())
+    return any(map(_normalises, model.modules()))
+
+
+def _normalises(module: nn.Module) -> bool:
+    """Whether a layer is torch's normalisation, or another layer of vectors whose outputs ignore the scale of its inputs."""
+    if isinstance(module, _NORMS):
+        return True
+    own = list(module.parameters(recurse=False))
+    size = max((param.numel() for param in own), default=0)
+    is_candidate = size > 1 and all(param.numel() == max(param.shape, default=1) for param in own)
+    if not is_candidate or len(own) < len(list(module.parameters())):
+        return False
+    return any(_ignores_scale(module, shape) for shape in ((2, 3, size), (2, size, 3, 3), (2, size, 3)))
+
+
+def _ignores_scale(module: nn.Module, shape: tuple[int, ...]) -> bool:
+    """Whether outputs of a copy with weights of one depend on random inputs, and not on their scale."""
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            layer = copy.deepcopy(module).float().cpu()
+            for param in layer.parameters():
+                param.fill_(1)
+            inputs = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
+            one, other, larger = (layer.forward(x) for x in (*inputs, 8 * inputs[0]))
+            return torch.allclose(one, larger, atol=1e-3) and not torch.allclose(one, other, atol=1e-1)
+    except Exception:  # of a user's layer, for inputs of another shape
+        return False
 
 
 def has_convolutions(model: nn.Module) -> bool:

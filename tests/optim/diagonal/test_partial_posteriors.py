@@ -11,6 +11,7 @@ from torch.distributions import Normal, kl_divergence
 
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim import VOGN
+from lightning_bayes.optim.parameters import has_norms
 
 STEP_RULES = ["natural", "trust_region"]
 
@@ -96,6 +97,67 @@ def test_bad_arguments_are_named():
 def test_normalisation_layers_are_points_where_the_noise_is_a_heuristic(arguments, expected):
     model = nn.Sequential(nn.Linear(2, 3, bias=False), nn.LayerNorm(3), nn.Tanh(), nn.Linear(3, 1, bias=False))
     assert VOGN(model, num_data=10, init_precision=20.0, **arguments).posterior().mean.keys() == expected
+
+
+class RootMeanSquare(nn.Module):
+    """RMSNorm as language models write it."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+
+    def forward(self, x):
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+
+
+class Channels(nn.Module):
+    """A normalisation over channels, as in convolutional networks; its weights start at zero and count from one."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.gamma, self.bias = (nn.Parameter(torch.zeros(1, size, 1, 1)) for _ in range(2))
+
+    def forward(self, x):
+        return (1 + self.gamma) * (x - x.mean(1, True)) / x.std(1, keepdim=True) + self.bias
+
+
+class Scale(nn.Module):
+    """Weights of the size of a normalisation's."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+
+    def forward(self, x):
+        return self.weight * x
+
+
+class Constant(Scale):
+    def forward(self, x):
+        return self.weight + torch.zeros_like(x)
+
+
+@pytest.mark.parametrize(
+    ("layer", "is_norm"),
+    [
+        (RootMeanSquare(3), True),
+        (Channels(3), True),
+        (nn.LayerNorm(3), True),
+        (Scale(3), False),
+        (Constant(3), False),
+        (nn.PReLU(3), False),
+        (nn.Linear(3, 1), False),
+        (nn.Embedding(3, 1), False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_normalisation_layer_is_known_by_the_scale_that_its_outputs_ignore(layer, is_norm):
+    model = nn.Sequential(nn.Linear(2, 3, bias=False), layer)
+    random = torch.get_rng_state()
+    opt = VOGN(model, num_data=10, init_precision=20.0, step_rule="trust_region")
+    assert ("1.weight" in opt.posterior().mean or "1.gamma" in opt.posterior().mean) is not is_norm
+    assert has_norms(model) is is_norm
+    assert torch.equal(torch.get_rng_state(), random)
 
 
 def test_normalisation_layers_that_are_all_there_is_keep_their_noise():
