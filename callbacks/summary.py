@@ -59,8 +59,8 @@ def at_the_end(
     noise = f"the RMS noise is {_noise_to_weight(optimizer.posterior()):.1g} times the RMS weight"
     if path:  # of the default noise that follows the fit
         kappa = optimizer.param_groups[0]["posterior"]["relative_noise"]
-        moved = f"κ ended at {kappa:.2g}" if path[-1] == max(path) else f"κ rose and fell again, to {kappa:.2g}"
-        noise = f"{noise}; {moved}, as the losses told"
+        moved = "stayed at" if not max(path) else "ended at" if path[-1] == max(path) else "rose and fell again, to"
+        noise = f"{noise}; κ {moved} {kappa:.2g}, as the losses told"
     if validated is None:
         return f"{name}: {noise}. With validation batches (inputs, targets), this line shows what the samples change."
     return f"{name}: {validated.summary()}; {noise}.{_ADVICE if validated.hardly_differs else ''}"

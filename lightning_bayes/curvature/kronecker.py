@@ -20,7 +20,7 @@ from torch import Generator, Tensor, nn
 
 from lightning_bayes.curvature.capture import Capture, refuse_losses
 from lightning_bayes.curvature.factors import FactorMoments, LayerRecords, Request, Scales, has_factors, split_bias
-from lightning_bayes.curvature.fused import HookedEngine
+from lightning_bayes.curvature.fused import ExampleLoop, HookedEngine
 from lightning_bayes.curvature.hooks import HookedCapture
 from lightning_bayes.curvature.layer_calls import LayerCall, in_full_precision
 from lightning_bayes.curvature.likelihood import Likelihood
@@ -81,8 +81,8 @@ class KroneckerEngine(HookedEngine):
         ]
         if missed:
             raise UnsupportedLayerError(
-                f"The loss depends on {', '.join(missed)}, but {type(self.model).__name__}'s outputs do not, so sampled "
-                "labels cannot measure these parameters. Pass fisher='empirical'. For layers under "
+                f"Sampled labels cannot measure {', '.join(missed)}: all examples share them, or the outputs of "
+                f"{type(self.model).__name__} do not depend on them. Pass fisher='empirical'. For layers under "
                 "checkpoint(..., use_reentrant=True), pass use_reentrant=False instead."
             )
 
@@ -118,6 +118,14 @@ class KroneckerCapture(HookedCapture):
         self.records.add(layer, inputs[0], delta, is_first=self.draw == 0)
         self.in_factors.update(layer.parameters())
         return True
+
+    def loop(self, loss: Tensor, params: set[nn.Parameter]) -> None:
+        """Loop over the examples for parameters without factors, unless sampled labels measure them."""
+        of_factors = {param for layer in self.request.layers for param in layer.parameters()}
+        without = params - of_factors if self.request.likelihood is None else set[nn.Parameter]()
+        super().loop(loss, params - without)
+        if without:
+            ExampleLoop(self).run(loss, without)
 
     def keep_outputs(self, module: nn.Module, args: Any, output: Any) -> None:
         """Forward hook of the model. Ignores scalars: under DDP the model's forward may run the whole training step."""

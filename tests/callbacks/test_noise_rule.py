@@ -138,3 +138,7 @@ def test_the_lines_of_a_fit_say_what_the_noise_did(caplog):
         callback = fit(normalised(), epochs=30)
     assert "it grows after epochs whose training loss is below the validation NLL" in caplog.text
     assert f"to {kappa(callback):.2g}" in caplog.text or f"at {kappa(callback):.2g}" in caplog.text
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        fit(normalised(lr=1e-4), epochs=3)
+    assert "κ stayed at 0.005, as the losses told" in caplog.text

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from optimizer_family import through_a_file, train_on
+from oracles import mean_squares
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -149,7 +150,7 @@ def test_activation_checkpoints_change_nothing(likelihood, use_reentrant):
 
 
 def test_labels_cannot_be_drawn_behind_a_reentrant_checkpoint(generator):
-    with pytest.raises(UnsupportedLayerError, match=r"depends on first\.weight.*pass use_reentrant=False instead"):
+    with pytest.raises(UnsupportedLayerError, match=r"measure first\.weight.*pass use_reentrant=False instead"):
         measured_state(Softmax(), True, generator)
 
 
@@ -355,6 +356,33 @@ def test_the_rest_is_mean_field_and_said_in_the_summary(generator):
     assert "labels drawn from Softmax (Fisher)" in drawn.family.layers.describe()
 
 
+class Positions(nn.Module):
+    """Adds positions that all examples share, as language models do."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.layer, self.head = nn.Embedding(3, 4), nn.Linear(2, 4), nn.Linear(12, 3)
+
+    def forward(self, x):
+        return self.head((self.layer(x) + self.table(torch.arange(3))).tanh().flatten(1))
+
+
+@pytest.mark.filterwarnings("ignore:.*one backward pass for each of the:UserWarning")
+def test_what_all_examples_share_is_mean_field(generator):
+    model = Positions().double()
+    x, y = torch.randn(6, 3, 2, generator=generator, dtype=F64), torch.arange(6) % 3
+    expected = mean_squares(model, [F.cross_entropy(model(x[[i]]), y[[i]]) for i in range(6)])["table.weight"]
+    opt = NoisyKFAC(model, num_data=N, lr=1e-2)
+    train(model, opt, (x, y), 1)
+    torch.testing.assert_close(opt.state[model.table.weight]["curvature"], expected)
+    assert opt.posterior().factors.keys() == {"layer.weight", "head.weight"}
+    with pytest.raises(
+        UnsupportedLayerError, match=r"measure table\.weight: all examples share them.*fisher='empirical'"
+    ):
+        train(model, NoisyKFAC(model, num_data=N, likelihood=Softmax()), (x, y), 1)
+
+
 def test_tied_weights_are_mean_field(generator):
     model = nn.ModuleDict({"embed": nn.Embedding(5, 3), "out": nn.Linear(3, 5)})
     model["out"].weight = model["embed"].weight
@@ -495,7 +523,7 @@ def test_parameters_beside_the_outputs_are_named(generator):
     labels = torch.zeros(6, dtype=torch.long)
     with (
         pytest.raises(
-            UnsupportedLayerError, match=r"depends on side\.weight, side\.bias, but TwoHeads's outputs do not"
+            UnsupportedLayerError, match=r"measure side\.weight, side\.bias: .*the outputs of TwoHeads do not depend"
         ),
         opt.sampled_params(),
     ):
