@@ -179,7 +179,10 @@ def light(names):
     return [pytest.param(name, marks=pytest.mark.slow) if name in slow else name for name in names]
 
 
-@pytest.mark.filterwarnings("ignore:The search for the prior precision ended")  # one batch tells little of a prior
+few_data = pytest.mark.filterwarnings("ignore:The search for the prior precision ended")  # they tell little of a prior
+
+
+@few_data
 @pytest.mark.parametrize("name", light(covering()))
 def test_runs_for_one_batch(name, data_options, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -188,12 +191,14 @@ def test_runs_for_one_batch(name, data_options, tmp_path, monkeypatch):
     assert ("ood/AUROC" in results) == name.startswith("digits")
 
 
+@few_data
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in EVERY if name not in covering()])
 def test_every_composition_runs_for_one_batch(name, data_options, tmp_path, monkeypatch):
     test_runs_for_one_batch(name, data_options, tmp_path, monkeypatch)
 
 
+@few_data
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in covering() if re.match("digits.(lenet|mlp)", name)])
 def test_trains_digits_in_a_few_epochs(name, tmp_path, monkeypatch):

@@ -144,6 +144,7 @@ class Request:
         seed: Random seed of the labels.
         loss_scale: Loss scale of mixed precision.
         mc_samples: Number of labels drawn per example. Must be 1 unless every parameter is in a layer with factors.
+        loops: Whether parameters without factors that no rule covers are measured by a loop over the examples.
     """
 
     layers: Mapping[nn.Module, bool]
@@ -151,6 +152,7 @@ class Request:
     seed: int = 0
     loss_scale: float = 1.0
     mc_samples: int = 1
+    loops: bool = False
 
 
 class LayerRecords(ABC):

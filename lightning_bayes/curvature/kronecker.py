@@ -120,9 +120,9 @@ class KroneckerCapture(HookedCapture):
         return True
 
     def loop(self, loss: Tensor, params: set[nn.Parameter]) -> None:
-        """Loop over the examples for parameters without factors, unless sampled labels measure them."""
+        """Loop over the examples for parameters without factors, if that was asked for."""
         of_factors = {param for layer in self.request.layers for param in layer.parameters()}
-        without = params - of_factors if self.request.likelihood is None else set[nn.Parameter]()
+        without = params - of_factors if self.request.loops else set[nn.Parameter]()
         super().loop(loss, params - without)
         if without:
             ExampleLoop(self).run(loss, without)

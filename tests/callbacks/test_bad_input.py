@@ -232,19 +232,32 @@ class Noisy(LightningModule):
         return adamw(self)
 
 
-def test_parameter_that_no_rule_reaches_is_named_before_any_update():
-    module, callback = Noisy(), NoisyKFACCallback()
+class Pooled(Noisy):
+    """Sums rows of a layer's output to examples, some of two rows and some of one."""
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        owners = torch.cat([torch.arange(len(x)), torch.arange(2)])
+        hidden = torch.zeros(len(x), 4).index_add(0, owners, self.net[0](x[owners]))
+        return F.mse_loss(self.net[2](hidden).squeeze(1), y)
+
+
+def test_parameters_that_no_rule_reaches_are_named_before_any_update():
+    module, callback = Pooled(), NoisyKFACCallback()
     before = {name: param.detach().clone() for name, param in module.named_parameters()}
-    message = r"log_noise gets a gradient .*no curvature rule can measure it\. Move it into"
+    message = r"No curvature rule can measure net\.0\.weight: .*Move it into"
     with pytest.raises(UnsupportedLayerError, match=message):
         fit(module, callback)
     assert callback.optimizer.num_updates == 0
     assert_same_bits({name: param.detach() for name, param in module.named_parameters()}, before)
 
 
-def test_frozen_parameter_that_no_rule_reaches_is_no_obstacle():
-    module, callback = Noisy(), VOGNCallback()
-    module.log_noise.requires_grad_(False)
+@pytest.mark.filterwarnings("ignore:.*one backward pass for each of the:UserWarning")
+@pytest.mark.parametrize("is_frozen", [True, False])
+@pytest.mark.parametrize("method", [VOGNCallback, NoisyKFACCallback])
+def test_a_parameter_beside_the_layers_is_no_obstacle(method, is_frozen):
+    module, callback = Noisy(), method()
+    module.log_noise.requires_grad_(not is_frozen)
     fit(module, callback)
     assert callback.optimizer.num_updates == 6
 

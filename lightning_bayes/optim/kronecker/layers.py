@@ -106,7 +106,8 @@ class KroneckerLayers:
     def request(self, label_seed: int, loss_scale: float) -> Request:
         """What a pass measures."""
         layers = {layer.module: layer.has_bias for layer in self.partition().layers}
-        return Request(layers, self._likelihood() if self._draws_labels() else None, label_seed, loss_scale)
+        labels = self._likelihood() if self._draws_labels() else None
+        return Request(layers, labels, label_seed, loss_scale, loops=labels is None)
 
     def _likelihood(self) -> Likelihood | None:
         """The likelihood to sample labels from; None uses the labels of the data."""
