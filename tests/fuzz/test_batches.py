@@ -50,6 +50,8 @@ def test_any_batch_gives_finite_numbers_or_is_skipped(case, contents):
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
     optimizer_class, step_rule = case
     optimizer = construct(optimizer_class, model, num_data=100, damping=1e-2, step_rule=step_rule)
+    with optimizer.sampled_params():
+        pass  # the first one starts the states of some optimizers
     for x, y in contents:
         before = {name: value.clone() for name, value in everything(model, optimizer).items()}
         updates, skipped = optimizer.num_updates, optimizer.skipped_steps
