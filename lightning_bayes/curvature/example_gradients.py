@@ -4,38 +4,27 @@
 
 A callback receives the contributions ``[B, *shape]`` of a parameter as soon as backward has passed its layer, so memory
 holds the contributions of one parameter at a time. Exception: contributions of parameters with several calls in a pass are
-stored until the backward ends. Contributions of a linear layer are passed as outer products.
+stored until the backward ends. A linear layer or convolution with fewer positions than outputs passes the rows whose
+products add up to its contributions, because rotating them takes less time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, TypeAlias, final
+from typing import TypeAlias, final
 
 import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.capture import refuse_losses
+from lightning_bayes.curvature.factors import LayerRows, has_factors, layer_rows
 from lightning_bayes.curvature.fused import HookedEngine
 from lightning_bayes.curvature.hooks import HookedCapture
 from lightning_bayes.curvature.layer_calls import LayerCall
 from lightning_bayes.curvature.layouts import ROWS
-from lightning_bayes.curvature.rules.linear import linear
 
-
-class Outer(NamedTuple):
-    """Contributions of rank one, c_i = left_i right_iᵀ, from a linear layer without positions."""
-
-    left: Tensor  # δ, [B, out]
-    right: Tensor  # x, [B, in]
-
-    def dense(self) -> Tensor:
-        """c_i, ``[B, out, in]``."""
-        return self.left[:, :, None] * self.right[:, None, :]
-
-
-Contribution: TypeAlias = Tensor | Outer
+Contribution: TypeAlias = Tensor | LayerRows
 Receive: TypeAlias = Callable[[nn.Parameter, Contribution], None]  # called with a parameter and c_i of all examples
 
 
@@ -52,14 +41,17 @@ class ExampleCapture(HookedCapture):
     needs_examples = True
 
     def handle_call(self, call: LayerCall, inputs: list[Tensor], grads: list[Tensor | None]) -> bool:
-        """Pass on outer products for a linear layer without positions whose parameters have no other call."""
-        if call.unit.rule is not linear or any(self.calls[param] != 1 for param in call.params.values()):
+        """Pass on the rows of a layer with factors whose parameters have no other call."""
+        layer, delta = call.unit.module, grads[0]
+        if call.output.layout != ROWS or not has_factors(layer) or getattr(layer, "groups", 1) != 1:
             return False
-        x, delta = inputs[0], grads[0]
-        if delta is None or x.dim() != 2 or call.output.layout != ROWS:
+        if delta is None or any(self.calls[param] != 1 for param in call.params.values()):
             return False
+        if delta.numel() >= len(delta) * layer.get_parameter("weight").shape[0] ** 2:  # as many positions as outputs
+            return False
+        rows = layer_rows(layer, inputs[0], delta, bias=False)
         for name, param in call.params.items():
-            self.receive(param, Outer(delta, x) if name == "weight" else delta)
+            self.receive(param, rows if name == "weight" else rows.gradients.sum(1))
         return True
 
     def add_complete(self, param: nn.Parameter, contributions: Tensor) -> None:

@@ -232,14 +232,19 @@ class LayerRows(NamedTuple):
         return self.gradients.mT @ self.inputs
 
 
+def layer_rows(layer: nn.Module, x: Tensor, grad_output: Tensor, bias: bool) -> LayerRows:
+    """The rows of one call of a layer without groups, with the gradient as it is."""
+    rows = input_rows(layer, x, bias), output_rows(layer, grad_output)
+    return LayerRows(*(torch.unflatten(row, 0, (len(x), -1)) for row in rows))
+
+
 @final
 class ExampleRows(LayerRecords):
     """Stores the inputs and output gradients of all examples in all layers. Layers must not have groups."""
 
     def add(self, layer: nn.Module, x: Tensor, grad_output: Tensor, is_first: bool = True) -> None:
         """Store one call; see `LayerRecords.add`."""
-        inputs = torch.unflatten(input_rows(layer, x, self.request.layers[layer]), 0, (len(x), -1))
-        gradients = torch.unflatten(output_rows(layer, grad_output), 0, (len(x), -1))
+        inputs, gradients = layer_rows(layer, x, grad_output, self.request.layers[layer])
         earlier: LayerRows | None = self._by_layer.get(layer)
         if earlier is not None:
             inputs, gradients = torch.cat([earlier.inputs, inputs], 1), torch.cat([earlier.gradients, gradients], 1)

@@ -86,9 +86,9 @@ class AbstractPosterior(ABC):
         variances: Tensor = torch.func.vmap(variance)(directions)
         return variances
 
-    def variance_along_outer(self, name: str, left: Tensor, right: Tensor) -> Tensor:
-        """`variance_along` of d = vec(left rightᵀ), ``[B, out]`` and ``[B, in]``, in a matrix that is a block by itself."""
-        return self.variance_along({name: left[:, :, None] * right[:, None, :]})
+    def variance_along_rows(self, name: str, left: Tensor, right: Tensor) -> Tensor:
+        """`variance_along` of d = vec(Σ_t left_t right_tᵀ), ``[B, T, out]`` and ``[B, T, K]``, in a block by itself."""
+        return self.variance_along({name: (left.mT @ right).view(-1, *self.mean[name].shape)})
 
     def select(self: PosteriorT, prefix: str) -> PosteriorT:
         """The marginal posterior of a submodule.
@@ -185,6 +185,13 @@ class AbstractPosterior(ABC):
 def as_rows(values: Tensor) -> Tensor:
     """Values ``[B, *shape]`` as rows ``[B, n]``; a scalar parameter has one column."""
     return values.reshape(len(values), -1)
+
+
+def scaled_squares(left: Tensor, right: Tensor, divisors: Tensor) -> Tensor:
+    """Σ_jk (Σ_t left_tj right_tk)² / D_jk, ``[B]``, of ``[B, T, out]``, ``[B, T, K]`` and ``[out, K]``."""
+    if left.shape[1] == 1:  # without a matrix per example
+        return ((left[:, 0].square() @ divisors.reciprocal()) * right[:, 0].square()).sum(1)
+    return as_rows((left.mT @ right).square_().div_(divisors)).sum(1)
 
 
 def strip_prefix(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:

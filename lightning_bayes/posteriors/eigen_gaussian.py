@@ -18,7 +18,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from lightning_bayes.posteriors.base import AbstractPosterior, TensorDict, as_rows
+from lightning_bayes.posteriors.base import AbstractPosterior, TensorDict, as_rows, scaled_squares
 
 
 @final
@@ -86,11 +86,11 @@ class EigenGaussian(AbstractPosterior):
         terms = [self._to_basis(name, d).square() / self._spectra[name] for name, d in directions.items()]
         return torch.stack([as_rows(term).sum(1) for term in terms]).sum(0)
 
-    def variance_along_outer(self, name: str, left: Tensor, right: Tensor) -> Tensor:
-        """Σ_jk (U_Sᵀ left)_j² (U_Aᵀ right)_k²/D_jk; see `AbstractPosterior.variance_along_outer`."""
+    def variance_along_rows(self, name: str, left: Tensor, right: Tensor) -> Tensor:
+        """Σ_jk (Σ_t (U_Sᵀ left_t)_j (U_Aᵀ right_t)_k)²/D_jk; see `AbstractPosterior.variance_along_rows`."""
         if bases := self.bases.get(name):
             left, right = left @ bases[0], right @ bases[1]
-        return ((left.square() @ self._spectra[name].reciprocal()) * right.square()).sum(1)
+        return scaled_squares(left, right, self._spectra[name].flatten(1))
 
     @cached_property
     def _spectra(self) -> TensorDict:

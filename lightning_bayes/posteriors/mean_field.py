@@ -9,7 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from lightning_bayes.posteriors.base import AbstractPosterior, TensorDict, as_rows
+from lightning_bayes.posteriors.base import AbstractPosterior, TensorDict, as_rows, scaled_squares
 
 
 @final
@@ -76,9 +76,9 @@ class MeanField(AbstractPosterior):
         terms = [as_rows(d.square() / self.precision[name]).sum(1) for name, d in directions.items()]
         return torch.stack(terms).sum(0)
 
-    def variance_along_outer(self, name: str, left: Tensor, right: Tensor) -> Tensor:
-        """Σ_jk left_j² right_k²/P_jk; see `AbstractPosterior.variance_along_outer`."""
-        return ((left.square() @ self.precision[name].reciprocal()) * right.square()).sum(1)
+    def variance_along_rows(self, name: str, left: Tensor, right: Tensor) -> Tensor:
+        """Σ_jk (Σ_t left_tj right_tk)²/P_jk; see `AbstractPosterior.variance_along_rows`."""
+        return scaled_squares(left, right, self.precision[name].flatten(1))
 
 
 def marginals(posterior: AbstractPosterior, names: Collection[str]) -> MeanField:

@@ -115,9 +115,9 @@ class ScaledPosterior(AbstractPosterior):
         """c² dᵀ Σ d; see `AbstractPosterior.variance_along`."""
         return self.scale**2 * self.posterior.variance_along(directions)
 
-    def variance_along_outer(self, name: str, left: Tensor, right: Tensor) -> Tensor:
-        """c² dᵀ Σ d; see `AbstractPosterior.variance_along_outer`."""
-        return self.scale**2 * self.posterior.variance_along_outer(name, left, right)
+    def variance_along_rows(self, name: str, left: Tensor, right: Tensor) -> Tensor:
+        """c² dᵀ Σ d; see `AbstractPosterior.variance_along_rows`."""
+        return self.scale**2 * self.posterior.variance_along_rows(name, left, right)
 
     def select(self, prefix: str) -> ScaledPosterior:
         """The marginal posterior of a submodule; see `AbstractPosterior.select`."""

@@ -9,7 +9,8 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.example_gradients import Contribution, Outer, watched_examples
+from lightning_bayes.curvature.example_gradients import Contribution, watched_examples
+from lightning_bayes.curvature.factors import LayerRows
 from lightning_bayes.curvature.fused import FusedEngine
 from lightning_bayes.curvature.output_roots import Columns
 from lightning_bayes.curvature.selection import require_measured
@@ -46,7 +47,7 @@ class Full(AbstractStructure):
         rows: dict[nn.Parameter, Tensor] = {}
 
         def receive(param: nn.Parameter, contribution: Contribution) -> None:
-            rows[param] = contribution.dense() if isinstance(contribution, Outer) else contribution
+            rows[param] = contribution.example_gradients() if isinstance(contribution, LayerRows) else contribution
 
         with watched_examples(self.engine, receive) as captured:
             outputs = forward()

@@ -25,7 +25,8 @@ from typing import Final, Literal, TypeAlias, final
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.example_gradients import Contribution, Outer, watched_examples
+from lightning_bayes.curvature.example_gradients import Contribution, watched_examples
+from lightning_bayes.curvature.factors import LayerRows
 from lightning_bayes.curvature.fused import FusedEngine
 from lightning_bayes.curvature.output_roots import unit_columns
 from lightning_bayes.curvature.selection import only_trained, require_measured
@@ -68,10 +69,12 @@ class _Blocks:
         """Add the derivative with respect to one parameter."""
         name = self.names[param]
         block = self.block_of[name]
-        if isinstance(contribution, Outer) and len(block) == 1:
-            self.terms.append(self.posterior.variance_along_outer(name, *contribution))
+        if isinstance(contribution, LayerRows) and len(block) == 1:
+            self.terms.append(self.posterior.variance_along_rows(name, contribution.gradients, contribution.inputs))
             return
-        self.pending[name] = contribution.dense() if isinstance(contribution, Outer) else contribution
+        if isinstance(contribution, LayerRows):
+            contribution = contribution.example_gradients().view(-1, *param.shape)
+        self.pending[name] = contribution
         if all(other in self.pending for other in block):
             self._add(block)
 

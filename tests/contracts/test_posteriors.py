@@ -179,10 +179,11 @@ def test_the_variance_along_directions_is_that_of_the_dense_gaussian(posterior, 
     torch.testing.assert_close(posterior.variance_along(directions), expected)
     by_block = [posterior.variance_along({name: directions[name] for name in block}) for block in posterior.blocks()]
     torch.testing.assert_close(torch.stack(by_block).sum(0), expected)
-    left, right = (torch.randn(4, n, generator=generator, dtype=F64) for n in SHAPES["net.0.weight"])
-    if ["net.0.weight"] in posterior.blocks():
-        dense = posterior.variance_along({"net.0.weight": left[:, :, None] * right[:, None]})
-        torch.testing.assert_close(posterior.variance_along_outer("net.0.weight", left, right), dense)
+    for positions in (1, 3) if ["net.0.weight"] in posterior.blocks() else ():
+        shapes = [(4, positions, size) for size in SHAPES["net.0.weight"]]
+        left, right = (torch.randn(shape, generator=generator, dtype=F64) for shape in shapes)
+        dense = posterior.variance_along({"net.0.weight": torch.einsum("bto,btk->bok", left, right)})
+        torch.testing.assert_close(posterior.variance_along_rows("net.0.weight", left, right), dense)
     assert sorted(name for block in posterior.blocks() for name in block) == sorted(SHAPES)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, jacrev
 
+from lightning_bayes import laplace
 from lightning_bayes.errors import ExampleDimensionError, HyperparameterError
 from lightning_bayes.posteriors import FullGaussian, MeanField, ScaledPosterior
 from lightning_bayes.predictive import LinearizedSamples, PosteriorSamples, mc_predict, output_moments, probit
@@ -67,6 +68,33 @@ def test_moments_match_explicit_jacobians(net, x, generator):
         torch.testing.assert_close(variance, expected_variance(net, posterior, x))
         _, scaled = output_moments(net, ScaledPosterior(posterior, 0.5), lambda: net(x))
         torch.testing.assert_close(scaled, variance / 4)
+
+
+class Tokens(nn.Module):
+    """Linear layers at three positions, convolutions at four and at one, one of them in groups."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.grouped, self.last = nn.Conv2d(2, 6, 3), nn.Conv2d(6, 6, 2, groups=2), nn.Conv2d(6, 9, 1)
+        self.tokens, self.head = nn.Linear(3, 5), nn.Linear(15, 2)
+
+    def forward(self, x):
+        x = self.last(self.grouped(self.conv(x).tanh()).tanh()).tanh()
+        return self.head(self.tokens(x.view(-1, 3, 3)).tanh().flatten(1))
+
+
+def test_moments_of_layers_with_few_positions_match_explicit_jacobians(generator):
+    torch.manual_seed(0)
+    net, x = Tokens().double().eval(), torch.randn(5, 2, 4, 4, generator=generator, dtype=F64)
+    batches = [(x, torch.randint(2, (5,), generator=generator))]
+    options = {"structure": "kronecker", "subset": "all", "prior_precision": 1.0, "require_trained": False}
+    kronecker = laplace(net, batches, **options).posterior
+    jacobians = jacrev(lambda weights: functional_call(net, weights, (x,)))(kronecker.mean)
+    expected = [kronecker.variance_along({name: j[:, c] for name, j in jacobians.items()}) for c in range(2)]
+    torch.testing.assert_close(output_moments(net, kronecker, lambda: net(x))[1], torch.stack(expected, 1))
+    for posterior in (mean_field(net), full(net, generator)):
+        _, variance = output_moments(net, posterior, lambda: net(x))
+        torch.testing.assert_close(variance, expected_variance(net, posterior, x))
 
 
 def test_contributions_of_shared_layers_are_summed_before_squaring(x, generator):
