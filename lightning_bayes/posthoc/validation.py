@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributions import Normal
 
+from lightning_bayes.curvature.fused import FusedEngine
 from lightning_bayes.curvature.likelihood import Gaussian, Likelihood, Poisson
 from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.posthoc.batches import labelled
@@ -31,10 +32,11 @@ def choose_by_validation(
     """Choose the prior precision with the lowest NLL. If requested, choose the noise too, then the precision again."""
     model, params = evidence.structure.model, evidence.structure.params
     batches = [(Repeatable(model, x), y) for x, y in labelled(validation, next(model.parameters()).device)]
+    engine = FusedEngine(model, "sum")
 
     def nll(delta: float, std: float) -> float:
         posterior = evidence.posterior(dict.fromkeys(params, delta), std)
-        return sum(_nll(model, posterior, call, y, likelihood, std) for call, y in batches)
+        return sum(_nll(engine, posterior, call, y, likelihood, std) for call, y in batches)
 
     def best_delta(std: float) -> float:
         return minimise_over_logarithm(partial(nll, std=std), *RANGE, _GRID, _TOLERANCE)
@@ -47,7 +49,7 @@ def choose_by_validation(
 
 
 def _nll(
-    model: nn.Module,
+    engine: FusedEngine,
     posterior: AbstractPosterior,
     call: Repeatable,
     targets: Tensor,
@@ -55,7 +57,7 @@ def _nll(
     std: float,
 ) -> float:
     """-log p(y | x), summed over examples."""
-    outputs, variance = output_moments(model, posterior, call)
+    outputs, variance = output_moments(engine.model, posterior, call, engine)
     if isinstance(likelihood, Gaussian):
         predictive = Normal(outputs.double(), (variance.double() + std**2).sqrt(), validate_args=False)
         return -float(predictive.log_prob(targets.reshape(outputs.shape)).sum())  # type: ignore[no-untyped-call]

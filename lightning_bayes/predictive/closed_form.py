@@ -40,13 +40,22 @@ Linearized: TypeAlias = bool | Literal["closed_form"]
 
 
 def output_moments(
-    model: nn.Module, posterior: AbstractPosterior, forward: Callable[[], Tensor]
+    model: nn.Module, posterior: AbstractPosterior, forward: Callable[[], Tensor], engine: FusedEngine | None = None
 ) -> tuple[Tensor, Tensor]:
-    """f(x, μ) and v, of the shape of the output of `forward`, which must not run under ``torch.inference_mode``."""
-    variances = []
+    """Moments of the linearised outputs.
+
+    Args:
+        model: The network.
+        posterior: The posterior of its parameters.
+        forward: Calls the model on a batch, not under ``torch.inference_mode``.
+        engine: An engine of the model with the loss reduction ``"sum"``, which checks its rules once for all calls.
+
+    Returns:
+        f(x, μ) and v, of the shape of the output.
+    """
+    variances, engine = [], engine or FusedEngine(model, "sum")
     with only_trained(model, posterior.mean) as params, temporary_weights(model, posterior.mean):
         blocks = _Blocks(posterior, {param: name for name, param in params.items()})
-        engine = FusedEngine(model, "sum")
         with watched_examples(engine, blocks.receive) as captured:
             outputs = require_tensor(model, forward())
             require_measured(engine, captured, outputs, params)
@@ -118,10 +127,13 @@ class ClosedFormSamples(Samples):
     def __init__(self, samples: PosteriorSamples, link: Link) -> None:
         self.samples, self.link = samples, link
         self.count = samples.count
+        self._engine: FusedEngine | None = None  # of the model of the last call, whose rules it has checked
 
     def subset_outputs(self, model: nn.Module, forward: Callable[[], Tensor], indices: Iterable[int]) -> Tensor:
         """Compute outputs from one mean and variance; see `Samples.subset_outputs`."""
-        outputs, variance = output_moments(model, self.samples.posterior, forward)
+        if self._engine is None or self._engine.model is not model:
+            self._engine = FusedEngine(model, "sum")
+        outputs, variance = output_moments(model, self.samples.posterior, forward, self._engine)
         if self.link in CLASS_DIMS:
             dim = CLASS_DIMS[self.link]
             prediction = probit(outputs, variance)
