@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lightning_bayes.errors import HyperparameterError, PosteriorError, ShapeError
 from lightning_bayes.posteriors import AbstractPosterior, ScaledPosterior
 
-CACHED_ELEMENTS = 2**26  # 256 MiB of float32; sample sets up to this size are drawn once and cached
+CACHED_ELEMENTS = 2**28  # 1 GiB of float32, ten samples of a ResNet-50; smaller sets are drawn once
 
 
 class Samples(ABC):
