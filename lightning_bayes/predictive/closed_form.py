@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, final
 
 import torch
@@ -53,16 +54,68 @@ def output_moments(
     Returns:
         f(x, μ) and v, of the shape of the output.
     """
-    variances, engine = [], engine or FusedEngine(model, "sum")
-    with only_trained(model, posterior.mean) as params, temporary_weights(model, posterior.mean):
-        blocks = _Blocks(posterior, {param: name for name, param in params.items()})
-        with watched_examples(engine, blocks.receive) as captured:
-            outputs = require_tensor(model, forward())
-            require_measured(engine, captured, outputs, params)
-            for column in unit_columns(outputs):
-                captured.backward(outputs, column)
+    return BatchMoments(engine or FusedEngine(model, "sum"), forward).under(posterior)
+
+
+@final
+class BatchMoments:
+    """The moments of one batch under posteriors that share their mean; derivatives are stored while `room` lasts."""
+
+    def __init__(self, engine: FusedEngine, forward: Callable[[], Tensor], room: Room | None = None) -> None:
+        self.engine, self.forward, self.room = engine, forward, room or Room(0)
+        self._outputs: Tensor | None = None
+        self._columns: list[list[tuple[nn.Parameter, Contribution]]] | None = None
+
+    def under(self, posterior: AbstractPosterior) -> tuple[Tensor, Tensor]:
+        """f(x, μ) and v; see `output_moments`."""
+        model = self.engine.model
+        with only_trained(model, posterior.mean) as params:
+            blocks = _Blocks(posterior, {param: name for name, param in params.items()})
+            if self._outputs is None or self._columns is None:
+                with temporary_weights(model, posterior.mean):
+                    variances = self._measure(blocks, params)
+            else:
+                variances = [blocks.variance_of(column) for column in self._columns]
+        assert self._outputs is not None
+        return self._outputs, torch.stack(variances, 1).view_as(self._outputs)
+
+    def _measure(self, blocks: _Blocks, params: dict[str, nn.Parameter]) -> list[Tensor]:
+        variances, stored, column = [], [], list[tuple[nn.Parameter, Contribution]]()
+
+        def receive(param: nn.Parameter, contribution: Contribution) -> None:
+            blocks.receive(param, contribution)
+            if self.room.takes(contribution):
+                column.append((param, contribution))
+
+        with watched_examples(self.engine, receive) as captured:
+            outputs = require_tensor(self.engine.model, self.forward())
+            require_measured(self.engine, captured, outputs, params)
+            for gradient in unit_columns(outputs):
+                captured.backward(outputs, gradient)
                 variances.append(blocks.variance())
-    return outputs.detach(), torch.stack(variances, 1).view_as(outputs)
+                stored.append([*column])
+                column.clear()
+        self._outputs, self._columns = outputs.detach(), None if self.room.is_full else stored
+        return variances
+
+
+@dataclass
+class Room:
+    """How many elements of derivatives may still be stored; the first that do not fit end it."""
+
+    elements: int
+
+    def takes(self, contribution: Contribution) -> bool:
+        """Whether to store a contribution."""
+        self.elements -= sum(
+            t.numel() for t in (contribution if isinstance(contribution, LayerRows) else (contribution,))
+        )
+        return not self.is_full
+
+    @property
+    def is_full(self) -> bool:
+        """Whether something did not fit."""
+        return self.elements < 0
 
 
 class _Blocks:
@@ -86,6 +139,12 @@ class _Blocks:
         self.pending[name] = contribution
         if all(other in self.pending for other in block):
             self._add(block)
+
+    def variance_of(self, column: Iterable[tuple[nn.Parameter, Contribution]]) -> Tensor:
+        """Return dᵀ Σ d of a stored column."""
+        for param, contribution in column:
+            self.receive(param, contribution)
+        return self.variance()
 
     def variance(self) -> Tensor:
         """Return dᵀ Σ d of the finished column, ``[B]``. Weights that the column does not reach have d = 0."""

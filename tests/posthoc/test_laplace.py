@@ -20,7 +20,7 @@ from lightning_bayes.errors import (
     UnsupportedTrainingError,
 )
 from lightning_bayes.posteriors import EigenGaussian, FullGaussian, MeanField
-from lightning_bayes.posthoc import laplace
+from lightning_bayes.posthoc import laplace, validation
 
 F64 = torch.float64
 STRUCTURES = ["diagonal", "kronecker", "full"]
@@ -362,6 +362,26 @@ def test_validation_chooses_the_prior_with_the_lowest_nll(net, x, y, generator):
 
     best = nll(delta)
     assert all(best <= nll(10**power) + 1e-6 for power in range(-4, 5))
+
+
+@pytest.mark.filterwarnings("ignore:The search for the prior precision ended at an edge")
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_the_search_runs_the_network_once_for_batches_whose_derivatives_fit(net, x, y, structure, monkeypatch):
+    found, calls = {}, {}
+    first = sum(p.numel() for p in net.parameters()) * 3 * 5  # elements of the first batch's derivatives, at most
+    for room in (0, first, 100 * first):
+        monkeypatch.setattr(validation, "STORED_ELEMENTS", room)
+        sizes = list[int]()
+        hook = net.register_forward_hook(lambda model, inputs, output, sizes=sizes: sizes.append(len(output)))
+        held_out = [(x[:5], y[:5]), (x[5:9], y[5:9])]
+        options = {"structure": structure, "prior_precision": "validation", "validation": held_out}
+        found[room] = untrained(net, [(x, y)], **options).prior_precision
+        hook.remove()
+        calls[room] = [sizes.count(len(inputs)) for inputs, _ in held_out]
+    assert found[0] == found[first] == found[100 * first]
+    deltas = calls[0][0]
+    assert deltas > 17  # a grid, and the refinement of its best point
+    assert calls == {0: [deltas, deltas], first: [1, deltas], 100 * first: [1, 1]}
 
 
 @pytest.mark.parametrize("wrong", [True, False], ids=["widest", "narrowest"])
