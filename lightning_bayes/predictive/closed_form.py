@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias, final
 
 import torch
@@ -104,12 +104,14 @@ class Room:
     """How many elements of derivatives may still be stored; the first that do not fit end it."""
 
     elements: int
+    storages: set[int] = field(default_factory=set)
 
     def takes(self, contribution: Contribution) -> bool:
-        """Whether to store a contribution."""
-        self.elements -= sum(
-            t.numel() for t in (contribution if isinstance(contribution, LayerRows) else (contribution,))
-        )
+        """Whether to store a contribution; all columns of a linear layer share its inputs."""
+        for tensor in contribution if isinstance(contribution, LayerRows) else (contribution,):
+            storage = tensor.untyped_storage().data_ptr()
+            self.elements -= 0 if storage in self.storages else tensor.numel()
+            self.storages.add(storage)
         return not self.is_full
 
     @property

@@ -10,10 +10,11 @@ from torch import nn
 from torch.func import functional_call, jacrev
 
 from lightning_bayes import laplace
+from lightning_bayes.curvature.fused import FusedEngine
 from lightning_bayes.errors import ExampleDimensionError, HyperparameterError
 from lightning_bayes.posteriors import FullGaussian, MeanField, ScaledPosterior
 from lightning_bayes.predictive import LinearizedSamples, PosteriorSamples, mc_predict, output_moments, probit
-from lightning_bayes.predictive.closed_form import probit_samples, spread_points
+from lightning_bayes.predictive.closed_form import BatchMoments, Room, probit_samples, spread_points
 from lightning_bayes.predictive.links import predicted
 from lightning_bayes.predictive.scores import mutual_information
 
@@ -95,6 +96,20 @@ def test_moments_of_layers_with_few_positions_match_explicit_jacobians(generator
     for posterior in (mean_field(net), full(net, generator)):
         _, variance = output_moments(net, posterior, lambda: net(x))
         torch.testing.assert_close(variance, expected_variance(net, posterior, x))
+
+
+def test_stored_derivatives_give_the_moments_of_another_posterior_and_share_inputs(generator):
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double(), torch.randn(5, 4, dtype=F64)
+    room, calls = Room(10_000), []
+    batch = BatchMoments(FusedEngine(net, "sum"), lambda: calls.append(1) or net(x), room)
+    first, second = mean_field(net), full(net, generator)
+    for posterior in (first, second, first):
+        mean, variance = batch.under(posterior)
+        torch.testing.assert_close(mean, net(x).detach())
+        torch.testing.assert_close(variance, expected_variance(net, posterior, x))
+    gradients = 2 * (6 + 3)  # of weights and biases
+    assert (len(calls), 10_000 - room.elements) == (1, 5 * (4 + 6) + 3 * 5 * gradients)
 
 
 def test_contributions_of_shared_layers_are_summed_before_squaring(x, generator):
