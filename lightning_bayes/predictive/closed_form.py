@@ -38,6 +38,7 @@ from lightning_bayes.predictive.links import CLASS_DIMS, Link
 from lightning_bayes.predictive.samples import PosteriorSamples, Samples, require_tensor, temporary_weights
 
 Linearized: TypeAlias = bool | Literal["closed_form"]
+Column: TypeAlias = list[tuple[nn.Parameter, Contribution]]  # the derivatives of one output
 
 
 def output_moments(
@@ -63,24 +64,23 @@ class BatchMoments:
 
     def __init__(self, engine: FusedEngine, forward: Callable[[], Tensor], room: Room | None = None) -> None:
         self.engine, self.forward, self.room = engine, forward, room or Room(0)
-        self._outputs: Tensor | None = None
-        self._columns: list[list[tuple[nn.Parameter, Contribution]]] | None = None
+        self._stored: tuple[Tensor, list[Column]] | None = None  # outputs, and the derivatives of each
 
     def under(self, posterior: AbstractPosterior) -> tuple[Tensor, Tensor]:
         """f(x, μ) and v; see `output_moments`."""
         model = self.engine.model
         with only_trained(model, posterior.mean) as params:
             blocks = _Blocks(posterior, {param: name for name, param in params.items()})
-            if self._outputs is None or self._columns is None:
+            if self._stored is None:
                 with temporary_weights(model, posterior.mean):
-                    variances = self._measure(blocks, params)
+                    outputs, variances = self._measured(blocks, params)
             else:
-                variances = [blocks.variance_of(column) for column in self._columns]
-        assert self._outputs is not None
-        return self._outputs, torch.stack(variances, 1).view_as(self._outputs)
+                outputs, columns = self._stored
+                variances = [blocks.variance_of(column) for column in columns]
+        return outputs, torch.stack(variances, 1).view_as(outputs)
 
-    def _measure(self, blocks: _Blocks, params: dict[str, nn.Parameter]) -> list[Tensor]:
-        variances, stored, column = [], [], list[tuple[nn.Parameter, Contribution]]()
+    def _measured(self, blocks: _Blocks, params: dict[str, nn.Parameter]) -> tuple[Tensor, list[Tensor]]:
+        variances, columns, column = [], list[Column](), Column()
 
         def receive(param: nn.Parameter, contribution: Contribution) -> None:
             blocks.receive(param, contribution)
@@ -93,10 +93,11 @@ class BatchMoments:
             for gradient in unit_columns(outputs):
                 captured.backward(outputs, gradient)
                 variances.append(blocks.variance())
-                stored.append([*column])
+                columns.append([*column])
                 column.clear()
-        self._outputs, self._columns = outputs.detach(), None if self.room.is_full else stored
-        return variances
+        if not self.room.is_full:
+            self._stored = outputs.detach(), columns
+        return outputs.detach(), variances
 
 
 @dataclass
@@ -142,7 +143,7 @@ class _Blocks:
         if all(other in self.pending for other in block):
             self._add(block)
 
-    def variance_of(self, column: Iterable[tuple[nn.Parameter, Contribution]]) -> Tensor:
+    def variance_of(self, column: Column) -> Tensor:
         """Return dᵀ Σ d of a stored column."""
         for param, contribution in column:
             self.receive(param, contribution)

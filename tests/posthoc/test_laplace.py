@@ -368,7 +368,7 @@ def test_validation_chooses_the_prior_with_the_lowest_nll(net, x, y, generator):
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_the_search_runs_the_network_once_for_batches_whose_derivatives_fit(net, x, y, structure, monkeypatch):
     found, calls = {}, {}
-    first = sum(p.numel() for p in net.parameters()) * 3 * 5  # elements of the first batch's derivatives, at most
+    first = 5 * ((4 + 5) + 3 * (2 * 5 + 2 * 5 + 2 * 3))  # of five examples: inputs, and three columns for three layers
     for room in (0, first, 100 * first):
         monkeypatch.setattr(validation, "STORED_ELEMENTS", room)
         sizes = list[int]()
