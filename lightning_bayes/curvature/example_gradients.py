@@ -28,6 +28,13 @@ Contribution: TypeAlias = Tensor | LayerRows
 Receive: TypeAlias = Callable[[nn.Parameter, Contribution], None]  # called with a parameter and c_i of all examples
 
 
+def dense(param: nn.Parameter, contribution: Contribution) -> Tensor:
+    """c_i, ``[B, *shape]``."""
+    return (
+        contribution.example_gradients().view(-1, *param.shape) if isinstance(contribution, LayerRows) else contribution
+    )
+
+
 @final
 class ExampleCapture(HookedCapture):
     """Passes contributions to a callback; created by `watched_examples`."""

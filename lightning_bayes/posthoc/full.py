@@ -9,8 +9,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.example_gradients import Contribution, watched_examples
-from lightning_bayes.curvature.factors import LayerRows
+from lightning_bayes.curvature.example_gradients import Contribution, dense, watched_examples
 from lightning_bayes.curvature.fused import FusedEngine
 from lightning_bayes.curvature.output_roots import Columns
 from lightning_bayes.curvature.selection import require_measured
@@ -47,7 +46,7 @@ class Full(AbstractStructure):
         rows: dict[nn.Parameter, Tensor] = {}
 
         def receive(param: nn.Parameter, contribution: Contribution) -> None:
-            rows[param] = contribution.example_gradients() if isinstance(contribution, LayerRows) else contribution
+            rows[param] = dense(param, contribution)
 
         with watched_examples(self.engine, receive) as captured:
             outputs = forward()

@@ -26,7 +26,7 @@ from typing import Final, Literal, TypeAlias, final
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.example_gradients import Contribution, watched_examples
+from lightning_bayes.curvature.example_gradients import Contribution, dense, watched_examples
 from lightning_bayes.curvature.factors import LayerRows
 from lightning_bayes.curvature.fused import FusedEngine
 from lightning_bayes.curvature.output_roots import unit_columns
@@ -42,28 +42,21 @@ Column: TypeAlias = list[tuple[nn.Parameter, Contribution]]  # the derivatives o
 
 
 def output_moments(
-    model: nn.Module, posterior: AbstractPosterior, forward: Callable[[], Tensor], engine: FusedEngine | None = None
+    model: nn.Module, posterior: AbstractPosterior, forward: Callable[[], Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Moments of the linearised outputs.
-
-    Args:
-        model: The network.
-        posterior: The posterior of its parameters.
-        forward: Calls the model on a batch, not under ``torch.inference_mode``.
-        engine: An engine of the model with the loss reduction ``"sum"``, which checks its rules once for all calls.
-
-    Returns:
-        f(x, μ) and v, of the shape of the output.
-    """
-    return BatchMoments(engine or FusedEngine(model, "sum"), forward).under(posterior)
+    """f(x, μ) and v, of the shape of the output of `forward`, which must not run under ``torch.inference_mode``."""
+    return BatchMoments(FusedEngine(model, "sum"), forward).under(posterior)
 
 
 @final
 class BatchMoments:
-    """The moments of one batch under posteriors that share their mean; derivatives are stored while `room` lasts."""
+    """The moments of one batch under posteriors that share their mean; derivatives are stored while `room` lasts.
+
+    An engine, with the loss reduction ``"sum"``, checks its rules once for all batches.
+    """
 
     def __init__(self, engine: FusedEngine, forward: Callable[[], Tensor], room: Room | None = None) -> None:
-        self.engine, self.forward, self.room = engine, forward, room or Room(0)
+        self.engine, self.forward, self.room = engine, forward, room or Room(-1)
         self._stored: tuple[Tensor, list[Column]] | None = None  # outputs, and the derivatives of each
 
     def under(self, posterior: AbstractPosterior) -> tuple[Tensor, Tensor]:
@@ -80,21 +73,20 @@ class BatchMoments:
         return outputs, torch.stack(variances, 1).view_as(outputs)
 
     def _measured(self, blocks: _Blocks, params: dict[str, nn.Parameter]) -> tuple[Tensor, list[Tensor]]:
-        variances, columns, column = [], list[Column](), Column()
+        variances, columns = [], list[Column]()
 
         def receive(param: nn.Parameter, contribution: Contribution) -> None:
             blocks.receive(param, contribution)
-            if self.room.takes(contribution):
-                column.append((param, contribution))
+            if not self.room.is_full and self.room.takes(contribution):
+                columns[-1].append((param, contribution))
 
         with watched_examples(self.engine, receive) as captured:
             outputs = require_tensor(self.engine.model, self.forward())
             require_measured(self.engine, captured, outputs, params)
             for gradient in unit_columns(outputs):
+                columns.append([])
                 captured.backward(outputs, gradient)
                 variances.append(blocks.variance())
-                columns.append([*column])
-                column.clear()
         if not self.room.is_full:
             self._stored = outputs.detach(), columns
         return outputs.detach(), variances
@@ -137,9 +129,7 @@ class _Blocks:
         if isinstance(contribution, LayerRows) and len(block) == 1:
             self.terms.append(self.posterior.variance_along_rows(name, contribution.gradients, contribution.inputs))
             return
-        if isinstance(contribution, LayerRows):
-            contribution = contribution.example_gradients().view(-1, *param.shape)
-        self.pending[name] = contribution
+        self.pending[name] = dense(param, contribution)
         if all(other in self.pending for other in block):
             self._add(block)
 
@@ -195,7 +185,7 @@ class ClosedFormSamples(Samples):
         """Compute outputs from one mean and variance; see `Samples.subset_outputs`."""
         if self._engine is None or self._engine.model is not model:
             self._engine = FusedEngine(model, "sum")
-        outputs, variance = output_moments(model, self.samples.posterior, forward, self._engine)
+        outputs, variance = BatchMoments(self._engine, forward).under(self.samples.posterior)
         if self.link in CLASS_DIMS:
             dim = CLASS_DIMS[self.link]
             prediction = probit(outputs, variance)
