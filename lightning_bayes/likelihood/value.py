@@ -1,0 +1,92 @@
+"""`Likelihood`: what a training loss says about the outputs of ``forward``, as one value.
+
+It holds an entry for each output that the loss took, and how the training step called ``forward``. It is plain data in a
+checkpoint and in a posterior file, readable without the user's module.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, final
+
+from lightning_bayes.likelihood.base import OutputLikelihood
+from lightning_bayes.likelihood.paths import Path
+
+
+@final
+@dataclass(frozen=True)
+class Targets:
+    """Where a loss took its targets from, and which of them count.
+
+    Attributes:
+        path: Of the targets in the batch; None if the training step computes them, so that only the step can tell.
+        ignored: The value of targets that do not count: an ``ignore_index``, a void class, or nan for missing values. None
+            if all targets count.
+        is_selected: Whether the step selects targets by a rule that their values do not tell, so that only the step can.
+    """
+
+    path: Path | None = None
+    ignored: float | None = None
+    is_selected: bool = False
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a batch alone tells the targets that count."""
+        return self.path is not None and not self.is_selected
+
+
+@final
+@dataclass(frozen=True)
+class ScoredOutput:
+    """One term of a loss.
+
+    Attributes:
+        paths: Of the outputs of ``forward`` that the term takes: one, or several such as a mean and a variance.
+        kind: The distribution of the targets.
+        targets: Where they come from.
+    """
+
+    paths: tuple[Path, ...]
+    kind: OutputLikelihood
+    targets: Targets = Targets()
+
+
+@final
+@dataclass(frozen=True)
+class Inputs:
+    """How a training step calls ``forward``: for each argument the path in the batch that it is.
+
+    Attributes:
+        args: Of the positional arguments.
+        kwargs: Of the keyword arguments.
+    """
+
+    args: tuple[Path, ...] = ()
+    kwargs: dict[str, Path] | None = None
+
+
+@final
+@dataclass(frozen=True)
+class Likelihood:
+    """What a training loss says about the outputs of ``forward``.
+
+    Attributes:
+        outputs: The terms of the loss whose kind is known; leaves of ``forward``'s output that no term takes are means.
+        inputs: How the step calls ``forward``; None if an argument is no entry of the batch.
+    """
+
+    outputs: tuple[ScoredOutput, ...] = ()
+    inputs: Inputs | None = None
+
+    @property
+    def only(self) -> ScoredOutput | None:
+        """The only term; None if there are none or several."""
+        return self.outputs[0] if len(self.outputs) == 1 else None
+
+    def of(self, path: Path) -> ScoredOutput | None:
+        """The term that takes the output at a path; None without one."""
+        return next((scored for scored in self.outputs if path in scored.paths), None)
+
+    def state(self) -> dict[str, Any]:
+        """This value as plain data."""
+        raise NotImplementedError
