@@ -29,7 +29,18 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = "lightning_bayes"
 MAPPED = ("callbacks", "zoo", "configs")
 
-CORE = {"errors", "private_torch", "linalg", "posteriors", "curvature", "optim", "posthoc", "predictive", "metrics"}
+CORE = {
+    "errors",
+    "private_torch",
+    "linalg",
+    "likelihood",
+    "posteriors",
+    "curvature",
+    "optim",
+    "posthoc",
+    "predictive",
+    "metrics",
+}
 SHELL = {
     "report",
     "composition",
