@@ -83,9 +83,11 @@ LIGHTNING = {"lightning", "pytorch_lightning", "lightning_fabric"}
 MAY_IMPORT_LIGHTNING = {"strategies", "callbacks", "zoo", "cli", "cli_parser", "demo", "__main__"}
 SUBCLASSED: dict[str, str] = {}  # concrete classes that others inherit from, with the reason
 LONG = 300  # lines of a file
-BATCH = {  # files and functions that a VOGN batch passes: lowered with the code, never raised
-    "measured": (33, 138),  # the goal is 15 and 70
-    "unmeasured": (14, 43),  # the goal is 10 and 40
+BATCH = {  # files and functions that a VOGN batch passes: lowered with the code, never raised; goals in benchmarks.house
+    "MLP, measured": (33, 138),
+    "MLP, not measured": (14, 43),
+    "LeNet, measured": (41, 161),
+    "LeNet, not measured": (14, 43),
 }
 VAGUE_NAMES = {"utils.py", "util.py", "helpers.py", "helper.py", "common.py", "misc.py"}
 

@@ -1,8 +1,8 @@
 """Run inside a tree: print the inheritance of its classes and the functions that one batch of VOGN calls, as JSON.
 
 The text of this file runs by ``python -c`` with the tree as working directory, so it imports nothing of the repository but
-the package. Two batches of a fit are traced, from the first hook of a batch to the end of the update: the fourth, which
-measures the curvature, and the fourteenth, which does not.
+the package. Two batches of a fit of each network are traced, from the first hook of a batch to the end of the update: the
+fourth, which measures the curvature, and the fourteenth, which does not.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 PACKAGE = "lightning_bayes"
-TRACED = {"measured": 3, "unmeasured": 13}  # the first ten updates measure, then every tenth
+TRACED = {"measured": 3, "not measured": 13}  # the first ten updates measure, then every tenth
+NETWORKS = {"MLP": (5,), "LeNet": (1, 28, 28)}  # with the shape of an input
 _FOLDERS = tuple(name + os.sep for name in (PACKAGE, "callbacks", "zoo", "configs"))
 
 
@@ -79,12 +80,22 @@ class CallRecorder:
         return inside if inside.startswith(_FOLDERS) else ""
 
 
-class TwoLayers(LightningModule):
-    """A two-layer perceptron with cross-entropy and Adam."""
+def network(name: str) -> nn.Sequential:
+    """A two-layer perceptron, or LeNet-5 with ReLUs."""
+    if name == "MLP":
+        return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
+    first = nn.Sequential(nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2))
+    second = nn.Sequential(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
+    head = nn.Sequential(nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10))
+    return nn.Sequential(*first, *second, *head)
 
-    def __init__(self) -> None:
+
+class Classifier(LightningModule):
+    """A network with cross-entropy and Adam."""
+
+    def __init__(self, net: nn.Module) -> None:
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
+        self.net = net
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         """Return the cross-entropy."""
@@ -95,22 +106,24 @@ class TwoLayers(LightningModule):
         return torch.optim.Adam(self.parameters(), lr=1e-3)
 
 
-def traced_batches(root: str) -> dict[str, list[tuple[str, str]]]:
-    """The distinct functions of the tree that a measured and an unmeasured batch call, private ones included."""
+def traced_batches(root: str, name: str) -> dict[str, list[tuple[str, str]]]:
+    """The distinct functions of the tree that a measured batch and another one call, private ones included."""
     torch.manual_seed(0)
     recorders = {batch: CallRecorder(root) for batch in TRACED.values()}
-    inputs = torch.randn(32 * (max(TRACED.values()) + 1), 5)
+    inputs = torch.randn(32 * (max(TRACED.values()) + 1), *NETWORKS[name])
     begin = LambdaCallback(on_train_batch_start=lambda *of: sys.setprofile(recorders.get(of[-1])))
     end = LambdaCallback(on_train_batch_end=lambda *of: sys.setprofile(None))
     callback = importlib.import_module(PACKAGE).VOGNCallback()  # ends the batch after `end`
     keys = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     silent: dict[str, Any] = dict.fromkeys(keys, False)
     trainer = Trainer(max_epochs=1, accelerator="cpu", callbacks=[begin, end, callback], **silent)
-    trainer.fit(TwoLayers(), DataLoader(TensorDataset(inputs, torch.randint(3, (len(inputs),))), batch_size=32))
-    return {name: sorted(recorders[batch].calls) for name, batch in TRACED.items()}
+    data = TensorDataset(inputs, torch.randint(3, (len(inputs),)))
+    trainer.fit(Classifier(network(name)), DataLoader(data, batch_size=32))
+    return {f"{name}, {kind}": sorted(recorders[batch].calls) for kind, batch in TRACED.items()}
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    print(json.dumps({"batches": traced_batches(os.getcwd()), "classes": inheritance(own_classes())}))
+    batches = {kind: calls for name in NETWORKS for kind, calls in traced_batches(os.getcwd(), name).items()}
+    print(json.dumps({"batches": batches, "classes": inheritance(own_classes())}))

@@ -1,4 +1,4 @@
-"""Source files of a tree, and what their syntax trees say: lengths, constructors, import circles."""
+"""Source files of a tree, and what their syntax trees say: lengths, constructors, forwarders, circles."""
 
 from __future__ import annotations
 
@@ -67,6 +67,22 @@ def function_lengths(files: list[SourceFile]) -> list[int]:
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
     functions = [node for file in files for node in ast.walk(file.tree) if isinstance(node, kinds)]
     return [(node.end_lineno or node.lineno) - node.lineno + 1 for node in functions]
+
+
+def forwarders(files: list[SourceFile]) -> set[tuple[str, int]]:
+    """Functions whose whole body is one call of another, as file and first line, decorators included."""
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = ((file.name, node) for file in files for node in ast.walk(file.tree) if isinstance(node, kinds))
+    return {(name, min([node, *node.decorator_list], key=_line).lineno) for name, node in nodes if _only_calls(node)}
+
+
+def _line(node: ast.stmt | ast.expr) -> int:
+    return node.lineno
+
+
+def _only_calls(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+    return len(body) == 1 and isinstance(body[0], (ast.Return, ast.Expr)) and isinstance(body[0].value, ast.Call)
 
 
 def constructors(files: list[SourceFile]) -> list[Constructor]:

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.house.__main__ import survey
 from benchmarks.house.private_symbols import private_uses
 from benchmarks.house.probe import CallRecorder, inheritance
-from benchmarks.house.sources import constructors, function_lengths, import_circles, source_files
+from benchmarks.house.sources import constructors, forwarders, function_lengths, import_circles, source_files
 from benchmarks.house.trees import ROOT, run_probe, worktree
 
 
@@ -54,6 +54,20 @@ class Loose:
     def __init__(self, *args, **kwargs): ...
 """
     assert {each.name: each.own for each in constructors(tree(one=source))} == {"Optimizer": 3, "Quoted": 0, "Loose": 2}
+
+
+def test_a_function_of_one_call_forwards_and_one_with_a_condition_does_not(tree):
+    source = """
+def forwards(x):
+    '''Doc.'''
+    return other(x)
+class Shell:
+    @property
+    def held(self): return self.get()
+def decides(x): return other(x) if x else None
+def awaits(x): other(x)
+"""
+    assert forwarders(tree(one=source)) == {("lightning_bayes/one.py", line) for line in (2, 6, 9)}
 
 
 def test_a_circle_is_found_through_typing_and_late_imports(tree):
@@ -138,4 +152,11 @@ def test_an_old_commit_is_checked_out_for_a_while():
 def test_the_survey_of_the_working_tree_has_every_row():
     rows = {row.label: row for row in survey(ROOT)}
     assert rows["lines of the package"].budget == "30,000"
-    assert any("closure" in line for line in rows["measured VOGN batch: files / functions"].details)
+    assert any("closure" in line for line in rows["MLP, measured: files / functions of a batch"].details)
+
+
+def test_a_trajectory_is_that_of_the_same_fit_again_and_not_that_of_another_method():
+    first, again = (run_probe("house/fits", ROOT, "VOGN, MLP, plain") for _ in range(2))
+    assert first == again
+    other = run_probe("house/fits", ROOT, "Vadam, MLP, plain")
+    assert len({*first.values(), *other.values()}) == 2
