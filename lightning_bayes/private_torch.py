@@ -71,7 +71,7 @@ _ATTRIBUTES: Final[tuple[tuple[str, Any, tuple[str, ...]], ...]] = (
     ("torch._VF", torch._VF, ("_pack_padded_sequence",)),
     ("torch.nn.MultiheadAttention", nn.MultiheadAttention, (ATTENTION_RESET,)),
     ("torch.nn.Module", nn.Module(), ("_parameters", "_buffers", "_modules", *CALL_HOOKS, BACKWARD_HOOK_KIND)),
-    ("torch.nn.RNN", nn.RNN(1, 1), FLAT_WEIGHTS),
+    ("torch.nn.RNN", nn.RNN(1, 1, device="meta"), FLAT_WEIGHTS),  # draws no random numbers
     ("torch.nn.Conv1d", nn.Conv1d, ("_conv_forward",)),
     ("torch.optim.lr_scheduler.ConstantLR", _scheduler(), (LAST_RATES,)),
     ("torch.optim.lr_scheduler.ChainedScheduler", ChainedScheduler([_scheduler()]), (INNER_SCHEDULERS,)),
