@@ -115,8 +115,6 @@ def test_the_table_has_a_line_for_every_method(method):
 
 @pytest.mark.parametrize("method", [*CALLBACKS, *POSTHOC, ENSEMBLE, TEMPERATURE, PEER])
 def test_every_method_runs(method):
-    if method == PEER:
-        pytest.importorskip("ivon", reason="the package ivon-opt is in the extra `bench`")
     problem = replace(PROBLEMS["digits-100"], epochs=2 if method == "swag" else 1)
     data = problem.load(Path(), 0)
     outputs, _ = train_and_predict(problem, data, "adam", method, seed=0)

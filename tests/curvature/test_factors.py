@@ -146,7 +146,6 @@ def test_layers_that_compute_something_else_have_no_factors():
 
 
 def test_factors_agree_with_curvlinops():
-    pytest.importorskip("curvlinops", reason="the independent oracle curvlinops is not installed")
     from curvlinops import KFACLinearOperator
 
     model, x = nn.Sequential(nn.Linear(3, 4)).double(), normal(8, 3, generator=seeded(0))

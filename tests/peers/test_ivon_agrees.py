@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+import ivon
 import torch
 import torch.nn.functional as F
 from tiny_training import blobs, mlp
 
 from lightning_bayes.optim.diagonal.ivon import update
 from lightning_bayes.optim.diagonal.state import MeanFieldState
-
-ivon = pytest.importorskip("ivon")
 
 
 def flat(model):

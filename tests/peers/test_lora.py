@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import peft
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from oracles import one_example_at_a_time, relative_error
 from tiny_training import Classifier, adamw, fit
 from torch.utils.data import DataLoader, TensorDataset
@@ -12,8 +14,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_bayes import IVONCallback, VOGNCallback
 from lightning_bayes.curvature import measure
 
-peft = pytest.importorskip("peft")
-transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 
 

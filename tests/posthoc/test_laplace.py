@@ -1,4 +1,4 @@
-"""Laplace against exact Bayesian linear regression, autograd loops and, if installed, laplace-torch."""
+"""Laplace against exact Bayesian linear regression, autograd loops and laplace-torch."""
 
 from __future__ import annotations
 
@@ -431,7 +431,6 @@ def test_validation_scores_a_likelihood_of_the_user_by_its_own_nll(x):
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is")  # emitted by torch's first `jvp` in a process
 def test_it_agrees_with_laplace_torch(net, x, y):
-    pytest.importorskip("laplace")
     from laplace import Laplace as Peer
 
     plain = nn.Sequential(net[0], net[1], net[3])
