@@ -145,6 +145,7 @@ def test_layers_that_compute_something_else_have_no_factors():
     assert not any(map(has_factors, others))
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is")  # emitted when curvlinops is imported
 def test_factors_agree_with_curvlinops():
     from curvlinops import KFACLinearOperator
 
