@@ -9,11 +9,12 @@ a mean and a variance, gets a tuple of them. Kinds that average log-probabilitie
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 from torch import Generator, Tensor
 
-from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.errors import HyperparameterError, PosteriorError
 
 
 class OutputLikelihood(ABC):
@@ -60,6 +61,29 @@ class OutputLikelihood(ABC):
             "curvature='fisher'."
         )
 
+    def target_shape(self, outputs: Any, targets: Tensor) -> tuple[int, ...]:
+        """The layout of targets beside outputs ``[B, …]``: by default that of the outputs, if the sizes agree."""
+        first = outputs[0] if isinstance(outputs, tuple) else outputs
+        return tuple(first.shape if first.numel() == targets.numel() else targets.shape)
+
     def state(self) -> dict[str, Any]:
         """The kind and its settings as plain values, for a checkpoint or a posterior file."""
         return {"kind": self.name, **vars(self)}
+
+    @staticmethod
+    def of_state(state: Mapping[str, Any]) -> OutputLikelihood:
+        """The kind of `state`, built with its settings as keyword arguments; raises `PosteriorError` if it is unknown."""
+        settings = dict(state)
+        kind = settings.pop("kind")
+        if kind not in KINDS:
+            raise PosteriorError(f"The kind of likelihood {kind!r} is unknown. Upgrade lightning-bayes.")
+        return KINDS[kind](**settings)
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        """Register a kind by its name."""
+        super().__init_subclass__(**arguments)
+        if "name" in vars(cls):
+            KINDS[cls.name] = cls
+
+
+KINDS: dict[str, type[OutputLikelihood]] = {}  # by name

@@ -14,19 +14,30 @@ Path: TypeAlias = tuple[str | int, ...]
 
 def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     """The leaves of a nested value with their paths, in order; None is no leaf."""
-    if value is None:
-        return
-    if isinstance(value, Mapping):
-        children = list(value.items())
-    elif isinstance(value, (tuple, list)):
-        children = list(enumerate(value))
-    elif is_dataclass(value) and not isinstance(value, type):
-        children = [(field.name, getattr(value, field.name)) for field in fields(value)]
-    else:
+    children = _children(value)
+    if children is None and value is not None:
         yield path, value
-        return
-    for key, child in children:
+    for key, child in children or ():
         yield from leaves(child, (*path, key))
+
+
+def entries(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """A nested value itself and everything in it, with paths, in order; None is no entry."""
+    if value is not None:
+        yield path, value
+    for key, child in _children(value) or ():
+        yield from entries(child, (*path, key))
+
+
+def _children(value: Any) -> list[tuple[Any, Any]] | None:
+    """The keys and values of a container; None for a leaf."""
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if isinstance(value, (tuple, list)):
+        return list(enumerate(value))
+    if is_dataclass(value) and not isinstance(value, type):
+        return [(field.name, getattr(value, field.name)) for field in fields(value)]
+    return None
 
 
 def leaf_at(value: Any, path: Path) -> Any:

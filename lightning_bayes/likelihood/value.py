@@ -6,11 +6,16 @@ checkpoint and in a posterior file, readable without the user's module.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, Final, final
 
+from lightning_bayes.errors import PosteriorError
 from lightning_bayes.likelihood.base import OutputLikelihood
+from lightning_bayes.likelihood.inputs import Inputs
 from lightning_bayes.likelihood.paths import Path
+
+_FORMAT: Final = 1  # of `Likelihood.state`
 
 
 @final
@@ -53,20 +58,6 @@ class ScoredOutput:
 
 @final
 @dataclass(frozen=True)
-class Inputs:
-    """How a training step calls ``forward``: for each argument the path in the batch that it is.
-
-    Attributes:
-        args: Of the positional arguments.
-        kwargs: Of the keyword arguments.
-    """
-
-    args: tuple[Path, ...] = ()
-    kwargs: dict[str, Path] | None = None
-
-
-@final
-@dataclass(frozen=True)
 class Likelihood:
     """What a training loss says about the outputs of ``forward``.
 
@@ -89,4 +80,41 @@ class Likelihood:
 
     def state(self) -> dict[str, Any]:
         """This value as plain data."""
-        raise NotImplementedError
+        outputs = [
+            {
+                "paths": [list(path) for path in scored.paths],
+                "kind": scored.kind.state(),
+                "targets": _plain(scored.targets),
+            }
+            for scored in self.outputs
+        ]
+        return {
+            "format": _FORMAT,
+            "outputs": outputs,
+            "inputs": None if self.inputs is None else self.inputs.state(),
+        }
+
+    @staticmethod
+    def of_state(state: Mapping[str, Any]) -> Likelihood:
+        """The value of `state`; a `PosteriorError` if a newer version of the package wrote it."""
+        if state["format"] != _FORMAT:
+            raise PosteriorError(
+                f"The likelihood is stored in format {state['format']!r}, but this version reads {_FORMAT!r}. Upgrade "
+                "lightning-bayes."
+            )
+        inputs = state["inputs"]
+        return Likelihood(tuple(map(_scored, state["outputs"])), None if inputs is None else Inputs.of_state(inputs))
+
+
+def _scored(state: Mapping[str, Any]) -> ScoredOutput:
+    targets = state["targets"]
+    path = None if targets["path"] is None else tuple(targets["path"])
+    return ScoredOutput(
+        tuple(map(tuple, state["paths"])),
+        OutputLikelihood.of_state(state["kind"]),
+        Targets(path, targets["ignored"], targets["is_selected"]),
+    )
+
+
+def _plain(targets: Targets) -> dict[str, Any]:
+    return {**vars(targets), "path": None if targets.path is None else list(targets.path)}
