@@ -1,6 +1,7 @@
 """Shaped noise: in each tensor, the curvature determines the shape of the noise and κ its energy.
 
-For each tensor t with curvatures s_i, size r_t and p = δ̃ + γ, without δ̃ if there is no explicit prior:
+For each tensor t with curvatures s_i, size r_t and p = δ̃ + γ, without δ̃ if there is no explicit prior (r_t is the larger of
+its root mean squares now and at the start of training):
 
     γ_t = p + ε mean_j max(s_j, 0)
     1/τ_t = 1/τ + mean_j [1 / (s_j + γ_t)] / (Ñ κ² r_t²)
@@ -45,22 +46,41 @@ class NoiseShape(NamedTuple):
         return self.scale * self.damping
 
 
-def noise_shape(statistics: Tensor, relative_noise: float, scale: float) -> NoiseShape:
-    """Ñ/τ_t and γ_t of each tensor, from the `noise_statistics` of each, ``[tensors, 3]``, κ and Ñ/τ."""
-    sizes, inverse_means, dampings = statistics.unbind(-1)
+def noise_shapes(
+    curvatures: Sequence[Tensor],
+    means: Sequence[Tensor],
+    initial_rms: Sequence[Tensor],
+    relative_noise: float,
+    scale: float,
+    stated: Sequence[float],
+    flatness: float = FLATNESS,
+) -> NoiseShape:
+    """The shape of the noise of several tensors.
+
+    Args:
+        curvatures: The s of each tensor.
+        means: The μ of each tensor, in its shape.
+        initial_rms: The root mean square of each tensor at the start of training, below which r_t does not fall.
+        relative_noise: κ.
+        scale: Ñ/τ.
+        stated: The p of each tensor.
+        flatness: ε.
+
+    Returns:
+        Ñ/τ_t and γ_t.
+    """
+    device = means[0].device
+    positive = torch._foreach_clamp_min(list(curvatures), 0)
+    average = torch.stack([s.mean().to(device) for s in positive])
+    dampings = noise_damping(average, torch.tensor(stated, dtype=average.dtype, device=device), flatness)
+    torch._foreach_add_(positive, [damping.to(s.device) for s, damping in zip(positive, dampings, strict=True)])
+    torch._foreach_reciprocal_(positive)
+    inverse_means = torch.stack([inverse.mean().to(device) for inverse in positive])
+    sizes = tensor_sizes(means, initial_rms)
     return NoiseShape(noise_scale(inverse_means, sizes, relative_noise, scale), dampings)
 
 
-def noise_statistics(
-    curvature: Tensor, mean: Tensor, initial_rms: Tensor, stated: float = 0.0, flatness: float = FLATNESS
-) -> Tensor:
-    """r_t, mean_j [1 / (s_j + γ_t)] and γ_t of one tensor, ``[3]``; `stated` is p, and `flatness` ε."""
-    positive = curvature.clamp_min(0)
-    damping = noise_damping(positive.mean(), stated, flatness)
-    return torch.stack([tensor_size(mean, initial_rms), positive.add_(damping).reciprocal_().mean(), damping])
-
-
-def noise_damping(curvature_means: Tensor, stated: float, flatness: float) -> Tensor:
+def noise_damping(curvature_means: Tensor, stated: float | Tensor, flatness: float) -> Tensor:
     """γ_t = p + ε mean_j max(s_j, 0), kept above 0; `curvature_means` are mean_j max(s_j, 0), `stated` is p."""
     return (curvature_means * flatness + stated).clamp_min(_MIN_DAMPING)
 
@@ -82,10 +102,11 @@ def tensor_size(mean: Tensor, initial_rms: Tensor) -> Tensor:
 
 def tensor_sizes(means: Sequence[Tensor], sizes_at_start: Sequence[Tensor]) -> Tensor:
     """r, ``[tensors]``: the larger of each tensor's current root mean square and the one at the start of training."""
-    return torch.maximum(root_mean_squares(means), torch.stack(list(sizes_at_start)))
+    now = root_mean_squares(means)
+    return torch.maximum(now, torch.stack([size.to(now.device) for size in sizes_at_start]))
 
 
 def root_mean_squares(tensors: Sequence[Tensor]) -> Tensor:
     """√(mean of squares) of each tensor, ``[tensors]``."""
-    norms = torch.stack(torch._foreach_norm(list(tensors)))
+    norms = torch.stack([norm.to(tensors[0].device) for norm in torch._foreach_norm(list(tensors))])
     return norms / torch.tensor([t.numel() ** 0.5 for t in tensors], dtype=norms.dtype, device=norms.device)

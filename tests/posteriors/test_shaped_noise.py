@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.distributions import Normal, kl_divergence
 
-from lightning_bayes.posteriors import noise_shape, noise_statistics, prior_centre
+from lightning_bayes.posteriors import noise_shapes, prior_centre
 
 F64 = torch.float64
 SIZES = torch.tensor([1.0, 0.2], dtype=F64)
@@ -23,11 +23,8 @@ def curvatures(generator):
 
 def covariances(curvatures, num_data=20, prior_precision=0.0, kl_weight=1.0):
     scale = num_data / kl_weight
-    statistics = [
-        noise_statistics(s, torch.zeros_like(s), size, stated=prior_precision / scale)
-        for s, size in zip(curvatures, SIZES, strict=True)
-    ]
-    shape = noise_shape(torch.stack(statistics), relative_noise=0.3, scale=scale)
+    zeros, stated = [torch.zeros_like(s) for s in curvatures], [prior_precision / scale] * len(curvatures)
+    shape = noise_shapes(curvatures, zeros, list(SIZES), relative_noise=0.3, scale=scale, stated=stated)
     return shape, [
         1 / (scale * (s.clamp_min(0) + damping)) for s, scale, damping in zip(curvatures, *shape, strict=True)
     ]

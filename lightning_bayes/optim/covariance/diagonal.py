@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lightning_bayes.optim.effective import Effective, effective
 from lightning_bayes.optim.measuring import SHAPE_INTERVAL
-from lightning_bayes.posteriors import noise_shape, noise_statistics
+from lightning_bayes.posteriors import noise_shapes
 
 _NO_FLOOR = -3e38  # every float32 is above
 NO_NOISE = 1e24  # damping of weights without noise: a standard deviation that no sum in float32 notices
@@ -36,14 +36,18 @@ def is_refreshed(step: int, elapsed: int, *, shaped: bool) -> bool:
 def refresh(group: Mapping[str, Any], params: Sequence[Tensor], states: Sequence[dict[str, Any]]) -> None:
     """Store scale, damping and floor of parameters with a curvature in their states; `params` hold μ."""
     hyper = effective(group)
-    if hyper.relative_noise is None:
-        for state in states:
-            state.update(scale=hyper.scale, floor=_NO_FLOOR, damping=_damping(hyper, state, hyper.noise_damping))
-        return
-    statistics = [_statistics(hyper, param, state) for param, state in zip(params, states, strict=True)]
-    shapes = [noise_shape(numbers[None], hyper.relative_noise, hyper.scale) for numbers in statistics]
-    for state, (scale, damping) in zip(states, shapes, strict=True):
-        state.update(scale=float(scale), floor=0.0, damping=_damping(hyper, state, float(damping), stated=True))
+    stated = [hyper.noise_damping if "prior_precision" in state else hyper.stated_damping for state in states]
+    floor, scales = _NO_FLOOR, [hyper.scale] * len(states)
+    dampings = [hyper.noise_damping + (0.0 if "prior_precision" in state else hyper.prior) for state in states]
+    if hyper.relative_noise is not None:
+        pairs = [_counted(hyper, param.detach(), state) for param, state in zip(params, states, strict=True)]
+        curvatures, means = zip(*pairs, strict=True)
+        initial_rms, flatness = [state["initial_rms"] for state in states], hyper.noise_flatness
+        shape = noise_shapes(curvatures, means, initial_rms, hyper.relative_noise, hyper.scale, stated, flatness)
+        floor, scales, dampings = 0.0, shape.scale.tolist(), shape.damping.tolist()
+    for state, scale, damping in zip(states, scales, dampings, strict=True):
+        is_own = "prior_precision" in state or "rows_without_noise" in state
+        state.update(scale=scale, floor=floor, damping=_of_weights(hyper, state, damping) if is_own else damping)
 
 
 def precisions(states: Sequence[Mapping[str, Any]]) -> list[Tensor]:
@@ -77,27 +81,23 @@ def sample(
     return values
 
 
-def _damping(hyper: Effective, state: Mapping[str, Any], damping: float, *, stated: bool = False) -> float | Tensor:
-    """Damping with the prior's δ̃ and without noise in the rows that get no gradient; `stated` if δ̃ counts already."""
+def _of_weights(hyper: Effective, state: Mapping[str, Any], damping: float) -> Tensor:
+    """The damping of each weight: with its own δ̃, and without noise in the rows that get no gradient."""
     precision, rows = state.get("prior_precision"), state.get("rows_without_noise")
-    if precision is not None:
-        total: float | Tensor = hyper.prior_of(precision).add_(damping)
-    else:
-        total = damping if stated else damping + hyper.prior
-    if rows is None:
-        return total
+    total: float | Tensor = damping if precision is None else hyper.prior_of(precision).add_(damping)
     weights = torch.zeros_like(state["curvature"]).add_(total)
-    weights[rows] = NO_NOISE
+    if rows is not None:
+        weights[rows] = NO_NOISE
     return weights
 
 
-def _statistics(hyper: Effective, mean: Tensor, state: Mapping[str, Any]) -> Tensor:
-    """`noise_statistics` of a parameter. A prior of each weight counts as curvature."""
-    curvature, precision, stated = state["curvature"], state.get("prior_precision"), hyper.stated_damping
+def _counted(hyper: Effective, mean: Tensor, state: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """The s and μ of the noise scale: a prior of each weight counts as curvature, rows without noise do not count."""
+    curvature, precision = state["curvature"], state.get("prior_precision")
     if precision is not None:
-        curvature, stated = curvature + hyper.prior_of(precision), hyper.noise_damping
+        curvature = curvature + hyper.prior_of(precision)
     if "rows_without_noise" in state:
         kept = torch.ones(len(mean), dtype=torch.bool, device=mean.device)
         kept[state["rows_without_noise"]] = False
         mean, curvature = mean[kept], curvature[kept]
-    return noise_statistics(curvature, mean.detach(), state["initial_rms"], stated, hyper.noise_flatness)
+    return curvature, mean
