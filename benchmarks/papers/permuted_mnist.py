@@ -2,7 +2,7 @@
 
     python -m benchmarks.papers.permuted_mnist --root DATA --json FILE --work FOLDER [--tasks 10] [--epochs 100]
         [--seeds 0 1 2] [--methods posterior adam permuted scalar] [--figure FILE]
-    python -m benchmarks.papers.permuted_mnist --samples 10 --seeds 0 --methods posterior --root DATA --json FILE --work FOLDER
+    python -m benchmarks.papers.permuted_mnist --root DATA --json FILE --work DIR --samples 10 --methods posterior --seeds 0
 
 The network has two hidden layers of 100 units and one head, as in Nguyen et al. 2018 (variational continual learning, VCL).
 Settings are those of Osawa et al. 2019 and Eschenhagen's thesis: α = 1e-3, β₂ = .999, prior N(0, 1) for the first task, an
