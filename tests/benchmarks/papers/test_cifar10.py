@@ -13,7 +13,9 @@ from torch.optim import SGD, Adam
 from torchvision.datasets import CIFAR10
 
 from benchmarks.papers import PUBLISHED
-from benchmarks.papers.cifar10 import METHODS, NETWORKS, callback, dropout_layers, main, optimizer, table, why_not
+from benchmarks.papers.cifar10 import runs
+from benchmarks.papers.cifar10.__main__ import main, table
+from benchmarks.papers.cifar10.networks import METHODS, NETWORKS, callback, dropout_layers, optimizer, why_not
 from lightning_bayes.zoo import BayesClassifier
 
 
@@ -35,7 +37,7 @@ def asked(root, *more):
 def record(method="adam", seed=0, accuracy=0.5, model="lenet"):
     metrics = {"test/cls/Acc": accuracy, "test/cls/NLL": 1.25}
     run = {"model": model, "method": method, "settings": "default", "augment": False, "epochs": 3, "seed": seed}
-    return {**run, "metrics": metrics, "seconds": 2.0, "cpu_seconds": 1.0}
+    return {**run, "metrics": metrics, "cpu_seconds": 1.0}
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -57,6 +59,29 @@ def test_a_finished_run_is_not_repeated(root, capsys):
     assert second["runs"][0] == first["runs"][0]
     assert [run["method"] for run in second["runs"]] == ["adam", "sgd"]
     assert "*Osawa et al.*" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("method", ["adam", "vogn", "mc_dropout"])
+def test_a_run_stopped_at_the_deadline_goes_on_to_the_same_result(method, root):
+    def finished(**where):
+        machine = runs.Machine(str(root), accelerator="cpu", **where)
+        return runs.train_and_test(runs.Run("lenet", method, "default", False, 3, 0), machine)["metrics"]
+
+    for epochs in (1, 2):
+        with pytest.raises(runs.Unfinished, match=f"{epochs} of 3 epochs"):
+            finished(work=root / "work", deadline=0.0)
+    assert finished(work=root / "work") == pytest.approx(finished(), rel=0, abs=0, nan_ok=True)
+
+
+def test_the_temperature_of_each_half_is_scored_on_the_other(generator):
+    """Logits that are three times too large have the temperature 3, and then the NLL of the right ones."""
+    logits = torch.randn(1, 20_000, 4, generator=generator)
+    targets = torch.distributions.Categorical(logits=logits[0]).sample()
+    collected = runs.Logits()
+    collected.batches = [(3 * logits[:, :7000], targets[:7000]), (3 * logits[:, 7000:], targets[7000:])]
+    found = collected.with_temperature()
+    assert found["tempered/temperature"] == pytest.approx(3, rel=0.05)
+    assert found["tempered/cls/NLL"] == pytest.approx(float(nn.functional.cross_entropy(logits[0], targets)), abs=1e-3)
 
 
 def test_a_setting_that_nobody_published_is_not_run(root, capsys):
@@ -98,7 +123,7 @@ def test_the_table_has_means_with_standard_errors_beside_the_papers_rows():
     lines = table([record(seed=0, accuracy=0.5), record(seed=1, accuracy=0.6), record("vogn")]).splitlines()
     adam = next(line for line in lines if "| Adam | default" in line)
     assert "0.5500 ± 0.0500 | 1.2500 ± 0.0000 | – |" in adam  # the standard deviation of .5 and .6 is .1 / √2
-    assert adam.endswith("| 3 | 1.0, 2.0 | 2 |")
+    assert adam.endswith("| 3 | 1.0 | 2 |")
     assert sum("*Osawa et al.*" in line for line in lines) == len(PUBLISHED["cifar10"]["lenet, not augmented"])
     assert not any("alexnet" in line for line in lines)
     published = next(line for line in lines if "*VOGN* | *Osawa et al.*" in line)

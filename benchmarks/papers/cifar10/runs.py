@@ -1,0 +1,171 @@
+"""One run: training that goes on from its last checkpoint, the test, and the test with one temperature."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+from torch import Tensor
+from torch.optim.lr_scheduler import MultiStepLR
+
+from benchmarks.defaults.scores import classification_scores
+from benchmarks.papers.cifar10.networks import MEMBERS, NETWORKS, Settings, callback, optimizer
+from benchmarks.quiet import quiet, quiet_trainer
+from lightning_bayes import DeepEnsembleCallback
+from lightning_bayes.predictive import fit_temperature
+from lightning_bayes.zoo import BayesClassifier, CIFAR10DataModule
+
+
+class Run(NamedTuple):
+    """The specification of a run, without the machine."""
+
+    model: str
+    method: str
+    settings: Settings
+    augment: bool
+    epochs: int
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """A name for files."""
+        return "-".join(map(str, self))
+
+
+class Machine(NamedTuple):
+    """Where a run reads, computes and keeps its checkpoints."""
+
+    root: str
+    ood: tuple[str, ...] = ()
+    accelerator: str = "auto"
+    num_workers: int = 0
+    work: Path | None = None
+    deadline: float | None = None  # of time.monotonic()
+
+
+class Unfinished(Exception):
+    """The time was used up; the run goes on from its checkpoint."""
+
+
+class Kept(Callback):
+    """A checkpoint after every fifth epoch and at the deadline, where training stops.
+
+    The order of an epoch follows from seed and epoch, so a resumed run ends at the weights of an uninterrupted one.
+    """
+
+    def __init__(self, path: Path, run: Run, deadline: float | None) -> None:
+        self.path, self.run, self.deadline, self.seconds = path, run, deadline, 0.0
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Seed the order of the images, their augmentation, and dropout."""
+        seed, loader = 1000 * self.run.seed + trainer.current_epoch, trainer.train_dataloader
+        loader.generator = (
+            torch.Generator()
+        )  # of the workers; Lightning calls iter() before this hook in the first epoch only
+        loader.sampler.generator = torch.Generator().manual_seed(seed)
+        torch.manual_seed(seed)
+        self._start = time.process_time()
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save when due."""
+        self.seconds += time.process_time() - self._start
+        epoch = trainer.current_epoch + 1
+        late = self.deadline is not None and time.monotonic() > self.deadline
+        if epoch < self.run.epochs and (late or epoch % 5 == 0):
+            trainer.save_checkpoint(self.path.with_suffix(".new"))
+            self.path.with_suffix(".new").replace(self.path)
+        if epoch < self.run.epochs and late:
+            trainer.should_stop = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """The seconds of the epochs so far."""
+        return {"seconds": self.seconds}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on with them."""
+        self.seconds = state_dict["seconds"]
+
+
+class Logits(Callback):
+    """Collects logits ``[samples, batch, classes]`` and targets of the test set."""
+
+    def __init__(self) -> None:
+        self.batches: list[tuple[Tensor, Tensor]] = []
+
+    def on_test_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Keep a batch in distribution."""
+        if dataloader_idx == 0:
+            self.batches.append((outputs["outputs"].cpu(), outputs["targets"].cpu()))
+
+    def with_temperature(self) -> dict[str, float]:
+        """Scores of each half of the test set under the temperature fitted on the other half, averaged."""
+        logits, targets = torch.cat([x for x, _ in self.batches], 1), torch.cat([y for _, y in self.batches])
+        halves = torch.arange(len(targets)) % 2 == 0
+        scores: dict[str, list[float]] = {"temperature": [], "cls/NLL": [], "cal/ECE": []}
+        for fitted, scored in ((halves, ~halves), (~halves, halves)):
+            temperature = fit_temperature(logits[:, fitted], targets[fitted])
+            found = classification_scores(logits[:, scored] / temperature, targets[scored])
+            for name, value in zip(scores, (temperature, found["nll"], found["calibration"]), strict=True):
+                scores[name].append(value)
+        return {f"tempered/{name}": sum(values) / 2 for name, values in scores.items()}
+
+
+def train_and_test(run: Run, machine: Machine) -> dict[str, Any]:
+    """Train, or go on training, and measure; raises `Unfinished` at the deadline."""
+    network = NETWORKS[run.model]
+    data = CIFAR10DataModule(
+        machine.root, False, network.batch, machine.num_workers, val_size=0, augment=run.augment, ood=machine.ood
+    )
+    with quiet(), TemporaryDirectory() as folder:
+        work = machine.work or Path(folder)
+        work.mkdir(parents=True, exist_ok=True)
+        if run.method == "ensemble":
+            members = [work / f"{run.name}-{member}.ckpt" for member in range(MEMBERS)]
+            seconds = 0.0
+            for number, path in enumerate(members):
+                member, kept = _fit(run._replace(seed=run.seed + 1000 * number), data, machine, work)
+                member.save_checkpoint(path)
+                seconds += kept.seconds
+            trainer, task = quiet_trainer([DeepEnsembleCallback(members)], 0, machine.accelerator), _task(run)
+        else:
+            trainer, kept = _fit(run, data, machine, work)
+            task, seconds = trainer.lightning_module, kept.seconds
+        logits = Logits()
+        trainer.callbacks.append(logits)
+        trainer.test(task, datamodule=data, verbose=False)
+    metrics = {name: float(value) for name, value in trainer.callback_metrics.items()} | logits.with_temperature()
+    ood = [Path(entry).name for entry in machine.ood]
+    return {**run._asdict(), "ood": ood, "metrics": metrics, "cpu_seconds": round(seconds / run.epochs, 2)}
+
+
+def _fit(run: Run, data: CIFAR10DataModule, machine: Machine, work: Path) -> tuple[Trainer, Kept]:
+    seed_everything(run.seed, verbose=False)
+    network, task, path = NETWORKS[run.model], _task(run), work / f"{run.name}.ckpt"
+    method = callback(network, run.method, run.settings, task, data.data_augmentation_factor, seed=run.seed)
+    kept = Kept(path, run, machine.deadline)
+    trainer = quiet_trainer([method, kept], run.epochs, machine.accelerator)
+    trainer.fit(task, datamodule=data, ckpt_path=path if path.exists() else None)
+    if trainer.current_epoch < run.epochs:
+        raise Unfinished(f"{trainer.current_epoch} of {run.epochs} epochs are done")
+    return trainer, kept
+
+
+def _task(run: Run) -> BayesClassifier:
+    network = NETWORKS[run.model]
+    milestones = [round(run.epochs * fraction) for fraction in (0.5, 0.75)]
+    schedule = partial(MultiStepLR, milestones=milestones) if network.decays else None
+    build_optimizer = optimizer(network, run.method, run.settings)
+    return BayesClassifier(network.build(), num_classes=10, optimizer=build_optimizer, lr_scheduler=schedule)
