@@ -63,6 +63,7 @@ _ATTRIBUTES: Final[tuple[tuple[str, Any, tuple[str, ...]], ...]] = (
         torch._C,
         (
             "DisableTorchFunction",
+            "_DisableFuncTorch",
             "_are_functorch_transforms_active",
             "_current_graph_task_id",
             "_will_engine_execute_node",
@@ -104,6 +105,8 @@ is_in_functorch: Callable[[], bool] = (
 will_execute: Callable[[Any], bool] = torch._C._will_engine_execute_node  # whether the running backward runs a node
 # A context without `TorchFunctionMode`s, which slow down every access to an attribute of a tensor.
 without_torch_functions: Callable[[], AbstractContextManager[None]] = torch._C.DisableTorchFunction
+# A context in which operations act beside any active torch.func transform.
+outside_functorch: Callable[[], AbstractContextManager[None]] = torch._C._DisableFuncTorch
 
 
 def has_children(module: nn.Module) -> bool:

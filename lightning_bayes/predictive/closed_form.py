@@ -183,6 +183,8 @@ class ClosedFormSamples(Samples):
 
     def subset_outputs(self, model: nn.Module, forward: Callable[[], Tensor], indices: Iterable[int]) -> Tensor:
         """Compute outputs from one mean and variance; see `Samples.subset_outputs`."""
+        if torch.is_grad_enabled():  # the variance has no derivative: average linearised networks instead
+            return LinearizedSamples(self.samples).subset_outputs(model, forward, indices)
         if self._engine is None or self._engine.model is not model:
             self._engine = FusedEngine(model, "sum")
         outputs, variance = BatchMoments(self._engine, forward).under(self.samples.posterior)

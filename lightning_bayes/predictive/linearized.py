@@ -49,9 +49,9 @@ class LinearizedSamples(Samples):
         all_indices = list(indices)
         num_weights = sum(value.numel() for value in mean.values())
         size = max(1, min(MAX_SAMPLES_PER_PASS, MAX_ELEMENTS_PER_PASS // num_weights))
-        outputs = []
+        outputs, has_graph = [], torch.is_grad_enabled()
         # Lightning evaluates in inference mode, where torch 2.5 to 2.7 have no batching rule for dual numbers.
-        with torch.inference_mode(mode=False), torch.no_grad(), _differentiable_attention():
+        with torch.inference_mode(mode=False), torch.set_grad_enabled(has_graph), _differentiable_attention():
             for start in range(0, len(all_indices), size):
                 deviations = self._deviations(all_indices[start : start + size])
                 try:

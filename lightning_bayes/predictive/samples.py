@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from lightning_bayes.errors import HyperparameterError, PosteriorError, ShapeError
 from lightning_bayes.posteriors import AbstractPosterior, ScaledPosterior
+from lightning_bayes.private_torch import NormBase, outside_functorch, own_buffers, own_parameters
 
 CACHED_ELEMENTS = 2**28  # 1 GiB of float32, ten samples of a ResNet-50; smaller sets are drawn once
 
@@ -54,7 +55,7 @@ class NetworkSamples(Samples):
         """Run `forward` under a subset of the samples, one sample at a time; see `Samples.subset_outputs`."""
         outputs = []
         for index in indices:
-            with self.sampled(model, index):
+            with self.sampled(model, index), graph_kept(model):
                 outputs.append(require_tensor(model, forward()))
         return torch.stack(outputs)
 
@@ -102,13 +103,15 @@ class PosteriorSamples(NetworkSamples):
 
     def weights(self, index: int) -> dict[str, Tensor]:
         """θ_s for s = `index`, by parameter name."""
-        if not self._is_cached:
-            return self._matched(self._draw(index))
-        if not self._cache:
-            draws = [self._draw(s) for s in range(self.count)]
-            self._average = _average_of(draws, self.count)
-            self._cache = [self._matched(draw) for draw in draws]
-        return self._cache[index]
+        # Neither a user's torch.func transform nor torch.inference_mode may mark weights that later calls use.
+        with outside_functorch(), torch.inference_mode(False), torch.no_grad():
+            if not self._is_cached:
+                return self._matched(self._draw(index))
+            if not self._cache:
+                draws = [self._draw(s) for s in range(self.count)]
+                self._average = _average_of(draws, self.count)
+                self._cache = [self._matched(draw) for draw in draws]
+            return self._cache[index]
 
     def _draw(self, index: int) -> dict[str, Tensor]:
         """θ'_s."""
@@ -132,7 +135,8 @@ class PosteriorSamples(NetworkSamples):
     def tensors(self, index: int) -> dict[str, Tensor]:
         """θ_s, and the statistics that go with it."""
         weights = self.weights(index)
-        return {**weights, **self.posterior.statistics(weights)}
+        with outside_functorch():
+            return {**weights, **self.posterior.statistics(weights)}
 
 
 def _average_of(draws: Iterable[dict[str, Tensor]], count: int) -> dict[str, Tensor]:
@@ -208,7 +212,8 @@ def temporary_weights(model: nn.Module, weights: dict[str, Tensor]) -> Iterator[
     # With duplicates: a posterior's constants name tied weights by each of their names.
     tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     targets = {name: tensors[name] for name in weights}
-    originals = {name: target.detach().clone() for name, target in targets.items()}
+    with outside_functorch():
+        originals = {name: target.detach().clone() for name, target in targets.items()}
     try:
         _copy_all_(targets, weights)
         yield
@@ -216,11 +221,35 @@ def temporary_weights(model: nn.Module, weights: dict[str, Tensor]) -> Iterator[
         _copy_all_(targets, originals)
 
 
-@torch.no_grad()
 def _copy_all_(targets: dict[str, Tensor], values: dict[str, Tensor]) -> None:
-    for name, target in targets.items():
-        target.copy_(values[name])
+    with outside_functorch(), torch.no_grad():
+        for name, target in targets.items():
+            target.copy_(values[name])
     torch.clear_autocast_cache()  # of the former weights in half precision
+
+
+@contextmanager
+def graph_kept(model: nn.Module) -> Iterator[None]:
+    """Context in which layers read copies of their weights if gradients are computed.
+
+    A graph that is recorded in it stays valid when `temporary_weights` restores the weights.
+    """
+    if not torch.is_grad_enabled():
+        yield
+        return
+    layers = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
+    held = [(module, dict(own_parameters(module)), dict(own_buffers(module))) for module in layers]
+    copies = {param: param.clone() for param in model.parameters()}
+    try:
+        for module, params, buffers in held:
+            own_parameters(module).update({n: None if p is None else copies[p] for n, p in params.items()})  # type: ignore[misc]
+            if isinstance(module, NormBase) and not module.training:
+                own_buffers(module).update({n: None if b is None else b.clone() for n, b in buffers.items()})
+        yield
+    finally:
+        for module, params, buffers in held:
+            own_parameters(module).update(params)
+            own_buffers(module).update(buffers)
 
 
 @contextmanager
