@@ -38,7 +38,6 @@ from lightning_bayes.predictive.samples import (
     check_fits,
     evaluation_mode,
     misfits,
-    temporary_weights,
 )
 from lightning_bayes.predictive.scores import (
     OOD_SCORES,
@@ -52,6 +51,7 @@ from lightning_bayes.predictive.scores import (
     ood_scores,
 )
 from lightning_bayes.predictive.temperature import fit_temperature
+from lightning_bayes.predictive.weights import temporary_weights
 
 __all__ = [
     "OOD_SCORES",

@@ -35,7 +35,8 @@ from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.predictive.linearized import LinearizedSamples
 from lightning_bayes.predictive.links import CLASS_DIMS, Link
-from lightning_bayes.predictive.samples import PosteriorSamples, Samples, require_tensor, temporary_weights
+from lightning_bayes.predictive.samples import PosteriorSamples, Samples, require_tensor
+from lightning_bayes.predictive.weights import temporary_weights
 
 Linearized: TypeAlias = bool | Literal["closed_form"]
 Column: TypeAlias = list[tuple[nn.Parameter, Contribution]]  # the derivatives of one output

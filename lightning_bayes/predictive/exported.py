@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError
 from lightning_bayes.posteriors import AbstractPosterior, atomic_write
 from lightning_bayes.predictive.links import Link, Moments, Prediction, as_dict, find_link, summarise
-from lightning_bayes.predictive.samples import PosteriorSamples, at_posterior_mean, temporary_weights
+from lightning_bayes.predictive.samples import PosteriorSamples, at_posterior_mean
+from lightning_bayes.predictive.weights import temporary_weights
 
 _PACKAGES: Final = ("onnx", "onnxscript")
 

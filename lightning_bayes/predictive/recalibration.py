@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.errors import HyperparameterError
-from lightning_bayes.predictive.samples import NetworkSamples, Samples, temporary_weights
+from lightning_bayes.predictive.samples import NetworkSamples, Samples
+from lightning_bayes.predictive.weights import temporary_weights
 from lightning_bayes.private_torch import BatchNormBase
 
 Statistics = dict[str, Tensor]  # running mean, variance and number of batches by buffer name

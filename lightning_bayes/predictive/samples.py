@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from lightning_bayes.errors import HyperparameterError, PosteriorError, ShapeError
 from lightning_bayes.posteriors import AbstractPosterior, ScaledPosterior
-from lightning_bayes.private_torch import NormBase, outside_functorch, own_buffers, own_parameters
+from lightning_bayes.predictive.weights import graph_kept, temporary_weights
+from lightning_bayes.private_torch import outside_functorch
 
 CACHED_ELEMENTS = 2**28  # 1 GiB of float32, ten samples of a ResNet-50; smaller sets are drawn once
 
@@ -204,52 +205,6 @@ def sample_seed(seed: int, index: int) -> int:
     """Seed of sample `index` in the sample set that has seed `seed`."""
     # A CPU generator keeps the low 32 bits of its seed: a large odd stride keeps seeds and samples apart.
     return (seed * 0x9E3779B1 + index) % 2**63
-
-
-@contextmanager
-def temporary_weights(model: nn.Module, weights: dict[str, Tensor]) -> Iterator[None]:
-    """Context in which `model` has the given weights."""
-    # With duplicates: a posterior's constants name tied weights by each of their names.
-    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
-    targets = {name: tensors[name] for name in weights}
-    with outside_functorch():
-        originals = {name: target.detach().clone() for name, target in targets.items()}
-    try:
-        _copy_all_(targets, weights)
-        yield
-    finally:
-        _copy_all_(targets, originals)
-
-
-def _copy_all_(targets: dict[str, Tensor], values: dict[str, Tensor]) -> None:
-    with outside_functorch(), torch.no_grad():
-        for name, target in targets.items():
-            target.copy_(values[name])
-    torch.clear_autocast_cache()  # of the former weights in half precision
-
-
-@contextmanager
-def graph_kept(model: nn.Module) -> Iterator[None]:
-    """Context in which layers read copies of their weights if gradients are computed.
-
-    A graph that is recorded in it stays valid when `temporary_weights` restores the weights.
-    """
-    if not torch.is_grad_enabled():
-        yield
-        return
-    layers = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
-    held = [(module, dict(own_parameters(module)), dict(own_buffers(module))) for module in layers]
-    copies = {param: param.clone() for param in model.parameters()}
-    try:
-        for module, params, buffers in held:
-            own_parameters(module).update({n: None if p is None else copies[p] for n, p in params.items()})  # type: ignore[misc]
-            if isinstance(module, NormBase) and not module.training:
-                own_buffers(module).update({n: None if b is None else b.clone() for n, b in buffers.items()})
-        yield
-    finally:
-        for module, params, buffers in held:
-            own_parameters(module).update(params)
-            own_buffers(module).update(buffers)
 
 
 @contextmanager
