@@ -29,7 +29,7 @@ from lightning_bayes.callbacks.checkpoint_io import store_mean, use_atomic_files
 from lightning_bayes.callbacks.closure import MonteCarloClosure, noise_samples
 from lightning_bayes.callbacks.evaluated_posterior import EvaluatedPosterior
 from lightning_bayes.callbacks.evaluation import EvaluationCallback, sample_count
-from lightning_bayes.callbacks.fields import CallbackFields, complete_arguments, refuse_unnamed, signature_of
+from lightning_bayes.callbacks.fields import CallbackFields, complete_arguments, documented, refuse_unnamed, shared_help
 from lightning_bayes.callbacks.loaders import sum_over_processes
 from lightning_bayes.callbacks.noise_rule import NoiseRule
 from lightning_bayes.callbacks.num_data import check_example_count, set_num_data
@@ -91,8 +91,8 @@ class VariationalCallback(EvaluationCallback, ABC):
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
-        if isinstance(cls.optimizer_class, type):  # else an argument chooses it
-            cls.__signature__ = signature_of(cls.optimizer_class, cls.field_defaults)
+        if isinstance(cls.optimizer_class, type):
+            cls.__signature__ = documented(cls, cls.optimizer_class, cls.field_defaults)
 
     @property
     @abstractmethod
@@ -294,3 +294,6 @@ class VariationalCallback(EvaluationCallback, ABC):
 def _param_names(optimizer: VariationalOptimizer) -> list[list[str]]:
     names = {param: name for name, param in optimizer.model.named_parameters()}
     return [[names[param] for param in group["params"]] for group in optimizer.param_groups]
+
+
+VariationalCallback.__init__.__doc__ = shared_help()  # what help and editors show for callbacks without own arguments

@@ -149,22 +149,20 @@ class VONCallback(VariationalCallback):
     Args:
         hessian: ``"exact"``, computed by BackPACK for the models that it supports; or ``"reparameterised"``, estimated from
             gradient and noise for any model.
-        **fields: See `CallbackFields` and `NewtonOwn`; ``engine`` has no effect.
+        **fields: As listed below; ``engine`` has no effect.
 
     Raises:
         HyperparameterError: If `hessian` is unknown, or an argument lies outside of its range.
     """
 
+    optimizer_class: type[VariationalOptimizer] = VON
+
     def __init__(self, *unnamed: Never, hessian: Hessian = "exact", **fields: Unpack[_NewtonFields]) -> None:
         if hessian not in get_args(Hessian):
             raise HyperparameterError(f"hessian={hessian!r} must be one of {', '.join(map(repr, get_args(Hessian)))}.")
-        self.hessian = hessian  # selects `optimizer_class`, which the base class reads
+        self.hessian = hessian
+        self.optimizer_class = VON if hessian == "exact" else ReparameterisedVON  # the base class reads it
         super().__init__(*unnamed, **cast(CallbackFields, fields))
-
-    @property
-    def optimizer_class(self) -> type[VariationalOptimizer]:
-        """The optimizer for the chosen Hessian."""
-        return VON if self.hessian == "exact" else ReparameterisedVON
 
 
 @final

@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from inspect import Parameter, Signature
+from inspect import Parameter, Signature, signature
 from typing import Annotated, Any, NamedTuple, TypedDict, get_args
 
 from lightning_bayes.callbacks.arguments import require_known
 from lightning_bayes.curvature import check_names
 from lightning_bayes.errors import HyperparameterError, PosteriorError
 from lightning_bayes.optim import Schedule, VariationalOptimizer
+from lightning_bayes.optim.argument_help import ArgumentHelp, argument_help, with_arguments
 from lightning_bayes.optim.default_noise import DefaultNoise
 from lightning_bayes.optim.hyperparameters import HyperparameterFields, Number, OptimizerFields, StepName, StepRule
 from lightning_bayes.optim.measuring import BASE_INTERVAL, require_interval
@@ -33,53 +34,56 @@ class CallbackOwn(TypedDict, total=False):
     """Arguments that only callbacks have, and what shared arguments mean there.
 
     Attributes:
-        lr: Learning rate α of the paper's natural-gradient step, at the peak of the user's schedule. None selects the
-            default step: the user's optimizer updates the mean (see `optim.base_optimizer`; a heuristic). Schedulers
-            act on both.
-        step: ``"user"``: the user's optimizer updates the mean. ``"natural"``, which requires `lr`: the paper's step.
-            None: ``"user"`` without `lr`, ``"natural"`` with it; without `lr`, OGN, K-FAC and
-            Vprop-0 take their natural step within a trust region (`optim.steps`).
-        mc_samples: K, weight samples per batch and process in training; default 1, for CVI 10.
-        eval_samples: S, weight samples in validation, test and prediction; 0 evaluates at the posterior mean. Default 10.
-        linearized: Whether validation, test and prediction linearise the model around the mean, f(x, μ) + J (θ - μ), which
-            stays sensible under wide posteriors; default False. See `lightning_bayes.predictive.LinearizedSamples`.
-        val_samples: Weight samples for validation during a fit; each costs one forward pass per batch. 0 validates at the
-            posterior mean. None: 3, or S if S is smaller.
-        prior_precision: δ of the prior N(μ₀, 1/δ). None: δ = Ñ·wd/τ from the optimizer's L2 ``weight_decay``. Without weight
-            decay, 1 with an explicit `lr`, and for OGN, K-FAC and Vprop-0. In the default step, no prior acts on the mean:
-            it is unregularised, because the implicit prior is centred at the mean, with a precision set by the curvature
-            (`posteriors.shaped_noise`).
+        lr: Learning rate α of the paper's natural-gradient step, at the peak of the user's schedule. None: the default
+            step, in which the user's optimizer updates the mean. It is a heuristic, see `optim.base_optimizer`. Schedulers
+            act on both steps.
+        step: What updates the mean, ``"user"`` for the user's optimizer or ``"natural"`` for the paper's step with `lr`.
+            None: ``"user"`` without `lr`, ``"natural"`` with it. Without `lr`, OGN, K-FAC and Vprop-0 take their natural
+            step within a trust region (`optim.steps`).
+        mc_samples: K, weight samples per batch and process in training. Default: 1, for CVI 10.
+        eval_samples: S, weight samples in validation, test and prediction, where 0 evaluates at the posterior mean.
+            Default: 10.
+        linearized: Whether validation, test and prediction linearise the model around the mean, f(x, μ) + J (θ - μ). This
+            stays sensible under wide posteriors, see `lightning_bayes.predictive.LinearizedSamples`. Default: False.
+        val_samples: Weight samples for validation during a fit, where 0 validates at the posterior mean. Each costs one
+            forward pass per batch. None: 3, or S if S is smaller.
+        prior_precision: δ of the prior N(μ₀, 1/δ). None: δ = Ñ·wd/τ from the optimizer's L2 ``weight_decay``, else 1 with an
+            explicit `lr`, and for OGN, K-FAC and Vprop-0. In the default step without weight decay, no prior acts on the
+            mean: it is unregularised, because the implicit prior is centred at the mean, with a precision set by the
+            curvature (`posteriors.shaped_noise`).
         prior: A mean-field posterior of earlier data, or a checkpoint with one. It sets μ₀ and δ of each weight that it
             contains, by the LightningModule's names, as if training continued with all data (`optim.weight_prior`). Other
             weights keep `prior_mean` and `prior_precision`. Use a posterior trained with an explicit `lr`: the default
             step's posterior is tempered, so as a prior it would count its data many times.
-        data_augmentation_factor: ρ; augmentation makes N examples count as ρN. None: the data module's factor, else 1.
-        num_data: N, number of training examples; None counts the examples of the trainer's data loader.
-        init_precision: Posterior precision before the first update; the default step replaces it at the first update. None
-            uses the curvature of the first batch.
+        data_augmentation_factor: ρ, with which augmentation makes N examples count as ρN. None: the data module's factor,
+            else 1.
+        num_data: N, number of training examples. None: the examples of the trainer's data loader.
+        init_precision: Posterior precision before the first update. None: the curvature of the first batch. The default step
+            replaces it at the first update.
         relative_noise: κ, root mean square of each tensor's noise relative to the tensor's size. The curvature shapes the
-            noise (`posteriors.shaped_noise`), and the data reduce it where they are informative. None: with an explicit
-            `lr`, the noise of the variational bound. With the default step, classifiers (detected from `link` or the loss)
+            noise (`posteriors.shaped_noise`), and the data reduce it where they are informative. None: by kind of network
+            in the default step, and with an explicit `lr` the noise of the variational bound. In the default step,
+            classifiers (detected from `link` or the loss)
             use 0.005 with normalisation layers, else 0.3 with convolutions and 0.07 without; other models use 0.01; networks
             of more than five layers use less (`optim.default_noise`). With normalisation layers, it grows after
             epochs whose training loss is below 0.8 of the smallest validation NLL (`callbacks.noise_rule`). These are
             heuristics.
         noise_flatness: ε, flatness of the noise of size κ (`posteriors.shaped_noise`). None: 0.03; where κ defaults to
             0.3, 1; where it defaults to 0.07, 0.001.
-        curvature_interval: T, updates between curvature measurements, after ten updates that all measure; the other updates
-            run the bare model. None: 10 if the user's optimizer sets the step or its length and updates may skip the
-            measurement (`optim.measuring`), else 1.
+        curvature_interval: T, updates between curvature measurements, after ten updates that all measure. The other updates
+            run the bare model. None: 10 in the default step for methods whose updates may skip the measurement, else 1. See
+            `optim.measuring`.
         link: How outputs become predictions in evaluation: ``"classification"``, ``"binary"``, ``"multilabel"``,
-            ``"regression"``, ``"counts"``; ``"mean_variance"``, ``"mean_log_variance"`` or ``"mean_std"`` for networks that
-            return both; or a function from outputs to a `torch.distributions` object, such as `Quantiles`. None: the
-            module's attribute ``lightning_bayes_link``, else the training loss tells, else raw outputs are averaged.
+            ``"regression"``, ``"counts"``, or ``"mean_variance"``, ``"mean_log_variance"``, ``"mean_std"`` for networks that
+            return both, or a function from outputs to a `torch.distributions` object, such as `Quantiles`. None: the
+            module's attribute ``lightning_bayes_link``, else what the training loss says, else raw outputs are averaged.
         calibrate: Whether the end of a fit chooses the width of the posterior and a temperature on the validation set, see
             `lightning_bayes.callbacks.Calibration`. None: without `lr`, a classifier gets a temperature, if the fit has
             validation data in pairs (inputs, targets) with ten wrong predictions, and was long enough to spend a
             twentieth of it.
         bayesian: Regular expression for the names of the parameters that have a posterior. The other parameters take the
-            same step without noise. None selects all parameters; the default step excludes normalisation layers, each of
-            whose parameters scales or shifts a whole channel: noise in them hurt a small ResNet most (a heuristic).
+            same step without noise. None: all parameters, except for normalisation layers in the default step, where each
+            parameter scales or shifts a whole channel. Noise in them hurt a small ResNet most (a heuristic).
             ``"^head"`` gives a last-layer posterior.
     """
 
@@ -124,12 +128,35 @@ def declaration(optimizer_class: type[VariationalOptimizer]) -> Declaration:
     return declaration_of(CallbackOwn, HyperparameterFields, optimizer_class.own_arguments)
 
 
-def signature_of(optimizer_class: type[VariationalOptimizer], defaults: Mapping[str, Any]) -> Signature:
-    """The keyword arguments of a callback with their types and defaults, for `inspect` and help."""
+def shared_help() -> str:
+    """The arguments that all callbacks share, as a docstring."""
+    return with_arguments(None, argument_help(HyperparameterFields, CallbackOwn, defaults={}))
+
+
+def documented(callback: type, optimizer_class: type[VariationalOptimizer], defaults: Mapping[str, Any]) -> Signature:
+    """Add the arguments to a callback's docstrings; its signature with their types and defaults, for `inspect`."""
+    found = help_of(optimizer_class, defaults)
+    callback.__doc__ = with_arguments(callback.__doc__, found)
+    if initializer := vars(callback).get("__init__"):  # else the base's, with the arguments that all callbacks share
+        initializer.__doc__ = with_arguments(None, found)
+    return _signature(optimizer_class, defaults, signature(callback.__init__).parameters)  # type: ignore[misc]
+
+
+def help_of(optimizer_class: type[VariationalOptimizer], defaults: Mapping[str, Any]) -> dict[str, ArgumentHelp]:
+    """Purpose, range and default of each argument of a callback."""
+    kinds = (HyperparameterFields, CallbackOwn, optimizer_class.own_arguments)
+    return argument_help(*kinds, defaults={**optimizer_class.own_defaults, **defaults})
+
+
+def _signature(
+    optimizer_class: type[VariationalOptimizer], defaults: Mapping[str, Any], stated: Mapping[str, Parameter]
+) -> Signature:
+    """The arguments that a constructor states, such as ``hessian``, and those that are declared."""
     declared = declaration(optimizer_class)
     values = {**declared.defaults, **optimizer_class.own_defaults, **defaults}
-    parts = declared.types.items()
-    return Signature([Parameter(n, Parameter.KEYWORD_ONLY, default=values[n], annotation=kind) for n, kind in parts])
+    named = [parameter for parameter in stated.values() if parameter.kind is Parameter.KEYWORD_ONLY]
+    parts = [Parameter(n, Parameter.KEYWORD_ONLY, default=values[n], annotation=t) for n, t in declared.types.items()]
+    return Signature([*named, *parts])
 
 
 def complete_arguments(

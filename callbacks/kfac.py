@@ -24,7 +24,7 @@ class _KFACFields(CallbackFields, KroneckerOwn, total=False):
 
 
 class _NoisyKFACFields(CallbackFields, NoisyKroneckerOwn, total=False):
-    __doc__ = joined_help(CallbackFields, KroneckerOwn, NoisyKroneckerOwn)  # type: ignore[misc]
+    __doc__ = joined_help(CallbackFields, NoisyKroneckerOwn)  # type: ignore[misc]
 
 
 @final
@@ -49,7 +49,8 @@ class NoisyKFACCallback(VariationalCallback):
     ``Trainer(callbacks=[NoisyKFACCallback()])`` computes gradients at weight samples, lets the user's optimizer step, and
     stores a posterior in the checkpoint in which the weights of a layer are correlated. Defaults: ``damping=1e-3``,
     ``stats_interval=20``, ``inverse_interval=200`` and ``betas=(0.9, 0.9)``: β₁ weights the old momentum in each update, β₂
-    the old curvature in each measurement. With ``lr``, the papers' step, the intervals are 10 and 100, and β₂ is 0.95.
+    the old curvature in each measurement. With ``lr``, the papers' step, the intervals are 10 and 100, and β₂ is 0.95. The
+    optimizer `lightning_bayes.NoisyKFAC` has ``damping=0``.
     """
 
     optimizer_class = NoisyKFAC

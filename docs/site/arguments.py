@@ -1,19 +1,23 @@
-"""Generates the page of the callbacks' arguments: type, range, default and purpose, as the command line reads them."""
+"""Generates the page of the callbacks' arguments: type, range, default and purpose, as in the callbacks' docstrings."""
 
 from __future__ import annotations
 
-import re
 import typing
+from inspect import signature
 from types import UnionType
 from typing import Any
 
-from jsonargparse import ArgumentParser
-
 import lightning_bayes
-from lightning_bayes import VOGN, VariationalCallback
-from lightning_bayes.callbacks.fields import declaration
-from lightning_bayes.optim.settings import ANY
+from lightning_bayes import VariationalCallback
+from lightning_bayes.callbacks.fields import help_of
+from lightning_bayes.optim.argument_help import ArgumentHelp
 
+HESSIAN = (
+    "`'exact'`, `'reparameterised'`",
+    "",
+    "`'exact'`",
+    "Whether BackPACK computes the Hessian, or gradient and noise estimate it",
+)
 HEADER = "| argument | type | range | default | purpose |\n|---|---|---|---|---|"
 
 
@@ -25,23 +29,18 @@ def callbacks() -> list[type[VariationalCallback]]:
 
 
 def arguments(callback: type[VariationalCallback]) -> dict[str, tuple[str, str, str, str]]:
-    """Type, range, default and purpose of each argument, by name."""
-    parser = ArgumentParser()
-    parser.add_class_arguments(callback, "callback")
-    kind_of_optimizer = vars(callback).get("optimizer_class")
-    optimizer = kind_of_optimizer if isinstance(kind_of_optimizer, type) else VOGN  # VON's depends on an argument
-    declared = declaration(optimizer)
-    defaults = {**declared.defaults, **optimizer.own_defaults, **callback.field_defaults}
-    rows = {}
-    for action in parser._actions:
-        _, _, name = action.dest.partition(".")
-        if name and not name.endswith(".help"):
-            text = " ".join((action.help or "").split())
-            setting = declared.settings.get(name)
-            words = "" if setting is None or setting.range is ANY else setting.range.words
-            kind = words_of(getattr(action, "_typehint", None) or action.type)
-            rows[name] = (kind, words, default_of(name, kind, text, defaults), purpose_of(text))
-    return rows
+    """Type, range, default and purpose of each argument, by name; the text is that of the docstrings."""
+    stated = signature(callback).parameters
+    found = help_of(callback.optimizer_class, callback.field_defaults)
+    rows = {name: cells_of(words_of(stated[name].annotation), entry) for name, entry in found.items()}
+    return {**rows, **({"hessian": HESSIAN} if "hessian" in stated else {})}
+
+
+def cells_of(kind: str, found: ArgumentHelp) -> tuple[str, str, str, str]:
+    """Type, range, default and purpose as cells of a table."""
+    default = found.default if found.default.startswith("None:") else f"`{found.default}`"
+    allowed = "" if kind == "bool" or kind.startswith("`") else found.range  # the type says it
+    return kind, allowed, default, found.purpose.replace("|", "\\|")
 
 
 def words_of(kind: Any) -> str:
@@ -55,20 +54,6 @@ def words_of(kind: Any) -> str:
     if typing.get_origin(kind) is not None and "Callable" in str(kind):
         return "Schedule"
     return "None" if kind is type(None) else getattr(kind, "__name__", str(kind))
-
-
-def default_of(name: str, kind: str, text: str, defaults: dict[str, Any]) -> str:
-    """The default in words: from the help text if None is allowed, else from the declaration."""
-    if kind.endswith("None"):
-        meaning = re.search(r"None:? (?:selects |counts |uses )?(.+?)(?:[.;]\s|[.;]?$)", text)
-        return f"None: {meaning[1]}" if meaning else "None"
-    stated = re.search(r"[Dd]efault:? (.+?)(?:[.;]\s|[.;]?$)", text)
-    return f"`{defaults[name]!r}`" if name in defaults else stated[1] if stated else ""
-
-
-def purpose_of(text: str) -> str:
-    """The first sentence of a help text."""
-    return re.split(r"(?<!al\.)(?<=[.;])\s", text)[0].rstrip(".;").replace("|", "\\|")
 
 
 def table(rows: dict[str, tuple[str, str, str, str]]) -> str:

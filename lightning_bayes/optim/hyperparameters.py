@@ -18,10 +18,12 @@ from collections.abc import Mapping
 from inspect import signature
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypedDict, get_args
 
+import torch
 from torch import nn
 
 from lightning_bayes.curvature import DEFAULT_MIB, EngineName, LossReduction
 from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.optim.argument_help import argument_help, with_arguments
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.measuring import require_interval
 from lightning_bayes.optim.schedules import BetaSchedule, Schedule, value_at
@@ -62,11 +64,11 @@ class HyperparameterFields(TypedDict, total=False):
         num_data: N, number of training examples. Optimizers require it before the first update; callbacks infer it.
         prior_mean: Mean μ₀ of the prior: ``"zero"``, or ``"initial"`` for the initial weights, such as pretrained ones.
             Default: ``"zero"``.
-        kl_weight: τ, weight of the KL term, above 0. Values below 1 give a cold posterior, values above 1 a warm one.
+        kl_weight: τ, weight of the KL term. Values below 1 give a cold posterior, values above 1 a warm one.
             Default: 1.
-        kl_warmup_steps: Number of updates over which τ grows linearly to `kl_weight`; 0 disables the warm-up. Default: 0.
+        kl_warmup_steps: Number of updates over which τ grows linearly to `kl_weight`, where 0 disables it. Default: 0.
         kl_warmup_init: τ at the start of the warm-up, as a fraction of `kl_weight`. Default: 0.1.
-        damping: γ, added to the curvature in the preconditioner. Default: 0.
+        damping: γ, added to the curvature in the preconditioner. Default: 0 unless the algorithm overrides it.
         damping_in_noise: Whether γ also counts in the posterior precision, as in Osawa et al. 2019. Default: False.
         init_precision: Posterior precision before the first update. None: the first pass uses no noise, and the curvature
             average starts with the first batch. Steps other than the natural one discard the initial precision at the first
@@ -90,8 +92,8 @@ class HyperparameterFields(TypedDict, total=False):
         loss_reduction: How the loss is reduced over examples: ``"mean"``, ``"sum"``, or ``"auto"`` to infer it, see
             `curvature.measure`. Default: ``"auto"``.
         seed: Seed of the noise. The global random number generator is never used. Default: 0.
-        max_nonfinite_steps: Training stops with `NonFiniteError` after this many consecutive updates with a non-finite
-            gradient or curvature; each of them is skipped. Default: 10.
+        max_nonfinite_steps: Consecutive updates with a non-finite gradient or curvature after which training stops with
+            `NonFiniteError`. Each of them is skipped. Default: 10.
     """
 
     betas: Annotated[tuple[float, float] | BetaSchedule, Setting(BETAS, (0.9, 0.999), schedulable=True, joint=True)]
@@ -185,6 +187,12 @@ class DeclaresArguments(ABC):
     own_defaults: ClassVar[Mapping[str, Any]] = {}  # override the declared ones
     group_state: ClassVar[Mapping[str, Any]] = {}  # what it stores in a group beside them, with initial values
     amortises: ClassVar[bool] = False  # whether updates may skip the measurement; see `optim.measuring`
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        if issubclass(cls, torch.optim.Optimizer):  # else it is only a part of one
+            kinds = (HyperparameterFields, OptimizerFields, cls.own_arguments)
+            cls.__doc__ = with_arguments(cls.__doc__, argument_help(*kinds, defaults=cls.own_defaults))
 
     @classmethod
     def declaration(cls) -> Declaration:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch import Callback
 
 import lightning_bayes.callbacks as room
-from lightning_bayes import IVONCallback, NoisyKFACCallback, Schedule, VOGNCallback, VONCallback
+from docs.site import arguments
+from lightning_bayes import IVONCallback, NoisyKFAC, NoisyKFACCallback, Schedule, VOGNCallback, VONCallback
 from lightning_bayes.callbacks.base import VariationalCallback
 from lightning_bayes.callbacks.fields import CallbackFields, declaration
 from lightning_bayes.callbacks.noise_rule import MEMORISED
@@ -26,6 +28,8 @@ from lightning_bayes.optim.default_noise import (
     NOISE_OF_REGRESSIONS,
 )
 from lightning_bayes.optim.diagonal.ivon import IVONOwn
+from lightning_bayes.optim.hyperparameters import HostSettings
+from lightning_bayes.optim.settings import ANY
 
 FAMILY = [
     value
@@ -75,12 +79,39 @@ def test_the_help_of_relative_noise_and_noise_flatness_states_the_defaults_of_th
 
 
 @pytest.mark.parametrize("callback", FAMILY, ids=lambda c: c.__name__)
+@pytest.mark.parametrize("text_of", [inspect.getdoc, lambda callback: callback.__init__.__doc__], ids=["class", "init"])
+def test_docstrings_list_every_argument_with_its_range_and_default(callback, text_of):
+    """What `help`, a notebook's ``?`` and an editor's pop-up show."""
+    listed = text_of(callback).partition("with range and default:")[2]
+    entries = dict(re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", listed, re.MULTILINE))
+    parameters = {n: p for n, p in inspect.signature(callback).parameters.items() if n != "hessian"}
+    declared = declaration(callback.optimizer_class).settings
+    assert entries.keys() == parameters.keys() == declared.keys()
+    for name, entry in entries.items():
+        words, default = " ".join(entry.split()), parameters[name].default
+        assert declared[name].range is ANY or f"({declared[name].range.words}; default" in words, name
+        assert f"default {default!r}" in words, name
+
+
+def test_help_docs_and_command_line_share_one_text(capsys):
+    lines, page = " ".join(help_of(VOGNCallback, capsys).split()), arguments.arguments(VOGNCallback)
+    entries = " ".join(VOGNCallback.__doc__.split())
+    for name, (_, _, _, purpose) in page.items():
+        assert purpose in lines, name
+        assert f"{name}: {purpose.replace('``', '')}" in entries, name
+
+
+def test_an_optimizers_docstring_lists_its_arguments():
+    text = " ".join(inspect.getdoc(NoisyKFAC).split())
+    assert "betas: (β₁, β₂), decay rates of the momentum and of the curvature average, as in Adam" in text
+    for name in NoisyKFAC.declaration().settings.keys() - HostSettings.__annotations__.keys():
+        assert f" {name}: " in text, name
+
+
+@pytest.mark.parametrize("callback", FAMILY, ids=lambda c: c.__name__)
 def test_the_signature_has_every_argument_with_its_default(callback):
     parameters, built = dict(inspect.signature(callback).parameters), callback()
-    if callback is VONCallback:  # an argument chooses its optimizer
-        assert parameters.keys() == {"unnamed", "hessian", "fields"}
-        return
-    assert parameters.keys() == declaration(built.optimizer_class).settings.keys()
+    assert parameters.keys() - {"hessian"} == declaration(built.optimizer_class).settings.keys()
     assert callback(**{name: value.default for name, value in parameters.items()}).arguments == built.arguments
 
 

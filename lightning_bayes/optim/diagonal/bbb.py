@@ -81,7 +81,7 @@ class BBBOwn(TypedDict, total=False):
     """Arguments that only Bayes by Backprop has.
 
     Attributes:
-        std_lr: Learning rate of log σ. None uses the mean's. A trust region bounds only the step of the mean.
+        std_lr: Learning rate of log σ. None: the mean's. A trust region bounds only the step of the mean.
     """
 
     std_lr: Annotated[Number | None, Setting(NOT_NEGATIVE, upper_limit=1e12, schedulable=True, optional=True)]

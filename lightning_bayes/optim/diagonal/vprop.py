@@ -69,7 +69,8 @@ class VpropOwn(TypedDict, total=False):
     """Arguments that only `Vprop` and `Vprop0` have.
 
     Attributes:
-        scaling: ``"mean"`` (Khan et al. 2018) or ``"sum"`` (Khan et al. 2017, for all data in one batch).
+        scaling: Scale of the squared gradients, ``"mean"`` (Khan et al. 2018) or ``"sum"`` (Khan et al. 2017, all data in
+            one batch).
             Default: ``"mean"``.
     """
 

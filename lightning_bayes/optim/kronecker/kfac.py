@@ -18,7 +18,7 @@ from lightning_bayes.optim.fisher import FisherName, check_fisher, label_source
 from lightning_bayes.optim.hyperparameters import DeclaresArguments, Number, VariationalArguments
 from lightning_bayes.optim.kronecker.curvature import KroneckerFactorsEstimator
 from lightning_bayes.optim.kronecker.family import KroneckerFamily
-from lightning_bayes.optim.settings import POSITIVE, POSITIVE_COUNT, Setting, choice
+from lightning_bayes.optim.settings import POSITIVE, POSITIVE_COUNT, Setting, choice, joined_help
 from lightning_bayes.optim.variational import VariationalOptimizer
 from lightning_bayes.optim.weight_prior import refuse_weight_prior
 
@@ -30,20 +30,21 @@ class KroneckerOwn(TypedDict, total=False):
     """Arguments that only K-FAC and Noisy K-FAC have.
 
     Attributes:
-        stats_interval: T_stats, updates between measurements of the curvature. Default: 10; 20 for `NoisyKFACCallback` with
-            the user's step.
-        inverse_interval: T_inv, updates between inversions of a layer's factors; layers take turns. Default: 100; 200 for
-            `NoisyKFACCallback` with the user's step.
+        stats_interval: T_stats, updates between measurements of the curvature. Default: 10, and 20 for `NoisyKFACCallback`
+            with the user's step.
+        inverse_interval: T_inv, updates between inversions of a layer's factors, in which layers take turns. Default: 100,
+            and 200 for `NoisyKFACCallback` with the user's step.
         max_side: Layers whose matrix has a longer side use mean-field updates. Default: 4096.
         limit_mib: Limit in MiB on the memory of factors, inverses and roots. Default: 4096.
-        fisher: ``"sampled"`` samples labels from the model's likelihood (the Fisher); ``"empirical"`` uses the data's.
-            None samples if the likelihood is known. With ``engine="backpack"`` it applies to the other layers only.
-        likelihood: The likelihood of the outputs. None looks for a `Likelihood` in the model's
+        fisher: Labels of the Fisher, ``"sampled"`` from the model's likelihood or the data's, which is ``"empirical"``.
+            None: sampled if the likelihood is known. With ``engine="backpack"`` it applies to the other layers only.
+        likelihood: The likelihood of the outputs. None: a `Likelihood` in the model's
             attribute ``lightning_bayes_likelihood``.
         kl_clip: c, the bound on the squared Fisher norm of the whole step; see `optim.kronecker.moves`. None: no bound.
             Zhang et al. use ``ExponentialSchedule(1e-3, 0.95, every=updates_per_epoch)``.
-        factors: ``"kfac"`` with either engine; ``"kflr"`` or ``"kfra"`` with ``engine="backpack"``, which reads the
-            likelihood from the loss. See `optim.kronecker.layers`. Default: ``"kfac"``.
+        factors: Curvature factors, ``"kfac"`` with either engine, ``"kflr"`` or ``"kfra"`` with
+            ``engine="backpack"``, which reads the likelihood from the loss. See `optim.kronecker.layers`.
+            Default: ``"kfac"``.
         unsupported_layers: How to treat layers for which ``engine="backpack"`` has no factors: ``"refuse"`` raises an error
             that names them, ``"mean_field"`` measures their squared gradients, ``"fused"`` uses this package's rules.
             Default: ``"refuse"``.
@@ -71,6 +72,9 @@ class NoisyKroneckerOwn(KroneckerOwn, total=False):
     """
 
     prior_at: Annotated[PriorAt, Setting(choice(*get_args(PriorAt)), "mean", in_group=False)]
+
+
+NoisyKroneckerOwn.__doc__ = joined_help(KroneckerOwn, NoisyKroneckerOwn)
 
 
 class KFACArguments(VariationalArguments, KroneckerOwn, total=False):
