@@ -20,7 +20,11 @@ TASKS = {  # page: title, summary and subpackages, in the order of the navigatio
         ("posthoc", "predictive", "posteriors"),
     ),
     "serve": ("Models, data and files", "The zoo: networks, data modules, tasks and posterior files.", ("zoo",)),
-    "extend": ("Extend", "Curvature measurements, layer rules and linear algebra.", ("curvature", "linalg")),
+    "extend": (
+        "Extend",
+        "Likelihoods, curvature measurements, layer rules and linear algebra.",
+        ("likelihood", "curvature", "linalg"),
+    ),
 }
 MOVED = {  # top-level names that serve another task than the rest of their subpackage
     "evaluate": (
