@@ -61,9 +61,10 @@ class BackpackEngine(HookedEngine):
         """Measure the passes inside the context; see `AbstractEngine.capture`."""
         return self.run(FusedCapture(self, left_out))
 
-    def units(self, left_out: Collection[nn.Parameter] = ()) -> list[MeasuredModule]:
+    @staticmethod
+    def find_units(model: nn.Module) -> list[MeasuredModule]:
         """The measured modules, with BackPACK's rule where it has one."""
-        units = super().units(left_out)
+        units = find_measured_modules(model)
         return [unit if unit.rule is None else replace(unit, rule=_rule(unit, unit.rule)) for unit in units]
 
 

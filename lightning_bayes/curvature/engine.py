@@ -20,6 +20,7 @@ from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.loss_recorder import LossRecorder
 from lightning_bayes.curvature.measured_modules import MeasuredModule, Uncopied, find_measured_modules
 from lightning_bayes.curvature.parameters import require_real_and_separate
+from lightning_bayes.curvature.plan import UnitPlan
 from lightning_bayes.curvature.rules.packed import is_packed
 from lightning_bayes.curvature.rules.replayed_call import Checked
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
@@ -44,11 +45,16 @@ class AbstractEngine(ABC):
         self.model = model
         self.loss_reduction = loss_reduction
         self.workspace = Workspace(workspace_mib)
-        self.probe = LayoutProbe()
+        self.plan, self.probe = UnitPlan(model, self.find_units), LayoutProbe()
         self.has_warned_of_loop = False
         self.checked: Checked = set()  # calls of modules without a rule that passed their check
         self.checked_once: set[tuple[str, ...]] = set()  # labels of calls whose backward passed a `RunningCheck`
         require_real_and_separate(model)
+
+    @staticmethod
+    def find_units(model: nn.Module) -> list[MeasuredModule]:
+        """The modules whose calls are measured, each with its rule."""
+        return find_measured_modules(model)
 
     @abstractmethod
     def capture(self, *, left_out: Collection[nn.Parameter] = ()) -> AbstractContextManager[Capture]:
@@ -83,13 +89,6 @@ class AbstractEngine(ABC):
         """The parameters of the model that are measured, by name."""
         named = self.model.named_parameters()
         return {name: p for name, p in named if p.requires_grad and p not in left_out}
-
-    def units(self, left_out: Collection[nn.Parameter] = ()) -> list[MeasuredModule]:
-        """The modules whose calls are measured: modules with at least one measured parameter."""
-        units = find_measured_modules(self.model)
-        if not left_out:
-            return units
-        return [unit for unit in units if any(p.requires_grad and p not in left_out for p in unit.params.values())]
 
 
 @final

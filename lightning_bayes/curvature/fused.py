@@ -45,7 +45,7 @@ class HookedEngine(AbstractEngine, ABC):
     @contextmanager
     def run(self, captured: HookedCapture) -> Iterator[Any]:
         """Measure the passes inside the context with an empty capture; its squares are complete on exit."""
-        units = self.units(captured.left_out)
+        units = self.plan.units(captured.left_out)
         measured = {unit.module for unit in units}
         outermost = [self.model, *(self.model.children() if hasattr(self.model, "training_step") else ())]
         with ExitStack() as undo:

@@ -63,7 +63,7 @@ def test_an_input_by_keyword_is_measured_as_by_the_fused_engine(generator):
     ids=lambda value: str(value),
 )
 def test_backpack_measures_the_layers_that_it_has(layer, is_backpacks):
-    (unit,) = BackpackEngine(nn.Sequential(layer)).units()
+    (unit,) = BackpackEngine.find_units(nn.Sequential(layer))
     assert (unit.rule is not rule_for(layer)) is is_backpacks
 
 

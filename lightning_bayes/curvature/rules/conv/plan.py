@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -30,6 +31,7 @@ STRATEGIES = (
 )
 
 
+@lru_cache(maxsize=256)
 def plan(shape: ConvShape, device: torch.device) -> Strategy:
     """The first strategy that suits a convolution; ``"patches"`` suits all."""
     return next(strategy for strategy in STRATEGIES if strategy.suits(shape, device))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import product
 from typing import NamedTuple, TypeAlias
@@ -10,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from lightning_bayes.curvature.rules.conv.windows import Conv, padding
+from lightning_bayes.curvature.rules.conv.windows import Conv, borders_of
 
 Axis: TypeAlias = tuple[int, int, int, int, int, int]  # input, output and kernel size, stride, dilation, padding before
 
@@ -35,11 +36,11 @@ class ConvShape(NamedTuple):
 
 def conv_shape(layer: Conv, x: Tensor, grad_output: Tensor) -> ConvShape:
     """The sizes of a call with input ``[B, Cin, *in]`` and output ``[B, Cout, *out]``."""
-    borders = [padding(layer, axis) for axis in range(x.dim() - 2)]
-    sizes = list(x.shape[2:])
+    borders = borders_of(layer.padding, layer.kernel_size, layer.dilation)
+    sizes: Sequence[int] = x.shape[2:]
     if layer.padding_mode != "zeros":  # non-zero padding counts as pixels
         sizes = [size + sum(border) for size, border in zip(sizes, borders, strict=True)]
-        borders = [(0, 0)] * len(borders)
+        borders = ((0, 0),) * len(borders)
     paddings = [before for before, _ in borders]
     axes = zip(sizes, grad_output.shape[2:], layer.kernel_size, layer.stride, layer.dilation, paddings, strict=True)
     return ConvShape(tuple(axes), layer.weight.numel(), layer.groups)

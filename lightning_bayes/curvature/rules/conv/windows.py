@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TypeAlias
 
 import torch
@@ -32,14 +33,18 @@ def windows_of(
 def padded(layer: Conv, x: Tensor) -> Tensor:
     """The input with the layer's padding."""
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-    last_axis_first = [amount for axis in reversed(range(x.dim() - 2)) for amount in padding(layer, axis)]
+    borders = borders_of(layer.padding, layer.kernel_size, layer.dilation)
+    last_axis_first = [amount for border in reversed(borders) for amount in border]
     return F.pad(x, last_axis_first, mode) if any(last_axis_first) else x
 
 
-def padding(layer: Conv, axis: int) -> tuple[int, int]:
-    """Padding that `layer` adds before and after a spatial axis; the first spatial axis is 0."""
-    if layer.padding == "same":  # the stride is 1; torch adds the odd pixel at the end
-        total = layer.dilation[axis] * (layer.kernel_size[axis] - 1)
-        return total // 2, total - total // 2
-    amount = 0 if layer.padding == "valid" else int(layer.padding[axis])
-    return amount, amount
+@lru_cache(maxsize=256)
+def borders_of(
+    padding: str | tuple[int, ...], kernel: tuple[int, ...], dilation: tuple[int, ...]
+) -> tuple[tuple[int, int], ...]:
+    """Padding before and after each spatial axis."""
+    if padding == "same":  # the stride is 1; torch adds the odd pixel at the end
+        totals = [step * (size - 1) for step, size in zip(dilation, kernel, strict=True)]
+        return tuple((total // 2, total - total // 2) for total in totals)
+    amounts = (0,) * len(kernel) if isinstance(padding, str) else padding
+    return tuple((amount, amount) for amount in amounts)
