@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, final
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from lightning_bayes.callbacks.arguments import checked
 from lightning_bayes.callbacks.evaluation import EvaluationCallback
+from lightning_bayes.callbacks.fitted_weights import FittedWeights, checksum
 from lightning_bayes.callbacks.member_fits import MemberFits, member_path
 from lightning_bayes.errors import HyperparameterError, PosteriorError
 from lightning_bayes.optim.readout import POSTERIOR_KEY, callback_state, posterior_from_checkpoint, read_checkpoint
@@ -23,11 +25,13 @@ class DeepEnsembleCallback(EvaluationCallback):
     """Averages test, prediction and validation over M independently trained networks (Lakshminarayanan et al. 2017).
 
     https://arxiv.org/abs/1612.01474. A number trains them: with ``DeepEnsembleCallback(5)``, the fit is that of the first
-    member; then four copies of the untouched module are fitted in the same way, on the same data, each from weights that
-    every layer's `reset_parameters` draws anew. Frozen layers keep their weights, so freeze what is pretrained; parameters
-    of no such layer keep a constant start, such as zeros. Loggers and other callbacks see the first fit only. Each member's
-    last weights are saved in the run's folder `members`; a fit that is resumed trains only those that are missing. To test
-    in another process, pass ``ckpt_path=...`` from the fit.
+    member; then four copies of the untouched module are fitted in the same way, on the same data and with copies of the
+    callbacks, each from weights that every layer's `reset_parameters` draws anew. A module that cannot be copied is built
+    anew from the ``hyper_parameters`` that it has saved. Frozen layers keep their weights, so freeze what is pretrained;
+    parameters of no such layer keep a constant start, such as zeros. Loggers see the first fit only. Each fit saves its
+    members' last weights in a folder of its own, in the run's folder `members`, and its checkpoints name it. A fit that is
+    interrupted while it trains the members trains only those that are missing when it is resumed. To test in another
+    process, pass ``ckpt_path=...`` from the fit.
 
     Paths combine networks that were trained before, by any config, each with another seed::
 
@@ -71,7 +75,9 @@ class DeepEnsembleCallback(EvaluationCallback):
         self.samples, self.seed = samples, seed
         self.members = _paths(members)
         self.fits: MemberFits | None = None
-        self.folder: str | None = None  # of the members that this callback trains
+        self.folder: str | None = None  # of the members that this callback trains: each fit has a folder of its own
+        self._checksums: list[int] = []  # of these members, once they are trained
+        self._weights = FittedWeights()
         if isinstance(members, int):
             if samples:
                 raise HyperparameterError(
@@ -85,16 +91,27 @@ class DeepEnsembleCallback(EvaluationCallback):
         super().setup(trainer, pl_module, stage)
         if self.fits is not None and stage == "fit":
             self.fits.prepare(trainer, pl_module)
+            self._weights.forget()
+            if trainer.ckpt_path is None:
+                self.folder, self._checksums = None, []
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Choose the folder of the members; a resumed fit keeps it."""
-        if self.fits is not None and (trainer.ckpt_path is None or self.folder is None):
-            self.folder = str(Path(trainer.log_dir or trainer.default_root_dir) / "members")
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Choose a folder for the members of this fit; a fit that resumes after its last update keeps the former one."""
+        if self.fits is not None:
+            self._choose_folder(trainer)
+
+    def _choose_folder(self, trainer: Trainer) -> None:
+        folder = Path(trainer.log_dir or trainer.default_root_dir) / "members" / uuid.uuid4().hex[:12]
+        self.folder, self._checksums = str(folder.absolute()), []
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Train the other members."""
-        if self.fits is not None and self.folder is not None:
-            self.fits.run(trainer, Path(self.folder))
+        if self.fits is not None:
+            if self.folder is None:  # resumed after the last update of a fit without this callback
+                self._choose_folder(trainer)
+            assert self.folder is not None
+            self._checksums = self.fits.run(trainer, Path(self.folder))
+            self._weights.keep(pl_module)
 
     def find_samples(self, trainer: Trainer, pl_module: LightningModule) -> NetworkSamples | None:
         """The members, or samples of their posteriors; None in a fit, and in a trial run that has trained one network."""
@@ -102,6 +119,8 @@ class DeepEnsembleCallback(EvaluationCallback):
         if trainer.state.fn == "fit" or is_trial:
             return None
         paths = self.members if self.fits is None else self._trained(self.fits.count)
+        if self.fits is not None and not self._weights.are_those_of(pl_module, type(self).__name__):
+            return None
         # Load one at a time, because a checkpoint also holds the optimizer's state.
         if not self.samples:
             return MemberSamples([_weights(self._checkpoint(path, pl_module), pl_module) for path in paths])
@@ -121,19 +140,37 @@ class DeepEnsembleCallback(EvaluationCallback):
         missing = [path for path in paths if not os.path.exists(path)]
         if missing:
             raise PosteriorError(
-                f"{len(missing)} of {count} members are not trained ({missing[0]} does not exist). Resume the fit with "
-                "ckpt_path=..., or pass the paths of checkpoints as members=[...]."
+                f"{len(missing)} of {count} members are not trained ({missing[0]} does not exist): the fit was interrupted, "
+                "or its folder has moved. Resume the fit with ckpt_path=..., or pass the paths of checkpoints as "
+                "members=[...]."
             )
+        for path, expected in zip(paths, self._checksums, strict=False):
+            if checksum(read_checkpoint(path)["state_dict"]) != expected:
+                raise PosteriorError(
+                    f"The member {path} is not the one that the fit has trained: the file was replaced. Fit again, or pass "
+                    "the paths of checkpoints as members=[...]."
+                )
         return paths
 
     def state_dict(self) -> dict[str, Any]:
-        """The link of the training loss and the members' folder, if this callback trains them."""
-        return {} if self.fits is None else {**self.loss_state(), "folder": self.folder}
+        """The link of the training loss, and where the members are that this callback trains."""
+        if self.fits is None:
+            return {}
+        return {**self.loss_state(), "folder": self.folder, "checksums": self._checksums}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the link and the folder."""
         self.load_loss_state(state_dict)
-        self.folder = state_dict.get("folder")
+        self.folder, self._checksums = state_dict.get("folder"), state_dict.get("checksums", [])
+        self._weights.loaded()
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Find the members beside the checkpoint if their folder has moved with it."""
+        state = checkpoint.get("callbacks", {}).get(self.state_key, {})
+        if state.get("folder") and not Path(state["folder"]).is_dir() and trainer.ckpt_path is not None:
+            run = Path(*Path(state["folder"]).parts[-2:])
+            near = [folder / run for folder in Path(trainer.ckpt_path).absolute().parents[:3]]
+            state["folder"] = next((str(folder) for folder in near if folder.is_dir()), state["folder"])
 
     def _checkpoint(self, path: str, module: LightningModule) -> dict[str, Any]:
         checkpoint = read_checkpoint(path)

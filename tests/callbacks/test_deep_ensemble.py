@@ -200,7 +200,7 @@ def trained_here(module, tmp_path, count=3, **options):
     callback = DeepEnsembleCallback(count, seed=5)
     trainer = quiet_trainer(callback, default_root_dir=tmp_path, **TRAINING)
     trainer.fit(module, loader(), loader(), **options)
-    return callback, trainer, [tmp_path / "members" / f"member_{k + 1}.ckpt" for k in range(count)]
+    return callback, trainer, [Path(callback.folder) / f"member_{k + 1}.ckpt" for k in range(count)]
 
 
 def by_plain_lightning(seed):
@@ -272,11 +272,11 @@ def weights_of(path):
     return read_checkpoint(path)["state_dict"]
 
 
-def test_the_cost_and_the_callbacks_that_act_once_are_said(scheduled, tmp_path, caplog):
+def test_the_cost_and_the_callbacks_that_are_copied_are_said(scheduled, tmp_path, caplog):
     trainer = quiet_trainer(DeepEnsembleCallback(2), EarlyStopping("val_loss"), default_root_dir=tmp_path)
     caplog.set_level("INFO")
-    with pytest.warns(UserWarning, match=r"2 to 2 train without the callbacks EarlyStopping\."):
-        trainer.fit(scheduled, loader(), loader())
+    trainer.fit(scheduled, loader(), loader())
+    assert "Each trains with its own copies of EarlyStopping, and without a logger." in caplog.text
     assert "trains 2 networks one after the other, which takes about 2 times as long as one" in caplog.text
 
 
@@ -311,7 +311,7 @@ def test_a_parameter_that_cannot_be_drawn_anew_is_named_before_the_fit(tmp_path)
 
     module = Scaled()
     with pytest.raises(
-        UnsupportedLayerError, match=r"Scaled cannot start again .* no layer .* holds scale\. Define it, or"
+        UnsupportedLayerError, match=r"Scaled cannot start again .* no layer .* draws scale\. Define it, or"
     ):
         fit(module, DeepEnsembleCallback(2), default_root_dir=tmp_path)
     assert module.training_steps == 0
