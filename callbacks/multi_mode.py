@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import replace
 from typing import Any, final
 
-import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
-from torch import Tensor
 
 from lightning_bayes.callbacks.arguments import checked
 from lightning_bayes.callbacks.base import VariationalCallback
 from lightning_bayes.callbacks.checks import check_strategy
 from lightning_bayes.callbacks.cycles import CyclicRates, cycle_ends, rate_at
 from lightning_bayes.callbacks.evaluation import EvaluationCallback, require_single_evaluation
+from lightning_bayes.callbacks.fitted_weights import FittedWeights
 from lightning_bayes.callbacks.last_epoch import fit_kept, is_last_epoch
 from lightning_bayes.callbacks.mode_choice import ModeChoice
+from lightning_bayes.callbacks.mode_copies import Mode, at_mode, copied, distance, held_by, members, with_constants
 from lightning_bayes.callbacks.neighbours import callbacks_of
 from lightning_bayes.errors import HyperparameterError, PosteriorError, UnsupportedTrainingError
 from lightning_bayes.optim.readout import constants_of
@@ -27,7 +26,6 @@ from lightning_bayes.predictive import (
     Link,
     LinkArgument,
     MemberPosteriors,
-    MemberSamples,
     PosteriorSamples,
     Samples,
     misfits,
@@ -73,13 +71,14 @@ class MultiModeCallback(EvaluationCallback):
                 "between 0 and 1."
             )
         self.num_modes, self.peak, self.first = int(num_modes), peak, first
-        self.modes: list[dict[str, Tensor]] = []  # parameters and buffers by name
+        self.modes: list[Mode] = []
         self.posteriors: list[AbstractPosterior] = []  # around the modes, beside a `VariationalCallback`
         self.count: int | None = None  # of the last modes that are averaged; None for all
         self._choice = ModeChoice()
         self._rates = CyclicRates(peak)
         self._ends: tuple[int, ...] = ()  # updates after which the cycles end
         self._reached = 0  # update of the last copy
+        self._weights = FittedWeights()
 
     # -- in a fit -----------------------------------------------------------------------------------------------------
 
@@ -92,6 +91,7 @@ class MultiModeCallback(EvaluationCallback):
             _check_samples(trainer)
             self.modes, self.posteriors, self._rates = [], [], CyclicRates(self.peak)
             self._ends, self._reached, self.count = (), 0, None
+            self._weights.forget()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Divide the updates of the fit into cycles.
@@ -142,9 +142,9 @@ class MultiModeCallback(EvaluationCallback):
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
         if any(self._reached < end <= trainer.global_step for end in self._ends):
             self._reached = trainer.global_step
-            self.modes.append(_copied(pl_module, self.modes[-1] if self.modes else {}))
+            self.modes.append(copied(pl_module, self.modes[-1] if self.modes else {}))
             self.posteriors += [
-                _at_mode(callback, self.modes[-1]) for callback in callbacks_of(trainer, VariationalCallback)
+                at_mode(callback, self.modes[-1]) for callback in callbacks_of(trainer, VariationalCallback)
             ]
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -156,22 +156,24 @@ class MultiModeCallback(EvaluationCallback):
         if is_last_epoch(trainer) and len(self.modes) > 1:
             callback = next(iter(callbacks_of(trainer, VariationalCallback)), self)
             with fit_kept(type(self).__name__, "the number of modes"):
-                samples = self._members(pl_module, None)
+                samples = members(pl_module, self.modes)
                 self.count = self._choice.choose(trainer, pl_module, samples, callback.link_or_raw(pl_module))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Say how many modes were found, and how far apart they are."""
         found = f"MultiModeCallback: found {len(self.modes)} of {self.num_modes} modes"
         if len(self.modes) > 1:
-            trained = {name for name, param in pl_module.named_parameters() if param.requires_grad}
-            names = [name for name in self.modes[-1] if name in trained]
-            found += f"; their weights differ by {_distance(self.modes, names):.0%} of their norm"
+            found += f"; their weights differ by {distance(pl_module, self.modes):.0%} of their norm"
         if trainer.global_step < self._ends[-1] and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             rank_zero_warn(
                 f"{found}. The fit ended after update {trainer.global_step} of {self._ends[-1]}, within a cycle."
             )
         else:
             rank_zero_info(f"{found}.")
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep whose modes these are."""
+        self._weights.keep(pl_module)
 
     # -- evaluation ---------------------------------------------------------------------------------------------------
 
@@ -188,6 +190,11 @@ class MultiModeCallback(EvaluationCallback):
                 "MultiModeCallback samples networks around each mode, but the predictive is linearised around one. Pass "
                 "linearized=False to the variational callback, and put Calibration behind MultiModeCallback."
             )
+        if any(posterior.mean.keys() != samples.posterior.mean.keys() for posterior in self.posteriors):
+            rank_zero_warn(
+                "MultiModeCallback evaluates the last mode alone: the trained parameters changed their names."
+            )
+            return samples
         posteriors = [posterior.to(module.device) for posterior in self.posteriors[-(self.count or 0) :]]
         return MemberPosteriors(posteriors, -(-samples.count // len(posteriors)), samples.seed)
 
@@ -195,7 +202,8 @@ class MultiModeCallback(EvaluationCallback):
         """The modes; None in a fit before the last one, and with a warning without any."""
         if not self.averages(trainer):
             return None
-        if trainer.state.fn == "fit" and not (self._ends and self._reached >= self._ends[-1]):
+        has_all = bool(self._ends) and self._reached >= self._ends[-1]
+        if trainer.state.fn == "fit" and not has_all:
             return None
         if not self.modes:
             rank_zero_warn(
@@ -203,18 +211,19 @@ class MultiModeCallback(EvaluationCallback):
                 "ckpt_path=... from a fit with this callback that ended its first cycle."
             )
             return None
-        mismatch = misfits(pl_module, self.modes[-1])
+        if trainer.state.fn != "fit" and not self._weights.are_those_of(pl_module, type(self).__name__):
+            return None
+        if not has_all and not self._weights.is_of_fit:
+            rank_zero_warn(
+                f"MultiModeCallback averages over {len(self.modes)} of {self.num_modes} modes: the fit ended within a cycle."
+            )
+        mismatch = misfits(pl_module, held_by(pl_module, self.modes[-1]))
         if mismatch:
             raise PosteriorError(
                 f"The modes are not networks of this {type(pl_module).__name__} ({mismatch}). Build the module with the "
                 "arguments that it was trained with."
             )
-        return self._members(pl_module, self.count)
-
-    def _members(self, module: LightningModule, count: int | None) -> MemberSamples:
-        """The last `count` modes on the device of the module."""
-        modes = self.modes[-(count or 0) :]
-        return MemberSamples([{name: value.to(module.device) for name, value in mode.items()} for mode in modes])
+        return members(pl_module, self.modes[-(self.count or 0) :])
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
@@ -223,7 +232,7 @@ class MultiModeCallback(EvaluationCallback):
         return {
             **self.loss_state(),
             "modes": self.modes,
-            "posteriors": [(type(q).__name__, _with_constants(q, {}).state_dict()) for q in self.posteriors],
+            "posteriors": [(type(q).__name__, with_constants(q, {}).state_dict()) for q in self.posteriors],
             "count": self.count,
             "peaks": self._rates.peaks,
             "ends": self._ends,
@@ -233,9 +242,10 @@ class MultiModeCallback(EvaluationCallback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state of a checkpoint."""
         self.load_loss_state(state_dict)
+        self._weights.loaded()
         self.modes, self.count = list(state_dict["modes"]), state_dict["count"]
         self.posteriors = [
-            _with_constants(FAMILIES[family].from_state_dict(state), constants_of(mode, state["mean"]))
+            with_constants(FAMILIES[family].from_state_dict(state), constants_of(mode, state["mean"]))
             for (family, state), mode in zip(state_dict["posteriors"], self.modes, strict=False)
         ]
         self._rates.peaks = list(state_dict["peaks"])
@@ -260,35 +270,6 @@ def _check_samples(trainer: Trainer) -> None:
                 f"{type(callback).__name__}(eval_samples=0) evaluates the last mode alone. Pass at least one sample per "
                 "mode, or leave the callback out."
             )
-
-
-def _at_mode(callback: VariationalCallback, mode: dict[str, Tensor]) -> AbstractPosterior:
-    """The posterior around a mode, with the constants of its copy."""
-    assert callback.optimizer is not None  # it made the updates of this fit
-    posterior = callback.optimizer.posterior().to("cpu")
-    return _with_constants(posterior, constants_of(mode, posterior.mean))
-
-
-def _with_constants(posterior: Any, constants: dict[str, Tensor]) -> AbstractPosterior:
-    """A copy of a posterior, which is a dataclass, with these constants."""
-    changed: AbstractPosterior = replace(posterior, constants=constants)
-    return changed
-
-
-def _copied(module: LightningModule, previous: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a module, on the CPU; those that equal the previous copy's are shared with it."""
-    values = {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
-    copies = {name: value.detach().to("cpu", copy=True) for name, value in values.items()}
-    return {
-        name: previous[name] if name in previous and torch.equal(value, previous[name]) else value
-        for name, value in copies.items()
-    }
-
-
-def _distance(modes: list[dict[str, Tensor]], names: list[str]) -> float:
-    """The mean over successive modes of ‖θ - θ'‖ / ‖θ‖."""
-    flat = [torch.cat([mode[name].flatten().double() for name in names]) for mode in modes]
-    return sum(float((b - a).norm() / b.norm()) for a, b in itertools.pairwise(flat)) / (len(flat) - 1)
 
 
 def _listed(numbers: tuple[int, ...]) -> str:
