@@ -11,11 +11,11 @@ from torch.distributions import Normal
 
 from lightning_bayes.curvature.fused import FusedEngine
 from lightning_bayes.curvature.likelihood import Gaussian, Likelihood, Poisson
+from lightning_bayes.likelihood.line_search import minimise_over_logarithm
 from lightning_bayes.posthoc.batches import labelled
 from lightning_bayes.posthoc.evidence import Evidence
 from lightning_bayes.predictive.closed_form import BatchMoments, Room, probit, spread_points
 from lightning_bayes.predictive.densities import nll_sum_of, poisson_log_density
-from lightning_bayes.predictive.line_search import minimise_over_logarithm
 from lightning_bayes.predictive.repeated import Repeatable
 
 RANGE = (1e-4, 1e4)  # bounds of δ

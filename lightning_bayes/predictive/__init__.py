@@ -1,5 +1,6 @@
 """Predictions from a posterior, with their uncertainty."""
 
+from lightning_bayes.likelihood.predictions import entropy, mutual_information
 from lightning_bayes.predictive.calibration import Calibrated, Calibration, calibrate, choose_calibration
 from lightning_bayes.predictive.closed_form import (
     ClosedFormSamples,
@@ -42,11 +43,9 @@ from lightning_bayes.predictive.samples import (
 from lightning_bayes.predictive.scores import (
     OOD_SCORES,
     energy_score,
-    entropy,
     entropy_score,
     max_logit_score,
     max_probability_score,
-    mutual_information,
     mutual_information_score,
     ood_scores,
 )

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lightning_bayes.errors import DataError, NonFiniteError
+from lightning_bayes.likelihood.line_search import minimise_over_logarithm
 from lightning_bayes.posteriors import AbstractPosterior, ScaledPosterior
 from lightning_bayes.predictive.closed_form import Linearized, predictive_samples
 from lightning_bayes.predictive.densities import (
@@ -34,7 +35,6 @@ from lightning_bayes.predictive.densities import (
     poisson_log_density,
     shaped_like_sample,
 )
-from lightning_bayes.predictive.line_search import minimise_over_logarithm
 from lightning_bayes.predictive.links import LikelihoodName, Link, combine, find_link
 from lightning_bayes.predictive.recalibration import recalibrate
 from lightning_bayes.predictive.repeated import Repeatable

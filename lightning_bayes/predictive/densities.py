@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lightning_bayes.errors import HyperparameterError, ShapeError
-from lightning_bayes.predictive.line_search import minimise_over_logarithm
+from lightning_bayes.likelihood.line_search import minimise_over_logarithm
 from lightning_bayes.predictive.links import Link
 
 Reduce = Callable[[Tensor], Tensor]  # sums a tensor over processes

@@ -21,10 +21,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from lightning_bayes.errors import ShapeError
+from lightning_bayes.likelihood.predictions import entropy, mutual_information
 
 
 def max_probability_score(outputs: Tensor) -> Tensor:
@@ -79,17 +79,3 @@ def _samples(outputs: Tensor) -> Tensor:
             f"{list(outputs.shape)}."
         )
     return outputs if outputs.ndim == 3 else outputs.unsqueeze(0)
-
-
-def entropy(probs: Tensor, dim: int = -1) -> Tensor:
-    """Shannon entropy in nats of probabilities that sum to one along `dim`, which the result lacks."""
-    terms: Tensor = torch.special.entr(probs)
-    return terms.sum(dim)
-
-
-def mutual_information(sample_probs: Tensor, dim: int = -1) -> Tensor:
-    """Mutual information between label and weights (BALD) in nats, ``[B, …]``, from probabilities ``[S, B, …]``."""
-    if sample_probs.dim() < 3:
-        raise ShapeError(f"sample_probs has shape {tuple(sample_probs.shape)}; expected [samples, batch, …, classes].")
-    expected = entropy(sample_probs, dim).mean(0)
-    return (entropy(sample_probs.mean(0), dim if dim < 0 else dim - 1) - expected).clamp_min(0)

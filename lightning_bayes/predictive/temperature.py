@@ -14,8 +14,8 @@ from collections.abc import Callable
 from torch import Tensor
 
 from lightning_bayes.errors import NonFiniteError, ShapeError
+from lightning_bayes.likelihood.line_search import minimise_over_logarithm
 from lightning_bayes.predictive.densities import class_log_density, nll_sum_of
-from lightning_bayes.predictive.line_search import minimise_over_logarithm
 
 SMALLEST, LARGEST = 0.05, 20.0  # bounds of T; a network beyond them is broken rather than uncalibrated
 _GRID = 31  # grid points, 22 % apart in T

@@ -104,8 +104,8 @@ def test_a_likelihood_without_a_root_is_refused(x):
         def sample(self, outputs, generator):
             return outputs
 
-        def _nll_of_each(self, outputs, targets):
-            return outputs - targets
+        def log_prob(self, outputs, targets):
+            return targets - outputs
 
     with pytest.raises(HyperparameterError, match=r"Own does not define its curvature\. .*curvature='fisher'"):
         untrained(nn.Linear(4, 1).double(), [(x, x[:, :1])], Own())
@@ -413,8 +413,8 @@ def test_validation_scores_a_likelihood_of_the_user_by_its_own_nll(x):
         def sample(self, outputs, generator):
             return Bernoulli().sample(outputs, generator)
 
-        def _nll_of_each(self, outputs, targets):
-            return Bernoulli()._nll_of_each(outputs, targets)
+        def log_prob(self, outputs, targets):
+            return Bernoulli().log_prob(outputs, targets)
 
         def root(self, outputs, index):
             return Bernoulli().root(outputs, index)

@@ -94,7 +94,7 @@ def test_the_dictionary_excludes_the_samples(outputs):
 @pytest.mark.parametrize("shape", [(6, 5), (6, 5, 1)])
 def test_softmax_without_two_classes_is_refused(function, shape):
     """The softmax of one value is always 1, so a regression would silently predict a constant."""
-    message = r"link='softmax' needs .*at least two classes, got \[6, 5.*link='identity' for regression, or link='sigm"
+    message = r"needs .*at least two classes, got \[6, 5.*link='binary'; for values, link='regression'"
     with pytest.raises(ShapeError, match=message):
         function(torch.zeros(shape), "softmax")
 

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from scipy.optimize import minimize_scalar
 
 from lightning_bayes.errors import NonFiniteError, ShapeError
+from lightning_bayes.likelihood.line_search import minimise_over_logarithm
 from lightning_bayes.predictive import combine, fit_temperature
-from lightning_bayes.predictive.line_search import minimise_over_logarithm
 
 
 def overconfident(generator, samples=None, examples=400, factor=2.5):

@@ -100,8 +100,8 @@ def test_drawn_labels_measure_the_other_layers_too(generator):
             drawn["y"] = Softmax().sample(outputs, generator)
             return drawn["y"]
 
-        def _nll_of_each(self, outputs, targets):
-            return F.cross_entropy(outputs, targets, reduction="none")
+        def log_prob(self, outputs, targets):
+            return -F.cross_entropy(outputs, targets, reduction="none")
 
     sampled = KFAC(copy.deepcopy(model), num_data=N, likelihood=Recording())
     train_on(sampled, lambda: F.cross_entropy(sampled.model(x), torch.zeros(len(x), dtype=torch.long)))
@@ -353,7 +353,7 @@ def test_the_rest_is_mean_field_and_said_in_the_summary(generator):
     assert opt.family.layers.describe().startswith(summary)
     assert opt.family.layers.describe().endswith("mean-field: 0 (side 19 > max_side=18), 1.")
     drawn = NoisyKFAC(small_net(), num_data=N, likelihood=Softmax())
-    assert "labels drawn from Softmax (Fisher)" in drawn.family.layers.describe()
+    assert "labels drawn from Categorical (Fisher)" in drawn.family.layers.describe()
 
 
 class Positions(nn.Module):
