@@ -12,9 +12,9 @@ from torch import Tensor
 from lightning_bayes.callbacks.validation_rows import rows_of
 from lightning_bayes.curvature.layer_graph import nodes_behind
 from lightning_bayes.curvature.loss import only
-from lightning_bayes.curvature.loss_functions import LossCall
 from lightning_bayes.curvature.loss_recorder import LossRecorder
 from lightning_bayes.curvature.measured_modules import Uncopied
+from lightning_bayes.likelihood.loss_functions import LossCall
 from lightning_bayes.predictive import Link
 from lightning_bayes.predictive.links import predicted
 from lightning_bayes.predictive.recorded_noise import NoiseRecorder, RecordedNoise

@@ -8,8 +8,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from lightning_bayes.curvature.loss_functions import LossCall
 from lightning_bayes.errors import UnsupportedTrainingError
+from lightning_bayes.likelihood.loss_functions import LossCall
 from lightning_bayes.predictive.recorded_noise import RecordedNoise
 
 _NOISE: Final = {"gaussian_nll_loss", "Normal", "poisson_nll_loss"}  # recorded families that `laplace` knows

@@ -28,12 +28,12 @@ from backpack.extensions.module_extension import ModuleExtension
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from lightning_bayes.curvature.loss_functions import ADVICE, likelihood_call, read_call
 from lightning_bayes.curvature.measured_modules import MeasuredModule
 from lightning_bayes.curvature.private_backpack import hook_handles, is_backpacks, layer_extension
 from lightning_bayes.curvature.rules.random_numbers import seeded
 from lightning_bayes.curvature.rules.registry import computes
 from lightning_bayes.errors import UnsupportedLayerError, UnsupportedTrainingError
+from lightning_bayes.likelihood.loss_functions import ADVICE, likelihood_call, read_call
 from lightning_bayes.private_torch import BACKWARD_HOOK_KIND
 
 STOCK_LAYERS = (

@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from lightning_bayes.curvature.divided_batches import one_at_a_time, routed_calls
-from lightning_bayes.curvature.example_dims import ORDERS, Order
 from lightning_bayes.curvature.layer_graph import can_repeat_backward, comes_after_layer
 from lightning_bayes.curvature.layouts import REGROUPED, ROWS, SHARED, LayerOutput, Layout, keeps_chosen
 from lightning_bayes.curvature.loss_recorder import ExampleRows, LossRecorder
 from lightning_bayes.curvature.single_examples import SingleExamples, example_rows
+from lightning_bayes.likelihood.example_dims import ORDERS, Order
 from lightning_bayes.private_torch import is_alive
 
 Kind: TypeAlias = tuple[tuple[str, ...], tuple[int, ...]]  # labels of the called layers, and the pattern of equal sizes

@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
-from lightning_bayes.curvature.example_dims import Shape
 from lightning_bayes.curvature.layer_graph import LAYER
 from lightning_bayes.curvature.measured_modules import MeasuredModule
 from lightning_bayes.errors import UnsupportedTrainingError
+from lightning_bayes.likelihood.example_dims import Shape
 
 _KEPT, _ZERO = 5e-2, 1e-6  # tolerances relative to the largest gradient: rounding to half precision, and no gradient
 

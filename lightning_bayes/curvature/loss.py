@@ -26,9 +26,9 @@ from typing import Any, Final, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from lightning_bayes.curvature.loss_functions import LossCall, LossLink
 from lightning_bayes.curvature.loss_terms import Step
 from lightning_bayes.errors import ShapeError, UnsupportedTrainingError
+from lightning_bayes.likelihood.loss_functions import LossCall, LossLink
 
 KEY: Final = "per_example_loss"  # key in the dictionary that training_step returns
 _LOSSES: Final = "with_per_example_loss"  # in a node's metadata

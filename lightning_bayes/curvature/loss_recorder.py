@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from lightning_bayes.curvature.example_dims import Order, example_dim, outer_size
 from lightning_bayes.curvature.layer_graph import LAYER
 from lightning_bayes.curvature.loss import LossRecord, only
-from lightning_bayes.curvature.loss_functions import LossLink
 from lightning_bayes.curvature.loss_terms import Edge, Reading, Term
 from lightning_bayes.curvature.operations import IN_PLACE, OF_DATA, OPERATIONS
 from lightning_bayes.curvature.tensor_record import Former, Recorded, TensorRecord
+from lightning_bayes.likelihood.example_dims import Order, example_dim, outer_size
+from lightning_bayes.likelihood.loss_functions import LossLink
 from lightning_bayes.private_torch import without_torch_functions
 
 _NOT_RECORDED: Final = "is computed by a function that is not recorded"

@@ -14,8 +14,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from lightning_bayes.curvature.example_dims import Order, Shape, example_dim, outer_size
-from lightning_bayes.curvature.loss_functions import LossCall
+from lightning_bayes.likelihood.example_dims import Order, Shape, example_dim, outer_size
+from lightning_bayes.likelihood.loss_functions import LossCall
 
 Edge: TypeAlias = tuple[Any, int]  # a node of autograd and the index of one of its outputs
 _LINEAR: Final = {"mean", "sum", "mul", "scale", "weigh", "stack"}

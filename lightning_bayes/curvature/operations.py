@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lightning_bayes.curvature.example_dims import Selection
-from lightning_bayes.curvature.loss_functions import LOSS_FUNCTIONS, read_call, signature_of
 from lightning_bayes.curvature.loss_terms import Edge, Step, Term
 from lightning_bayes.curvature.tensor_record import Former, Note, TensorRecord
+from lightning_bayes.likelihood.example_dims import Selection
+from lightning_bayes.likelihood.loss_functions import LOSS_FUNCTIONS, read_call, signature_of
 from lightning_bayes.private_torch import PACK
 
 Handlers: TypeAlias = dict[Any, tuple[Any, tuple[Any, ...]]]  # a function and its first arguments, by operation

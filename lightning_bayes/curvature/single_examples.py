@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from lightning_bayes.curvature.example_dims import Order, example_dim, outer_size
 from lightning_bayes.curvature.layer_graph import LAYER, nodes_behind
 from lightning_bayes.curvature.loss_recorder import ExampleRows, LossRecorder
 from lightning_bayes.curvature.loss_terms import Edge
+from lightning_bayes.likelihood.example_dims import Order, example_dim, outer_size
 from lightning_bayes.private_torch import output_shapes, without_torch_functions
 
 

@@ -9,9 +9,9 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, final
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
-from lightning_bayes.curvature.example_dims import Selection, Shape
-from lightning_bayes.curvature.loss_functions import LossCall
 from lightning_bayes.curvature.loss_terms import Step, Term
+from lightning_bayes.likelihood.example_dims import Selection, Shape
+from lightning_bayes.likelihood.loss_functions import LossCall
 
 # moved        the values are those of the input, elsewhere or in another dtype
 # scatter      rows written to positions that a tensor chooses

@@ -1,7 +1,7 @@
 """What a training loss says about the outputs of a network: recorded once, stored, and read by everything after the fit."""
 
 from lightning_bayes.likelihood.base import KINDS, OutputLikelihood
-from lightning_bayes.likelihood.batches import ReadOutput, read_batch, read_output
+from lightning_bayes.likelihood.batches import ReadBatch, ReadOutput, read_batch, read_output
 from lightning_bayes.likelihood.bernoulli import Bernoulli
 from lightning_bayes.likelihood.categorical import Categorical
 from lightning_bayes.likelihood.family import Family, Observation
@@ -37,6 +37,7 @@ __all__ = [
     "Prediction",
     "Quantiles",
     "Raw",
+    "ReadBatch",
     "ReadOutput",
     "ScoredOutput",
     "Targets",

@@ -1,7 +1,7 @@
 """The targets of a batch beside the outputs that the loss scores, in the layout of the outputs.
 
 `read_batch` needs a batch that tells its targets (`Targets.is_known`). Where only the training step can tell, the callbacks
-run the step and return the same `ReadOutput`.
+run the step and return the same `ReadBatch`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from lightning_bayes.errors import DataError
+from lightning_bayes.likelihood.categorical import Categorical
+from lightning_bayes.likelihood.inputs import Arguments
 from lightning_bayes.likelihood.paths import leaf_at
 from lightning_bayes.likelihood.value import Likelihood, ScoredOutput
 
@@ -25,7 +27,8 @@ class ReadOutput(NamedTuple):
         outputs: The output of ``forward`` at its path, as ``forward`` returned it; a tuple for several paths.
         targets: In the layout of the outputs without their classes, ``[B, …]``; arbitrary where they do not count.
         mask: Whether each target counts, in the shape of `targets`; None if all do.
-        weights: Of each target in the loss, in the shape of `targets`; None if all are equal.
+        weights: Of each target in the loss, in the shape of `targets`, with the mean 1; None if all are equal. The weights
+            of classes and labels are the kind's.
     """
 
     scored: ScoredOutput
@@ -35,7 +38,21 @@ class ReadOutput(NamedTuple):
     weights: Tensor | None = None
 
 
-def read_batch(forward: Callable[..., Any], batch: Any, likelihood: Likelihood) -> list[ReadOutput]:
+class ReadBatch(NamedTuple):
+    """One batch as the training step takes it.
+
+    Attributes:
+        arguments: Of ``forward``, positional and keyword.
+        output: What ``forward`` returned.
+        terms: Of the loss.
+    """
+
+    arguments: Arguments
+    output: Any
+    terms: list[ReadOutput]
+
+
+def read_batch(forward: Callable[..., Any], batch: Any, likelihood: Likelihood) -> ReadBatch:
     """Call ``forward`` on a batch as the training step does, and read the targets of each output that the loss scores.
 
     Args:
@@ -44,19 +61,19 @@ def read_batch(forward: Callable[..., Any], batch: Any, likelihood: Likelihood) 
         likelihood: What the loss says about the outputs.
 
     Returns:
-        One entry for each term of the loss.
+        The arguments, the output, and one entry for each term of the loss.
 
     Raises:
         DataError: If only the training step can tell an argument of ``forward`` or the targets, or if the batch lacks them.
     """
-    if likelihood.inputs is None or not all(scored.targets.is_known for scored in likelihood.outputs):
+    if likelihood.inputs is None or not likelihood.is_known:
         raise DataError(
             "Only the training step tells the inputs or the targets of this network. Use a callback, or pass pairs "
             "(inputs, targets) as the loss takes them."
         )
-    args, kwargs = likelihood.inputs.of(batch)
-    output = forward(*args, **kwargs)
-    return [read_output(scored, output, batch) for scored in likelihood.outputs]
+    arguments = likelihood.inputs.of(batch)
+    output = forward(*arguments[0], **arguments[1])
+    return ReadBatch(arguments, output, [read_output(scored, output, batch) for scored in likelihood.outputs])
 
 
 def read_output(scored: ScoredOutput, output: Any, batch: Any) -> ReadOutput:
@@ -64,10 +81,25 @@ def read_output(scored: ScoredOutput, output: Any, batch: Any) -> ReadOutput:
     assert scored.targets.path is not None
     found = tuple(leaf_at(output, path) for path in scored.paths)
     outputs = found if len(found) > 1 else found[0]
-    targets = leaf_at(batch, scored.targets.path).to(found[0].device)
+    try:
+        targets = leaf_at(batch, scored.targets.path).to(found[0].device)
+    except (LookupError, AttributeError, TypeError) as error:
+        raise DataError(
+            f"The batch has no targets at {scored.targets.path}, where the training loss took them."
+        ) from error
     targets = targets.reshape(scored.kind.target_shape(outputs, targets))
-    ignored = scored.targets.ignored
-    if ignored is None:
+    mask = counted(scored, outputs, targets)
+    if bool(mask.all()):
         return ReadOutput(scored, outputs, targets)
-    mask = ~targets.isnan() if ignored != ignored else targets != ignored
     return ReadOutput(scored, outputs, torch.where(mask, targets, torch.zeros_like(targets)), mask)
+
+
+def counted(scored: ScoredOutput, outputs: Any, targets: Tensor) -> Tensor:
+    """Whether targets count: those that are not ignored, not nan, and among the classes, without which no loss is finite."""
+    ignored = scored.targets.ignored
+    mask = torch.ones_like(targets, dtype=torch.bool) if ignored is None else targets != ignored
+    if targets.is_floating_point():
+        mask &= ~targets.isnan()
+    elif isinstance(scored.kind, Categorical):
+        mask &= (targets >= 0) & (targets < outputs.shape[scored.kind.classes])
+    return mask

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, final
 
-from lightning_bayes.likelihood.paths import Path, entries, leaf_at
+from lightning_bayes.likelihood.paths import Path, leaf_at
 
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword
 
@@ -25,9 +25,9 @@ class Inputs:
     kwargs: dict[str, tuple[str, Any]] = field(default_factory=dict)
 
     @staticmethod
-    def found(args: tuple[Any, ...], kwargs: Mapping[str, Any], batch: Any) -> Inputs | None:
-        """The inputs of a call within the step on a batch; None if an argument is neither an entry nor a constant."""
-        places = {id(value): path for path, value in entries(batch)}
+    def found(args: tuple[Any, ...], kwargs: Mapping[str, Any], batch: Iterable[tuple[Path, Any]]) -> Inputs | None:
+        """The inputs of a call, by the entries of a batch; None if an argument is neither one of them nor a constant."""
+        places = {id(value): path for path, value in reversed([*batch])}
         positional = [_argument(value, places) for value in args]
         named = {name: _argument(value, places) for name, value in kwargs.items()}
         if None in positional or None in named.values():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, final
+from typing import Any, Final, Literal, TypeAlias, final
 
 from lightning_bayes.errors import PosteriorError
 from lightning_bayes.likelihood.base import OutputLikelihood
@@ -16,6 +16,7 @@ from lightning_bayes.likelihood.inputs import Inputs
 from lightning_bayes.likelihood.paths import Path
 
 _FORMAT: Final = 1  # of `Likelihood.state`
+Departs: TypeAlias = Literal["", "weights", "function"]
 
 
 @final
@@ -49,11 +50,14 @@ class ScoredOutput:
         paths: Of the outputs of ``forward`` that the term takes: one, or several such as a mean and a variance.
         kind: The distribution of the targets.
         targets: Where they come from.
+        departs: How the loss departs from the likelihood of its targets: ``"weights"`` of each target that only the step can
+            tell, or a ``"function"`` of the outputs in place of weights, as in a focal loss. Empty if it does not.
     """
 
     paths: tuple[Path, ...]
     kind: OutputLikelihood
     targets: Targets = Targets()
+    departs: Departs = ""
 
 
 @final
@@ -74,6 +78,11 @@ class Likelihood:
         """The only term; None if there are none or several."""
         return self.outputs[0] if len(self.outputs) == 1 else None
 
+    @property
+    def is_known(self) -> bool:
+        """Whether a batch alone tells the targets of all terms."""
+        return all(scored.targets.is_known for scored in self.outputs)
+
     def of(self, path: Path) -> ScoredOutput | None:
         """The term that takes the output at a path; None without one."""
         return next((scored for scored in self.outputs if path in scored.paths), None)
@@ -85,6 +94,7 @@ class Likelihood:
                 "paths": [list(path) for path in scored.paths],
                 "kind": scored.kind.state(),
                 "targets": _plain(scored.targets),
+                "departs": scored.departs,
             }
             for scored in self.outputs
         ]
@@ -113,6 +123,7 @@ def _scored(state: Mapping[str, Any]) -> ScoredOutput:
         tuple(map(tuple, state["paths"])),
         OutputLikelihood.of_state(state["kind"]),
         Targets(path, targets["ignored"], targets["is_selected"]),
+        state["departs"],
     )
 
 

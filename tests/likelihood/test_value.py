@@ -10,6 +10,7 @@ import torch
 
 from lightning_bayes.errors import DataError, PosteriorError
 from lightning_bayes.likelihood import Inputs, Likelihood, OutputLikelihood, ScoredOutput, Targets, read_batch
+from lightning_bayes.likelihood.paths import entries
 
 
 class Counted(OutputLikelihood):
@@ -31,7 +32,7 @@ class Counted(OutputLikelihood):
 
 
 BATCH = {"x": torch.ones(2, 3), "more": [torch.zeros(2, 1)], "labels": torch.tensor([1.0, math.nan])}
-INPUTS = Inputs.found((BATCH["x"],), {"z": BATCH["more"][0], "scale": 2.0}, BATCH)
+INPUTS = Inputs.found((BATCH["x"],), {"z": BATCH["more"][0], "scale": 2.0}, entries(BATCH))
 LIKELIHOOD = Likelihood((ScoredOutput((("logits",),), Counted(2.0), Targets(("labels",), math.nan)),), INPUTS)
 
 
@@ -62,16 +63,16 @@ def test_forward_gets_what_the_step_passed():
 
 
 def test_keyword_arguments_that_a_batch_lacks_are_left_out():
-    inputs = Inputs.found((), dict(BATCH), BATCH)
+    inputs = Inputs.found((), dict(BATCH), entries(BATCH))
     assert inputs.of({"x": BATCH["x"]})[1].keys() == {"x"}
 
 
 def test_computed_arguments_are_unknown():
-    assert Inputs.found((BATCH["x"] + 1,), {}, BATCH) is None
+    assert Inputs.found((BATCH["x"] + 1,), {}, entries(BATCH)) is None
 
 
 def test_missing_targets_do_not_count():
-    (read,) = read_batch(forward, BATCH, LIKELIHOOD)
+    (read,) = read_batch(forward, BATCH, LIKELIHOOD).terms
     assert read.outputs.tolist() == [[6.0], [6.0]]
     assert read.targets.tolist() == [[1.0], [0.0]]
     assert read.mask.tolist() == [[True], [False]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lightning_bayes.curvature.example_dims import Selection
+from lightning_bayes.likelihood.example_dims import Selection
 
 SIX = torch.empty(6, 4)
 MASK, REPEATED = torch.arange(6) > 1, torch.tensor([0, 1, 2, 3, 4, 4])

@@ -26,9 +26,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lightning_bayes.curvature.example_dims import Order, Shape, example_dim
-from lightning_bayes.curvature.likelihood import Bernoulli, Gaussian, Likelihood, Softmax
 from lightning_bayes.errors import UnsupportedTrainingError
+from lightning_bayes.likelihood.base import OutputLikelihood
+from lightning_bayes.likelihood.bernoulli import Bernoulli
+from lightning_bayes.likelihood.categorical import Categorical
+from lightning_bayes.likelihood.example_dims import Order, Shape, example_dim
+from lightning_bayes.likelihood.gaussian import Gaussian
 
 LossLink: TypeAlias = Literal["softmax", "sigmoid", "identity", "exp"]
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
@@ -45,13 +48,13 @@ class LossFunction(NamedTuple):
     outputs: str = "input"  # names of its arguments
     targets: str = "target"
     example_dim: int = 0  # of the outputs
-    likelihood: Likelihood | None = None
+    likelihood: OutputLikelihood | None = None
     has_classes: bool = False  # in dimension 1 of the outputs
     is_composite: bool = False  # whether its reduction is a node of its own, after the values
 
 
 LOSS_FUNCTIONS: Final[dict[Callable[..., Tensor], LossFunction]] = {
-    F.cross_entropy: LossFunction("softmax", likelihood=Softmax(), has_classes=True),
+    F.cross_entropy: LossFunction("softmax", likelihood=Categorical(), has_classes=True),
     F.nll_loss: LossFunction("softmax", has_classes=True),
     F.binary_cross_entropy_with_logits: LossFunction("sigmoid", likelihood=Bernoulli()),
     F.multilabel_soft_margin_loss: LossFunction("sigmoid"),
@@ -144,7 +147,7 @@ def read_call(function: Callable[..., Tensor], args: tuple[Any, ...], kwargs: di
     )
 
 
-def likelihood_call(call: LossCall | None, reader: str) -> tuple[LossCall, Likelihood]:
+def likelihood_call(call: LossCall | None, reader: str) -> tuple[LossCall, OutputLikelihood]:
     """A call with its likelihood; refuse functions without one, weights, ignored targets and ``reduction="none"``."""
     likelihood = None if call is None else call.known.likelihood
     if call is None or likelihood is None:
