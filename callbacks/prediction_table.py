@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -35,6 +35,23 @@ def origins(datasets: Sequence[Any], dataloader_idx: Tensor, index: Tensor) -> d
     return columns if target is None else {**columns, "target": target}
 
 
+def unreadable(datasets: Sequence[Any], table: Mapping[str, Tensor], index: Tensor) -> tuple[Tensor, dict[str, Column]]:
+    """Which rows are NaN because their file cannot be read (`ImageSet.keeps_unreadable`); the column ``error`` if any is."""
+    values = [value.flatten(1) for value in map(_as_rows, table.values()) if value.is_floating_point()]
+    suspects = torch.cat([value.isnan().any(1, keepdim=True) for value in values], 1).any(1) if values else index < 0
+    errors = [""] * len(index)
+    for row in suspects.nonzero().flatten().tolist():
+        dataset, position = datasets[int(table["dataloader_idx"][row])], int(index[row])
+        if getattr(dataset, "keeps_unreadable", False):
+            errors[row] = dataset.error_of(position)
+    is_unreadable = torch.tensor([bool(error) for error in errors], dtype=torch.bool)
+    return is_unreadable, {"error": errors} if any(errors) else {}
+
+
+def _as_rows(value: Tensor) -> Tensor:
+    return value[:, None] if value.ndim == 1 else value
+
+
 def target_column(targets: Sequence[Any]) -> Column | None:
     """One column of targets of any kind, unknown ones being None; None if all are unknown."""
     known = [target for target in targets if target is not None]
@@ -54,16 +71,20 @@ def target_column(targets: Sequence[Any]) -> Column | None:
     return None if is_unlabelled else column
 
 
-def decisions(probs: Tensor, class_names: Sequence[str], reject_below: float | None) -> dict[str, Column]:
-    """The predicted class of each row, by name if the names fit, and with a threshold whether it is rejected."""
+def decisions(
+    probs: Tensor, class_names: Sequence[str], reject_below: float | None, is_unreadable: Tensor | None = None
+) -> dict[str, Column]:
+    """The predicted class of each row, by name if it fits, and whether it is rejected; without an input, none and True."""
     if probs.ndim != 2:
         return {}
-    classes = probs.argmax(1)
+    is_missing = torch.zeros(len(probs), dtype=torch.bool) if is_unreadable is None else is_unreadable
+    classes = probs.argmax(1).masked_fill(is_missing, UNKNOWN)
     has_names = len(class_names) == probs.shape[1]
-    label: Column = [str(class_names[index]) for index in classes.tolist()] if has_names else classes
+    names = [*map(str, class_names), ""]  # the last for UNKNOWN
+    label: Column = [names[index] for index in classes.tolist()] if has_names else classes
     columns = {"label": label}
     if reject_below is not None:
-        columns["reject"] = probs.amax(1) < reject_below
+        columns["reject"] = (probs.amax(1) < reject_below) | is_missing
     return columns
 
 

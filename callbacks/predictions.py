@@ -15,7 +15,7 @@ from torch import Tensor
 from lightning_bayes.callbacks.arguments import checked
 from lightning_bayes.callbacks.evaluation import LINK_ATTRIBUTE
 from lightning_bayes.callbacks.neighbours import callbacks_of
-from lightning_bayes.callbacks.prediction_table import Column, decisions, origins, require_format, save
+from lightning_bayes.callbacks.prediction_table import Column, decisions, origins, require_format, save, unreadable
 from lightning_bayes.predictive import Link, as_dict, check_threshold, summarise
 
 FILENAME = "predictions.pt"
@@ -86,17 +86,23 @@ class PredictionWriter(BasePredictionWriter):
             return
         positions = [index for batches in batch_indices for batch in batches for index in batch]
         own: dict[str, Column] = {}
+        errors: dict[str, Column] = {}
+        is_unreadable = None
         if len(positions) == len(table["dataloader_idx"]):
             index = torch.tensor(positions)
             datasets = [getattr(loader, "dataset", None) for loader in _as_list(trainer.predict_dataloaders)]
-            own = {"index": index, **origins(datasets, table["dataloader_idx"], index)}
+            is_unreadable, errors = unreadable(datasets, table, index)
+            own = {"index": index, **origins(datasets, table["dataloader_idx"], index), **errors}
         names = class_names_of(trainer, pl_module)
         if "probs" in table:
-            own |= decisions(table["probs"], names, self.reject_below)
+            own |= decisions(table["probs"], names, self.reject_below, is_unreadable)
         all_columns = {**table, **own, **table}  # columns of the same name are predict_step's
         path = Path(folder) / filename(trainer, self.filename)
         save(all_columns, path, names)
-        rank_zero_info(f"{len(table['dataloader_idx'])} predictions ({', '.join(all_columns)}) are in {path}")
+        missing = sum(map(bool, errors.get("error", [])))
+        count = len(table["dataloader_idx"]) - missing
+        rest = f" {missing} files could not be read: their rows say why in the column error." if missing else ""
+        rank_zero_info(f"{count} predictions ({', '.join(all_columns)}) are in {path}.{rest}")
 
     def _is_replaced(self, trainer: Trainer) -> bool:
         return self.is_default and not all(writer.is_default for writer in callbacks_of(trainer, PredictionWriter))

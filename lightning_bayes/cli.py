@@ -184,8 +184,8 @@ class BayesCLI(LightningCLI):
         """Read the number of classes from the data, and skip pretrained weights that a checkpoint will replace."""
         config = self.config.get(str(self.subcommand), self.config)
         fill_class_count(config)
-        if self.subcommand not in {None, "fit"} and config.get("ckpt_path"):
-            drop_pretrained(config.get("model.init_args.model"))
+        if self.subcommand is not None and config.get("ckpt_path"):
+            drop_pretrained(config.get("model"))
 
     def _ckpt_path(self) -> str | None:
         path = self.config[str(self.subcommand)].get("ckpt_path")

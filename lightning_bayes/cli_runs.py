@@ -16,6 +16,11 @@ from lightning_bayes.errors import ConfigError
 
 CONFIG_OPTIONS: Final = ("-c", "--config")
 _KEY: Final = "num_classes"
+_PRETRAINED: Final = {
+    "lightning_bayes": ("pretrained", None),
+    "timm": ("pretrained", False),
+    "torchvision": ("weights", None),
+}
 _SINGLE_SHIFT: Final = re.compile(r"shift(_mean)?/(?!all/)[^/]+/\d+/")
 _EVALUATIONS: Final = ("Value", "Mean")  # under the posterior; at its mean
 
@@ -100,11 +105,18 @@ def _class_count_of_data(data: Any) -> int | None:
     return count if isinstance(count, int) else None
 
 
-def drop_pretrained(network: Any) -> None:
-    """Skip pretrained weights that a checkpoint replaces: their file may be gone, and a download takes minutes."""
-    is_ours = isinstance(network, Namespace) and str(network.get("class_path")).startswith("lightning_bayes.")
-    if is_ours and network.get("init_args.pretrained") is not None:
-        network["init_args"]["pretrained"] = None
+def drop_pretrained(node: Any) -> None:
+    """Skip the pretrained weights of every network in a config: a checkpoint replaces them, and their file may be gone."""
+    parts = vars(node) if isinstance(node, Namespace) else node
+    if not isinstance(parts, Mapping) or "class_path" not in parts:
+        return
+    given = parts.get("init_args") or {}
+    arguments: Any = vars(given) if isinstance(given, Namespace) else given
+    name, without = _PRETRAINED.get(str(parts["class_path"]).partition(".")[0], ("", None))
+    if name in arguments:
+        arguments[name] = without
+    for value in arguments.values():
+        drop_pretrained(value)
 
 
 def metric_table(metrics: Mapping[str, float]) -> Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 import yaml
 from torch import nn
 
+from lightning_bayes.cli_runs import drop_pretrained
 from lightning_bayes.errors import BayesError, RunError
 from lightning_bayes.report import read_runs
 from lightning_bayes.report.runs import joined
@@ -49,10 +51,12 @@ def saved_run(folder: str | Path) -> Any:
     checkpoint = next((path for path in checkpoints if path.stem == "last"), checkpoints[-1])
     posterior = load_posterior(checkpoint).select("model.")
     settings = yaml.safe_load(config.read_text("utf-8"))
-    parts = json.dumps({part: settings[part] for part in ("model", "data")})
-    run = instantiate(parts, "--seed_everything=false", "--trainer.logger=false", "--trainer.accelerator=cpu")
+    parts = deepcopy({part: settings[part] for part in ("model", "data")})
+    drop_pretrained(parts["model"])
+    text = json.dumps(parts)
+    run = instantiate(text, "--seed_everything=false", "--trainer.logger=false", "--trainer.accelerator=cpu")
     content = torch.load(checkpoint, map_location="cpu", weights_only=True)
-    model = _network(run.model.model, settings["model"]["init_args"]["model"]).eval()
+    model = _network(run.model.model, parts["model"]["init_args"]["model"]).eval()
     model.load_state_dict({**posterior.constants, **posterior.mean})
     return SavedPosterior(
         model=model,

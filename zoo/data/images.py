@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, final
@@ -22,13 +23,17 @@ PixelMap = Callable[[Tensor], Tensor]  # of uint8 images, [..., channels, height
 _UNREADABLE: Final = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 
 
+_NO_IMAGE: Final = torch.zeros(3, 8, 8, dtype=torch.uint8)  # cropped to the size of the input, then NaN
 _MARKS: Final = ((b"\xff\xd8", b"\xff\xd9"), (b"\x89PNG\r\n\x1a\n", b"IEND"))  # first and last bytes of JPEG and PNG
 _MAX_LISTED: Final = 20  # damaged files
 
 
 @final
 class ImageSet(Dataset[tuple[Tensor, Tensor]]):
-    """Images in memory or in files, transformed into model inputs on access."""
+    """Images in memory or in files, transformed into model inputs on access.
+
+    With `keeps_unreadable`, a file that cannot be read becomes an input of NaN, and so a prediction of NaN.
+    """
 
     def __init__(
         self,
@@ -37,14 +42,25 @@ class ImageSet(Dataset[tuple[Tensor, Tensor]]):
         crop: PixelMap,
         normalize: PixelMap,
         corruption: Corruption | None = None,
+        keeps_unreadable: bool = False,
     ) -> None:
         self.images, self.targets = images, torch.as_tensor(targets)
         self.crop, self.normalize, self.corruption = crop, normalize, corruption
+        self.keeps_unreadable = keeps_unreadable
 
     @property
     def file_names(self) -> list[str] | None:
         """Paths of the image files; None for images in memory."""
         return None if isinstance(self.images, Tensor) else [str(path) for path in self.images]
+
+    def error_of(self, index: int) -> str:
+        """Why a file cannot be read as an image; empty if it can."""
+        try:
+            if not isinstance(self.images, Tensor):
+                read_image(self.images[index])
+        except DataError as error:
+            return f"{type(error.__cause__).__name__}: {error.__cause__}"
+        return ""
 
     def __len__(self) -> int:
         return len(self.images)
@@ -54,13 +70,27 @@ class ImageSet(Dataset[tuple[Tensor, Tensor]]):
 
     def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, Tensor]]:
         # DataLoader calls this once per batch, which is an order of magnitude faster than one call per image.
+        read = [] if isinstance(self.images, Tensor) else [self._read(index) for index in indices]
         if isinstance(self.images, Tensor):
             pixels = self.crop(self.images[indices])
         else:
-            pixels = torch.stack([self.crop(read_image(self.images[index])) for index in indices])
+            pixels = torch.stack([self.crop(_NO_IMAGE if image is None else image) for image in read])
         if self.corruption is not None:
             pixels = torch.stack([self.corruption(*item) for item in zip(pixels, indices, strict=True)])
-        return list(zip(self.normalize(pixels), self.targets[indices], strict=True))
+        inputs = self.normalize(pixels)
+        for row, image in zip(inputs, read, strict=False):
+            if image is None:
+                row.fill_(math.nan)
+        return list(zip(inputs, self.targets[indices], strict=True))
+
+    def _read(self, index: int) -> Tensor | None:
+        """The image of a file; None if it cannot be read and is kept."""
+        try:
+            return read_image(self.images[index])  # type: ignore[arg-type]
+        except DataError:
+            if not self.keeps_unreadable:
+                raise
+            return None
 
 
 def read_image(path: str | Path) -> Tensor:
@@ -101,18 +131,21 @@ def _has_end_mark(path: Path) -> bool:
 
 
 def unlabelled_images(folder: str | Path, transform: ImageTransform) -> ImageSet:
-    """All images below a folder, for prediction, with targets -1; raises DatasetError if there are none."""
+    """All images below a folder, also unreadable ones, for prediction, with targets -1; raises DatasetError without any."""
     files = image_files(folder)
     if not files:
         raise DatasetError(
             f"predict_dir: found no images below {Path(folder).absolute()}. Supported suffixes: {', '.join(IMG_EXTENSIONS)}."
         )
-    return unlabelled(files, transform)
+    return unlabelled(files, transform, keeps_unreadable=True)
 
 
-def unlabelled(images: Tensor | Sequence[str | Path], transform: ImageTransform) -> ImageSet:
+def unlabelled(
+    images: Tensor | Sequence[str | Path], transform: ImageTransform, keeps_unreadable: bool = False
+) -> ImageSet:
     """Images with targets -1."""
-    return ImageSet(images, [-1] * len(images), transform.crop, transform.normalize)
+    targets = [-1] * len(images)
+    return ImageSet(images, targets, transform.crop, transform.normalize, keeps_unreadable=keeps_unreadable)
 
 
 def image_files(folder: str | Path) -> list[Path]:
