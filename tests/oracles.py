@@ -28,7 +28,7 @@ def one_example_at_a_time(
 
 def mean_squares(model: nn.Module, losses: Iterable[Tensor]) -> dict[str, Tensor]:
     """Mean squared gradient by a loop of autograd calls, one loss each, of the parameters that the losses depend on."""
-    params = dict(model.named_parameters())
+    params = {name: param for name, param in model.named_parameters() if param.requires_grad}
     grads = [torch.autograd.grad(x, list(params.values()), allow_unused=True, retain_graph=True) for x in losses]
     of_each = dict(zip(params, zip(*grads, strict=True), strict=True))
     return {name: torch.stack(each).square().mean(0) for name, each in of_each.items() if each[0] is not None}

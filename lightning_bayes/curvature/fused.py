@@ -62,6 +62,7 @@ class HookedEngine(AbstractEngine, ABC):
             yield captured
             if captured.shared:
                 captured.finish()
+            captured.squares |= {p: torch.zeros_like(p) for p in captured.without_gradient - captured.squares.keys()}
             if captured.running_check is not None:
                 captured.finish_check(captured.running_check)
 
@@ -78,6 +79,8 @@ class FusedEngine(HookedEngine):
 @final
 class FusedCapture(HookedCapture):
     """Per-example squared gradients of one pass."""
+
+    can_loop = True
 
     def loop(self, loss: Tensor, params: set[nn.Parameter]) -> None:
         """Measure parameters by a loop over the examples; see `HookedCapture.loop`."""

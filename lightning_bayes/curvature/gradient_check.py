@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
 
@@ -36,6 +37,20 @@ def failing_parameters(
     failing = {param for param, grad in grads.items() if not agree(sums.get(param), grad, squares.get(param))}
     of_terms = constant([param for param in failing if param in sums and bool(sums[param].any())])
     return failing - {p for p, own in of_terms.items() if agree(sums[p] + own, grads[p], squares.get(p))}
+
+
+@dataclass
+class CheckedParameters:
+    """The parameters that passes of one kind have checked. A gradient of exactly zero shows nothing."""
+
+    passed: set[nn.Parameter] = field(default_factory=set)
+    failing: set[nn.Parameter] = field(default_factory=set)
+
+    def add(self, failing: set[nn.Parameter], squares: ByParameter, grads: ByParameter) -> None:
+        """Add a check with these squares and gradients, and with the parameters that failed it."""
+        self.failing |= failing
+        shown = {p for p, grad in grads.items() if bool(grad.any()) or (p in squares and bool(squares[p].any()))}
+        self.passed |= shown - failing
 
 
 def rounds_products(tensor: Tensor) -> bool:

@@ -5,8 +5,8 @@ The contributions of the examples must add up to the gradient that autograd comp
 
     Σ_i c_i = ∂L/∂θ
 
-The first pass of each kind compares both, in an additional backward pass or, under a reentrant checkpoint, in the
-pass's own. A parameter that fails, because of a use outside of its layer or a rule that does
+The first pass of each kind that gives a parameter a gradient compares both, in an additional backward pass or, under a
+reentrant checkpoint, in the pass's own. A parameter that fails, because of a use outside of its layer or a rule that does
 not fit, is measured by a loop over the examples (`curvature.fused`), or is refused by name.
 """
 
@@ -26,7 +26,7 @@ from torch.autograd.graph import get_gradient_edge
 from lightning_bayes.curvature.capture import Capture
 from lightning_bayes.curvature.checkpointing import in_reentrant_checkpoint
 from lightning_bayes.curvature.engine import AbstractEngine
-from lightning_bayes.curvature.gradient_check import RunningCheck, failing_parameters
+from lightning_bayes.curvature.gradient_check import ByParameter, CheckedParameters, RunningCheck, failing_parameters
 from lightning_bayes.curvature.layer_calls import (
     GenericCall,
     LayerCall,
@@ -55,10 +55,12 @@ class HookedCapture(Capture, ABC):
     Class attributes:
         handle_call: Handles a call without its rule, given its inputs and output gradients; returns whether it was handled.
         needs_examples: Whether the contribution of each example is needed, not only the sums.
+        can_loop: Whether parameters that no rule covers are measured by a loop over the examples.
     """
 
     handle_call: Callable[..., bool] | None = None
     needs_examples: ClassVar[bool] = False
+    can_loop: bool = False
 
     def __init__(self, engine: AbstractEngine, left_out: Collection[nn.Parameter] = ()) -> None:
         super().__init__(engine.loss_reduction, engine.probe)
@@ -66,6 +68,7 @@ class HookedCapture(Capture, ABC):
         self.calls: Counter[nn.Parameter] = Counter()
         self.shared: dict[nn.Parameter, Tensor] = {}  # Σ over calls of c_i, [B, *shape]
         self.looped: set[nn.Parameter] = set()  # measured by a loop over the examples
+        self.without_gradient: set[nn.Parameter] = set()  # no rule covers them, and their gradient is zero in this pass
         self.sums: dict[nn.Parameter, Tensor] | None = None  # Σ_i c_i, only during the check
         self.running_check: RunningCheck | None = None
         self.is_half = False  # whether some gradient is rounded to half precision
@@ -235,45 +238,52 @@ class HookedCapture(Capture, ABC):
             self.sums[param] = self.sums[param] + total if param in self.sums else total
 
     def handle_layouts(self, loss: Tensor, outputs: Sequence[LayerOutput]) -> None:
-        """Check the calls in the first pass of a kind; loop over the examples for parameters that fail."""
+        """Check the calls; loop over the examples for parameters that fail."""
         shared: set[nn.Parameter] = set()
         for output in outputs:
             if output.layout == SHARED:
                 output.layout = LOOPED
                 shared.update(param for param in output.unit.params.values() if param.requires_grad)
-        failing = self.engine.probe.failing.get(self.layouts.kind)
-        if failing is None:
-            failing = self._failing(loss, shared)
-        if shared or failing:
-            self.loop(loss, shared | failing)
+        kind = self.layouts.kind
+        checked = CheckedParameters() if kind is None else self.engine.probe.checked[kind]
+        trained = self.engine.trained(self.left_out).values()
+        if new := [p for p in trained if p not in shared and p not in checked.passed and p not in checked.failing]:
+            self._check(loss, new, checked)
+        if shared or checked.failing:
+            self.loop(loss, shared | checked.failing)
 
     def loop(self, loss: Tensor, params: set[nn.Parameter]) -> None:
         """Measure parameters whose gradient no rule can split into examples."""
         self.unmeasured |= params
 
-    def _failing(self, loss: Tensor, known: set[nn.Parameter]) -> set[nn.Parameter]:
-        """The parameters, apart from `known` ones, that fail the check; it runs once for each kind of pass."""
-        trained = self.engine.trained(self.left_out).values()
-        params = [param for param in trained if param not in known]
+    def _check(self, loss: Tensor, params: list[nn.Parameter], checked: CheckedParameters) -> None:
+        """Check parameters that no pass of this kind has given a gradient before."""
+        if self.is_empty:
+            return
         if not can_repeat_backward(loss):
-            if self.running_check is None and tuple(self.sizes) not in self.engine.checked_once and not self.is_empty:
+            if self.running_check is None and tuple(self.sizes) not in self.engine.checked_once:
+                trained = self.engine.trained(self.left_out).values()
                 self.running_check = RunningCheck(trained, lambda: self._accumulates)
-            return set()
-        if not params or self.is_empty:
-            return set()
-        squares, self.squares, self.sums = self.squares, {}, {}
+            return
+        sums, squares, grads = self._compared(loss, params)
+        failing = failing_parameters(sums, squares, grads, partial(self._constant, loss), self.is_half)
+        if failing is not None:
+            checked.add(failing, squares, grads)
+        # A loop can measure these parameters once they get a gradient; no other method can, so they are refused at once.
+        (self.without_gradient if self.can_loop else self.unmeasured).update(
+            grads.keys() - sums.keys() - checked.failing
+        )
+
+    def _compared(self, loss: Tensor, params: list[nn.Parameter]) -> tuple[ByParameter, ByParameter, ByParameter]:
+        """Σ_i c_i, Σ_i c_i² and the gradients of the parameters that an additional backward pass reaches."""
+        kept, self.squares, self.sums = self.squares, {}, {}
         try:
             with self.left_alone(), user_hooks_off(params):
                 grads = zip(params, self.measuring_backward(loss, params), strict=True)
-            sums, found = self.sums, self.squares
+            return self.sums, self.squares, {param: grad for param, grad in grads if grad is not None}
         finally:
-            self.squares, self.sums = squares, None
+            self.squares, self.sums = kept, None
             self.shared.clear()
-        of_loss = {param: grad for param, grad in grads if grad is not None}
-        failing = failing_parameters(sums, found, of_loss, partial(self._constant, loss), self.is_half)
-        if failing is not None and self.layouts.kind is not None:
-            self.engine.probe.failing[self.layouts.kind] = failing
-        return failing or set()
 
     def finish_check(self, check: RunningCheck) -> None:
         """Raise `UnsupportedLayerError` for parameters that fail a `RunningCheck`."""

@@ -96,6 +96,7 @@ class KroneckerCapture(HookedCapture):
     def __init__(self, engine: KroneckerEngine, request: Request, left_out: Collection[nn.Parameter]) -> None:
         super().__init__(engine, left_out)
         self.request, self.stores_backward = request, request.likelihood is None
+        self.can_loop = request.loops
         self.model_outputs: list[Tensor] = []
         self.records = engine.new_records(request, engine.workspace)
         self.draw = 0
@@ -122,7 +123,7 @@ class KroneckerCapture(HookedCapture):
     def loop(self, loss: Tensor, params: set[nn.Parameter]) -> None:
         """Loop over the examples for parameters without factors, if that was asked for."""
         of_factors = {param for layer in self.request.layers for param in layer.parameters()}
-        without = params - of_factors if self.request.loops else set[nn.Parameter]()
+        without = params - of_factors if self.can_loop else set[nn.Parameter]()
         super().loop(loss, params - without)
         if without:
             ExampleLoop(self).run(loss, without)

@@ -12,17 +12,18 @@ a kind, with the same calls and the same pattern of equal sizes, reuse the layou
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from lightning_bayes.curvature.divided_batches import one_at_a_time, routed_calls
+from lightning_bayes.curvature.gradient_check import CheckedParameters
 from lightning_bayes.curvature.layer_graph import can_repeat_backward, comes_after_layer
 from lightning_bayes.curvature.layouts import REGROUPED, ROWS, SHARED, LayerOutput, Layout, keeps_chosen
 from lightning_bayes.curvature.loss_recorder import ExampleRows, LossRecorder
@@ -71,7 +72,7 @@ class LayoutProbe:
     def __init__(self) -> None:
         self._known: dict[Kind, tuple[int, PassLayouts]] = {}  # and the position of n among the sizes of the pass
         self._probes: Counter[Kind] = Counter()
-        self.failing: dict[Kind, set[nn.Parameter]] = {}  # parameters that failed the check, by checked kind
+        self.checked: defaultdict[Kind, CheckedParameters] = defaultdict(CheckedParameters)
 
     def find(self, probed: ProbedPass, following: Callable[[], AbstractContextManager[None]]) -> PassLayouts | None:
         """The layouts of a pass, probed inside the context; None if no backward can follow chosen examples."""
