@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from lightning_bayes.curvature.layer_graph import can_repeat_backward
+from lightning_bayes.curvature.layer_graph import LAYER, can_repeat_backward
 from lightning_bayes.curvature.layout_probe import LayoutProbe, ModelCall, PassLayouts, ProbedPass
 from lightning_bayes.curvature.layouts import LayerOutput, retained_grads_kept
 from lightning_bayes.curvature.loss import (
@@ -92,6 +92,8 @@ class Capture(ABC):
         if losses is not None:
             self._observe_with_losses(loss, losses, divided_by_host)
             return
+        if not self.sizes and self.model_call.rows:  # no layer tells the examples: the model's outputs do
+            self.model_call.edge.node.metadata[LAYER] = "the model"
         reached = self._find_examples(loss)
         previous = self.scale
         n, order = self.known_batch_size, self.layouts.order if self.layouts.num_examples else None
@@ -147,15 +149,16 @@ class Capture(ABC):
         if self.model_call.rows or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return
         inputs = (v for v in tree_leaves((args, kwargs)) if isinstance(v, Tensor) and v.dim())
-        first = next((v for v in tree_leaves(output) if isinstance(v, Tensor) and v.requires_grad), None)
-        if first is not None and first.dim() and any(len(x) == len(first) for x in islice(inputs, 1)):
+        outputs = (v for v in tree_leaves(output) if isinstance(v, Tensor) and v.requires_grad and v.dim())
+        first = next(outputs, None)
+        if first is not None and any(len(x) == len(first) for x in islice(inputs, 1)):
             self.model_call = ModelCall(len(first), get_gradient_edge(first))
 
     def drop_nodes(self) -> None:
         """Drop the autograd nodes. They refer to this capture, a cycle that Python cannot collect."""
         for output in self.outputs:
             output.drop()
-        self.outputs, self.model_call = [], ModelCall()
+        self.outputs, self.model_call = [], ModelCall(self.model_call.rows)
         self.paddings = self.recorder.record.paddings
         self.recorder.clear()
 
@@ -184,7 +187,7 @@ class Capture(ABC):
     @property
     def known_batch_size(self) -> int | None:
         """Number of examples of the batch; None if there was no call, or if sizes differ and no layout was found."""
-        sizes = set().union(*self.sizes.values())
+        sizes = set().union(*self.sizes.values()) if self.sizes else {self.model_call.rows or None}
         return self.layouts.num_examples or (next(iter(sizes)) if len(sizes) == 1 else None)
 
     def require_loss(self) -> None:

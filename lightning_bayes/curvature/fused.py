@@ -57,7 +57,7 @@ class HookedEngine(AbstractEngine, ABC):
             captured.recorder = undo.enter_context(LossRecorder(has_layers=True))
             record = Uncopied(captured.note_model_call)
             for module in outermost:
-                if module not in measured and has_children(module):
+                if module not in measured and (module is self.model or has_children(module)):
                     undo.callback(module.register_forward_hook(record, with_kwargs=True).remove)
             yield captured
             if captured.shared:

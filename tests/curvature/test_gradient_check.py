@@ -164,6 +164,36 @@ def test_a_gradient_in_a_later_micro_batch_counts():
     assert found.all()
 
 
+class Bare(nn.Module):
+    """No layer is measured, so the model's own outputs tell the examples."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.shift = nn.Parameter(torch.randn(4, 2)), nn.Parameter(torch.zeros(4))
+        self.backbone = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).requires_grad_(False)
+
+    def forward(self, x):
+        return self.backbone(x + self.shift) @ self.weight
+
+    training_step = forward
+
+
+def test_parameters_without_any_measured_layer_are_measured_by_the_examples_of_the_models_outputs():
+    model, (first, second, *_), y = built(Bare)
+    model.eval()
+    base = torch.optim.SGD(model.parameters(), lr=0.0)
+    optimizer = VOGN(model, base=base, num_data=100, relative_noise=1e-30)
+    for x, targets in ((first, y), (second[:2], y[:2])):
+        with optimizer.sampled_params(0):
+            F.cross_entropy(model(x), targets).backward()
+    assert optimizer.num_examples == SIZE + 2
+    optimizer.step()
+    x, targets = torch.cat([first, second[:2]]), torch.cat([y, y[:2]])
+    losses = [F.cross_entropy(model(x[i : i + 1]), targets[i : i + 1]) for i in range(SIZE + 2)]
+    for name, expected in mean_squares(model, losses).items():
+        torch.testing.assert_close(optimizer.state[model.get_parameter(name)]["curvature"], expected)
+
+
 def test_noisy_kfac_loops_over_the_parameter_with_the_labels_of_the_data():
     model, xs, y = built(ZeroHead)
     base = torch.optim.SGD(model.parameters(), lr=0.5)

@@ -27,21 +27,22 @@ pytestmark = [
 ]
 
 
-def adapted(name):
+def adapted(name, task):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
         config = transformers.LlamaConfig(vocab_size=29, num_key_value_heads=1, num_labels=3, pad_token_id=0, **sizes)
         adapter = ADAPTERS[name]()
-        adapter.task_type = "SEQ_CLS"
+        adapter.task_type = task  # "SEQ_CLS" trains the head too; without it, no layer that is measured is called
         model = peft.get_peft_model(transformers.LlamaForSequenceClassification(config), adapter)
         return model.double(), torch.randint(3, 29, (3, 4, 6)), torch.arange(4) % 3
 
 
+@pytest.mark.parametrize("task", ["SEQ_CLS", None])
 @pytest.mark.parametrize("name", ADAPTERS)
-def test_an_adapter_trains_as_without_noise_and_its_curvature_is_the_loops(name):
-    model, batches, y = adapted(name)
-    plain, *_ = adapted(name)
+def test_an_adapter_trains_as_without_noise_and_its_curvature_is_the_loops(name, task):
+    model, batches, y = adapted(name, task)
+    plain, *_ = adapted(name, task)
     base, other = (torch.optim.Adam([p for p in m.parameters() if p.requires_grad], lr=1e-2) for m in (model, plain))
     optimizer = VOGN(model, base=base, num_data=100, relative_noise=1e-30, curvature_interval=1)
     squares = []
