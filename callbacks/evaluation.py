@@ -17,6 +17,7 @@ from lightning_bayes.callbacks.loss_targets import obstacle_of
 from lightning_bayes.callbacks.mean_comparison import Comparison, MeanComparison
 from lightning_bayes.callbacks.neighbours import callbacks_of
 from lightning_bayes.callbacks.observed_metrics import ObservedMetrics
+from lightning_bayes.callbacks.ood_sets import OODSets, ends_test_set, ood_sets
 from lightning_bayes.callbacks.patches import Patches
 from lightning_bayes.callbacks.recalibration import recalibrated
 from lightning_bayes.callbacks.sampled_forward import SampledForward
@@ -81,6 +82,7 @@ class EvaluationCallback(Callback, ABC):
         self._has_told_link = False
         self._forward: SampledForward | None = None
         self._metrics: ObservedMetrics | None = None
+        self._ood: OODSets | None = None
         self._comparison: MeanComparison | None = None  # of a test, and of the last validation in a fit
         self.validated: Comparison | None = None  # with the mean, in the last validation of a fit
         self._patches = Patches()  # of a run; `undo` reverts them
@@ -202,6 +204,10 @@ class EvaluationCallback(Callback, ABC):
             self._metrics = self._metrics or ObservedMetrics(self.loss_noise)
             self._metrics.add(self._forward, batch)
         self._compare(trainer, outputs, batch, *dataloader)
+        if ends_test_set(trainer, batch_idx, *dataloader):
+            self._log_comparison(trainer, pl_module)
+        if self._ood is not None:
+            self._ood.add(trainer, batch_idx, *dataloader)
 
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, *dataloader: int
@@ -222,9 +228,12 @@ class EvaluationCallback(Callback, ABC):
         if self._metrics is not None:
             self._metrics.log(pl_module)
             self._metrics = None
-        compared = self._compared(trainer, pl_module)
+        self._log_comparison(trainer, pl_module)  # of a loader without a length
+
+    def _log_comparison(self, trainer: Trainer, module: LightningModule) -> None:
+        compared = self._compared(trainer, module)
         if compared is not None and self._forward is not None:
-            pl_module.log_dict(compared.metrics())
+            module.log_dict(compared.metrics(), on_epoch=True, add_dataloader_idx=False, batch_size=1)
             rank_zero_info(compared.report(type(self).__name__, self._forward.samples.count))
 
     def _compared(self, trainer: Trainer, module: LightningModule) -> Comparison | None:
@@ -255,15 +264,14 @@ class EvaluationCallback(Callback, ABC):
             interval=self.interval,
         )
         self._forward.start(predict)
-        is_compared = trainer.testing or (
-            is_fit and (may_be_last_validation(trainer) or self.compares_validations(module))
-        )
-        if is_compared and samples.has_mean and self.link_of(module) is not None:
+        self._ood = ood_sets(trainer, module, self._forward)
+        in_fit = is_fit and (may_be_last_validation(trainer) or self.compares_validations(module))
+        if (trainer.testing or in_fit) and samples.has_mean and self.link_of(module) is not None:
             self._comparison = MeanComparison(self._forward, self.loss_noise)
 
     def _stop(self, warn: bool = True) -> None:
         """Restore the module's forward, and warn by default if nothing was averaged."""
-        self._comparison = None
+        self._comparison = self._ood = None
         if self._forward is not None:
             self._forward.stop(warn)
             self._forward = None
