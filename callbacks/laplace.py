@@ -15,15 +15,15 @@ from lightning_bayes.callbacks.loaders import OnDevice, ValidationSet, random_st
 from lightning_bayes.callbacks.loss_targets import require_gaussian, require_known_noise, require_targets_of_batch
 from lightning_bayes.callbacks.posthoc import PosthocCallback
 from lightning_bayes.callbacks.private_lightning import training_batches
-from lightning_bayes.curvature import Gaussian, Likelihood
 from lightning_bayes.curvature.output_roots import CurvatureName
 from lightning_bayes.curvature.parameters import require_full_precision
 from lightning_bayes.errors import BayesError, HyperparameterError, UnsupportedTrainingError
+from lightning_bayes.likelihood import Bernoulli, Categorical, Gaussian, LikelihoodName, OutputLikelihood, Poisson
 from lightning_bayes.optim.base_optimizer import decay_kind
 from lightning_bayes.posteriors import AbstractPosterior
-from lightning_bayes.posthoc import Laplace, LikelihoodName, PriorPrecision, PriorStructure, StructureName, laplace
+from lightning_bayes.posthoc import Laplace, PriorPrecision, PriorStructure, StructureName, laplace
 from lightning_bayes.posthoc.full import require_full_size
-from lightning_bayes.posthoc.laplace import check_settings, chosen_names, find_likelihood, link_of
+from lightning_bayes.posthoc.laplace import check_settings, chosen_names, kind_of
 from lightning_bayes.predictive import Linearized, Link, evaluation_mode
 from lightning_bayes.predictive.recorded_noise import RecordedNoise
 
@@ -89,12 +89,11 @@ class LaplaceCallback(PosthocCallback):
         eval_samples: int = 32,
         mc_samples: int = 1,
         online_every: int | None = None,
-        likelihood: Likelihood | LikelihoodName | None = None,
+        likelihood: OutputLikelihood | LikelihoodName | None = None,
         seed: int = 0,
         save_to: str | None = None,
     ) -> None:
-        link = None if likelihood is None else link_of(find_likelihood(likelihood)[0])
-        super().__init__(link, eval_samples, linearized, seed)
+        super().__init__(None if likelihood is None else kind_of(likelihood), eval_samples, linearized, seed)
         check_settings(structure, prior_precision or "marglik", prior_structure)
         if online_every is not None and (online_every < 1 or subset != "all" or prior_structure != "scalar"):
             raise HyperparameterError(
@@ -187,10 +186,10 @@ class LaplaceCallback(PosthocCallback):
             return self._validation.loader(trainer)
         if self.prior_precision is not None or self.online_every is not None:
             return None
-        has_classes = link_of(find_likelihood(self._likelihood_of(module))[0]) != "identity"
+        has_classes = isinstance(kind_of(self._likelihood_of(module)), (Categorical, Bernoulli, Poisson))
         return self._validation.find(trainer) if has_classes else None
 
-    def _likelihood_of(self, module: LightningModule) -> Likelihood | LikelihoodName:
+    def _likelihood_of(self, module: LightningModule) -> OutputLikelihood | LikelihoodName:
         likelihood = self.likelihood or getattr(module, "lightning_bayes_likelihood", None)
         if likelihood is None:
             require_known_noise(self.loss_noise)
@@ -212,7 +211,7 @@ class LaplaceCallback(PosthocCallback):
             )
         return likelihood
 
-    def _state_noise(self, likelihood: Likelihood) -> None:
+    def _state_noise(self, likelihood: OutputLikelihood) -> None:
         """Predict with the noise of the likelihood, where the training loss states none."""
         if isinstance(likelihood, Gaussian) and (self.loss_noise is None or self._chose_noise):
             arguments, targets = {"loc": ("output", 0), "scale": likelihood.std}, ("batch", -1)

@@ -7,7 +7,8 @@
     empirical_fisher   the labels of the data: v_i = -∂ log p(y_i | f_i)/∂f; a different matrix
 
 For the likelihoods of this package the generalised Gauss-Newton matrix equals the true Fisher (Martens 2014,
-https://arxiv.org/abs/1412.1193). So ``ggn`` computes both exactly, and ``fisher`` estimates both without bias.
+https://arxiv.org/abs/1412.1193). So ``ggn`` computes both exactly, and ``fisher`` estimates both without bias. Weights
+of the loss multiply H_i; a target that does not count has the weight 0.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from typing import Any, Literal, TypeAlias, get_args
 import torch
 from torch import Generator, Tensor
 
-from lightning_bayes.curvature.likelihood import Likelihood
 from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.likelihood import OutputLikelihood
 
 CurvatureName: TypeAlias = Literal["ggn", "fisher", "empirical_fisher"]
 Columns: TypeAlias = Callable[[Tensor], Iterator[Tensor]]  # from outputs to columns
@@ -34,28 +35,51 @@ def check_curvature(curvature: str, mc_samples: int) -> None:
 
 
 def root_columns(
-    curvature: CurvatureName, likelihood: Likelihood, targets: Any, mc_samples: int, generator: Generator
+    curvature: CurvatureName,
+    kind: OutputLikelihood,
+    targets: Any,
+    mc_samples: int,
+    generator: Generator,
+    factors: Tensor | None = None,
 ) -> Columns:
-    """Return a function from outputs ``[B, …]`` to columns of the same shape. Only ``"empirical_fisher"`` uses `targets`."""
+    """Return a function from outputs ``[B, …]`` to columns of the same shape.
+
+    Args:
+        curvature: Which matrix.
+        kind: The likelihood.
+        targets: Labels of the data, for ``"empirical_fisher"`` and for the weights of their classes.
+        mc_samples: K.
+        generator: Draws the labels of ``"fisher"``.
+        factors: What multiplies the loss of each target beside the weight of its class; 0 for targets that do not count.
+
+    Returns:
+        The function.
+    """
 
     def columns(outputs: Tensor) -> Iterator[Tensor]:
         outputs = outputs.detach()
-        if curvature == "ggn":
-            yield from exact_columns(likelihood, outputs)
-        elif curvature == "fisher":
+        if curvature == "empirical_fisher":
+            yield _gradient(lambda leaf: kind.losses(leaf, targets), outputs, factors)
+            return
+        weights = _product(factors, None if targets is None else kind.weights(outputs, targets))
+        if curvature == "fisher":
+            root = None if weights is None else weights.sqrt()
             for _ in range(mc_samples):
-                labels = likelihood.sample(outputs, generator)
-                yield _nll_gradient(likelihood, outputs, labels) / mc_samples**0.5
-        else:
-            yield _nll_gradient(likelihood, outputs, targets)
+                labels = kind.sample(outputs, generator)
+                yield _gradient(lambda leaf, y=labels: -kind.log_prob(leaf, y), outputs, root) / mc_samples**0.5  # type: ignore[misc]
+            return
+        scale = None if weights is None else kind.over_outputs(weights.sqrt(), outputs)
+        for index in range(outputs[0].numel()):
+            column = kind.root(outputs, index)
+            yield column if scale is None else scale * column
 
     return columns
 
 
-def exact_columns(likelihood: Likelihood, outputs: Tensor) -> Iterator[Tensor]:
-    """The columns of ``"ggn"``."""
-    for index in range(outputs[0].numel()):
-        yield likelihood.root(outputs, index)
+def _product(factors: Tensor | None, weights: Tensor | None) -> Tensor | None:
+    if factors is None or weights is None:
+        return weights if factors is None else factors
+    return factors * weights
 
 
 def unit_columns(outputs: Tensor) -> Iterator[Tensor]:
@@ -66,7 +90,11 @@ def unit_columns(outputs: Tensor) -> Iterator[Tensor]:
         yield column
 
 
-def _nll_gradient(likelihood: Likelihood, outputs: Tensor, targets: Any) -> Tensor:
+def _gradient(losses: Callable[[Tensor], Tensor], outputs: Tensor, factors: Tensor | None) -> Tensor:
+    """The gradient of losses times factors."""
     with torch.enable_grad():
         leaf = outputs.detach().requires_grad_()
-        return torch.autograd.grad(likelihood.nll(leaf, targets).sum(), leaf)[0]
+        values = losses(leaf)
+        if factors is not None:
+            values = values.where(factors != 0, 0.0) * factors.reshape(values.shape)
+        return torch.autograd.grad(values.sum(), leaf)[0]

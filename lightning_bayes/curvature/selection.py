@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -66,7 +66,7 @@ def require_measured(
         )
 
 
-def last_called(model: nn.Module, inputs: object) -> str:
+def last_called(model: nn.Module, forward: Callable[[], object]) -> str:
     """Name of the module whose trainable parameters the forward uses last; empty for the model itself."""
     uses = _Uses(_parameters_beside_layers(model))
     of_layers = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in uses.owners]
@@ -74,7 +74,7 @@ def last_called(model: nn.Module, inputs: object) -> str:
         for unit in find_measured_modules(model):
             hooks.enter_context(unit.module.register_forward_hook(lambda *_, name=unit.name: uses.last.append(name)))
         with uses:
-            model(inputs)
+            forward()
     if not uses.last:
         raise UnsupportedLayerError(f"{type(model).__name__} calls no layer with parameters that require gradients.")
     return uses.last[-1]

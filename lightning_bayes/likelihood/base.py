@@ -90,6 +90,25 @@ class OutputLikelihood(ABC):
         """The factor by which the loss multiplies each target's curvature; None for 1."""
         return None
 
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of each target, -log p with the loss's weights and smoothing: `weights` are of its curvature."""
+        log_prob, weights = self.log_prob(outputs, targets), self.weights(outputs, targets)
+        return -log_prob if weights is None else -weights * log_prob
+
+    def divisor(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
+        """The weights by whose sum a mean loss divides, one for each target; None if it divides by their number."""
+        return None
+
+    def joined(self, outputs: Any) -> Tensor:
+        """The outputs that this kind takes, as one tensor that it takes as well."""
+        if not isinstance(outputs, Tensor):
+            raise ShapeError(f"{self!r} takes one tensor, got a {type(outputs).__name__}.")
+        return outputs
+
+    def over_outputs(self, values: Tensor, outputs: Tensor) -> Tensor:
+        """Values of each target, in the shape of `log_prob`, for each number of the outputs ``[B, …]``."""
+        return values.reshape(outputs.shape)
+
     def completed(self: T, recorded: OutputLikelihood) -> T:
         """This stated kind with what a training loss adds to it; a contradiction is an error that shows both."""
         if recorded.is_refined_by(self):

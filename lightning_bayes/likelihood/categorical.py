@@ -33,6 +33,8 @@ class Categorical(OutputLikelihood):
             None is 1 until a training loss tells another.
         weight: Weights w of the classes in the loss; None for 1.
         label_smoothing: ε of the loss.
+        is_weighted_mean: Whether the loss divides by the sum of its targets' weights, as `F.cross_entropy` does with class
+            indices and ``reduction="mean"``. The weights then have the mean 1, so a common factor of them says nothing.
         is_logits: Whether outputs are logits or log-probabilities, and not the probabilities themselves.
 
     Raises:
@@ -47,6 +49,7 @@ class Categorical(OutputLikelihood):
         weight: Sequence[float] | None = None,
         label_smoothing: float = 0.0,
         is_logits: bool = True,
+        is_weighted_mean: bool = True,
     ) -> None:
         if dim == 0 or not 0 <= label_smoothing < 1 or (weight is not None and min(weight) < 0):
             raise HyperparameterError(
@@ -54,6 +57,7 @@ class Categorical(OutputLikelihood):
                 "weights must not be negative, and label_smoothing must lie between 0 and 1."
             )
         self.dim, self.label_smoothing, self.is_logits = dim, label_smoothing, is_logits
+        self.is_weighted_mean = is_weighted_mean
         self.weight = None if weight is None else [float(value) for value in weight]
 
     @property
@@ -73,12 +77,23 @@ class Categorical(OutputLikelihood):
 
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """See `OutputLikelihood.log_prob`; probabilities as targets give their cross-entropy."""
-        values = self._logits(self._checked(outputs, 1)).movedim(self.classes, 1)
-        if targets.shape == outputs.shape and targets.is_floating_point():
-            targets = targets.movedim(self.classes, 1).to(values.dtype)
-        elif not targets.is_floating_point():
-            targets = targets.long()
-        return -F.cross_entropy(values, targets, reduction="none")
+        return -F.cross_entropy(*self._for_torch(outputs, targets), reduction="none")
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Cross-entropy with the weights and the smoothing."""
+        weight = None if self.weight is None else outputs.new_tensor(self.weight)
+        given = self._for_torch(outputs, targets)
+        return F.cross_entropy(*given, weight, reduction="none", label_smoothing=self.label_smoothing)
+
+    def divisor(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
+        """The weight of each target's class, if the loss is a weighted mean."""
+        if self.weight is None or not self.is_weighted_mean or targets.is_floating_point():
+            return None
+        return outputs.new_tensor(self.weight)[targets.long()]
+
+    def over_outputs(self, values: Tensor, outputs: Tensor) -> Tensor:
+        """The same value for all classes."""
+        return values.unsqueeze(self.classes).expand(outputs.shape)
 
     def combine(self, outputs: Tensor) -> Tensor:
         """The log of the mean probability, or the mean probability."""
@@ -143,6 +158,7 @@ class Categorical(OutputLikelihood):
             recorded.weight if self.weight is None else self.weight,
             self.label_smoothing or recorded.label_smoothing,
             recorded.is_logits,
+            recorded.is_weighted_mean,
         )
         return OutputLikelihood.completed(found, recorded)
 
@@ -151,6 +167,14 @@ class Categorical(OutputLikelihood):
         if not isinstance(stated, Categorical):
             return False
         return {**self.state(), "dim": None} == {**stated.state(), "dim": None} and self.dim in {None, stated.dim}
+
+    def _for_torch(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits with the classes in dimension 1, and targets as torch takes them."""
+        values = self._logits(self._checked(outputs, 1)).movedim(self.classes, 1)
+        if targets.is_floating_point():
+            is_beside = targets.shape == outputs.shape
+            return values, (targets.movedim(self.classes, 1) if is_beside else targets).to(values.dtype)
+        return values, targets.long()
 
     def _logits(self, outputs: Tensor) -> Tensor:
         return outputs if self.is_logits else outputs.clamp_min(_LEAST).log()

@@ -94,6 +94,19 @@ class PredictedGaussian(OutputLikelihood):
         mean = split(outputs)[0]
         return tuple(mean.shape if mean.numel() == targets.numel() else targets.shape)
 
+    def joined(self, outputs: Any) -> Tensor:
+        """Mean and what states the variance beside each other in the last dimension."""
+        if isinstance(outputs, Tensor):
+            return outputs
+        mean, second = split(outputs)
+        columns = [part.unsqueeze(-1) if mean.dim() == 1 else part for part in (mean, second.expand_as(mean))]
+        return torch.cat(columns, -1)
+
+    def over_outputs(self, values: Tensor, outputs: Tensor) -> Tensor:
+        """The same value for the mean and the variance of a target."""
+        half = values.reshape(outputs.chunk(2, -1)[0].shape)
+        return torch.cat([half, half], -1)
+
     def combine(self, outputs: Any) -> Any:
         """Mean and variance of the mixture, in the form of one output."""
         form, is_one = FORMS[self.form], isinstance(outputs, Tensor)

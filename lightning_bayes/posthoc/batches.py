@@ -1,44 +1,134 @@
-"""Batches of labelled data, and the check that a network is in evaluation mode."""
+"""The forward pass of a batch with the targets that its loss scores, and the check that a network is in evaluation mode."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.rules.batch_norm import uses_batch_statistics
 from lightning_bayes.errors import DataError, UnsupportedTrainingError, name_some
+from lightning_bayes.likelihood import (
+    Categorical,
+    Inputs,
+    Likelihood,
+    OutputLikelihood,
+    ReadOutput,
+    ScoredOutput,
+    Targets,
+)
+from lightning_bayes.likelihood.batches import read_batch
 from lightning_bayes.posteriors.base import moved
 from lightning_bayes.predictive import dropout_layers
+from lightning_bayes.predictive.repeated import copied
+
+Reader: TypeAlias = Callable[[Any], list[ReadOutput]]  # from a batch to the terms of its loss
+
+_OF_PAIRS = Inputs((("path", (0,)),))  # (inputs, targets)
 
 
-def labelled(loader: Iterable[Any], device: torch.device) -> Iterator[tuple[Any, Tensor]]:
-    """Yield the batches (inputs, targets) of a loader on `device`; raise a `DataError` for targets that do not suit."""
-    index = -1
-    for index, batch in enumerate(loader):
+class Term(NamedTuple):
+    """The outputs and targets of one batch that a loss scores.
+
+    Attributes:
+        kind: The likelihood.
+        outputs: One tensor, ``[B, …]``.
+        targets: ``[B, …]``; arbitrary where they do not count.
+        log_prob: Log p(y | f) of each target, without gradients.
+        mask: Of the targets that count, in the shape of `log_prob`.
+        weights: Of each target in the loss, beside those of its class; None if all are equal.
+    """
+
+    kind: OutputLikelihood
+    outputs: Tensor
+    targets: Tensor
+    log_prob: Tensor
+    mask: Tensor
+    weights: Tensor | None
+
+    @property
+    def factors(self) -> Tensor:
+        """What multiplies each target's loss: its weight, and 0 if it does not count."""
+        own = self.mask.to(self.outputs.dtype)
+        return own if self.weights is None else own * self.weights.reshape(own.shape).to(own.dtype)
+
+    @property
+    def nll(self) -> Tensor:
+        """Negative log-likelihood summed over the targets that count, in float64."""
+        return -self.log_prob.where(self.mask, 0.0).double().sum()
+
+    @property
+    def loss(self) -> Tensor:
+        """The loss summed over targets with its weights, in float64."""
+        losses = self.kind.losses(self.outputs.detach(), self.targets)
+        return (losses.where(self.mask, 0.0) * self.factors).double().sum()
+
+
+@final
+class Reading:
+    """The forward pass of one batch, which can be repeated; `term` is what the last call has read."""
+
+    def __init__(self, read: Reader, batch: Any, kind: OutputLikelihood) -> None:
+        self._read, self._batch, self._kind = read, batch, kind
+
+    def __call__(self) -> Tensor:
+        """The outputs that the loss scores, as one tensor with its graph."""
+        terms = self._read(copied(self._batch))
+        if len(terms) != 1:
+            raise UnsupportedTrainingError(
+                f"The loss has {len(terms)} terms on the outputs, but Laplace measures the curvature of one: what weight "
+                "they have as likelihoods is not known. Score one output with one loss function, or use VOGNCallback."
+            )
+        self.term = _term(self._kind, terms[0])
+        return self.term.outputs
+
+
+def _term(kind: OutputLikelihood, read: ReadOutput) -> Term:
+    outputs, targets, mask = kind.joined(read.outputs), read.targets, read.mask
+    bad = targets.isinf() if targets.is_floating_point() else torch.zeros((), dtype=torch.bool)
+    if bool(bad.any()):
+        raise DataError(f"{int(bad.sum())} of the {targets.numel()} targets of a batch are infinite. Look at the data.")
+    log_prob = kind.log_prob(outputs.detach(), targets)
+    if mask is None:
+        mask = torch.ones_like(log_prob, dtype=torch.bool)
+    elif mask.numel() != log_prob.numel():  # of probabilities
+        assert isinstance(kind, Categorical)
+        mask = mask.all(kind.classes)
+    return Term(kind, outputs, targets, log_prob, mask.reshape(log_prob.shape), read.weights)
+
+
+def pairs(model: nn.Module, kind: OutputLikelihood) -> Reader:
+    """Reads batches (inputs, targets) of a network that returns one output."""
+    likelihood = Likelihood((ScoredOutput(((),), kind, Targets((1,), math.nan)),), _OF_PAIRS)
+
+    def read(batch: Any) -> list[ReadOutput]:
         if not isinstance(batch, (tuple, list)) or len(batch) != 2 or not isinstance(batch[1], Tensor):
             raise DataError(
                 f"The loader yields batches without labels, such as a {type(batch).__name__}, but the curvature and the "
-                "marginal likelihood need labels. Let it yield pairs (inputs, targets) of tensors."
+                "marginal likelihood need labels. Let it yield pairs (inputs, targets) of tensors, or pass likelihood= as "
+                "a Likelihood that tells where they are."
             )
-        _require_finite(batch[1], index)
-        yield moved(batch[0], device), batch[1].to(device)
-    if index < 0:
+        return reader(model, likelihood)(batch)
+
+    return read
+
+
+def reader(model: nn.Module, likelihood: Likelihood) -> Reader:
+    """Reads batches as a likelihood tells."""
+    return lambda batch: read_batch(model, batch, likelihood).terms
+
+
+def on_device(loader: Iterable[Any], device: torch.device) -> Iterator[Any]:
+    """The batches of a loader on a device; a `DataError` if there is none."""
+    is_empty = True
+    for batch in loader:
+        is_empty = False
+        yield moved(batch, device)
+    if is_empty:
         raise DataError("The loader yields no batch. Pass the training data, and a new loader if this was an iterator.")
-
-
-def _require_finite(targets: Tensor, index: int) -> None:
-    """Raise a `DataError` for targets that are nan or infinite."""
-    bad = ~targets.isfinite()
-    if bool(bad.any()):
-        rows = bad.reshape(len(targets), -1).any(1).nonzero().flatten().tolist() if targets.dim() else [0]
-        raise DataError(
-            f"{int(bad.sum())} of the {targets.numel()} targets in batch {index} are nan or infinite, the first in row "
-            f"{rows[0]}. The likelihood needs every target, also of outputs that the training loss masks. Leave these "
-            "examples out of the data, or predict only outputs that all examples have."
-        )
 
 
 def require_evaluation_mode(model: nn.Module) -> None:

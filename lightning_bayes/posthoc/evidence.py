@@ -2,19 +2,21 @@
 
     log p(D) ≈ log p(D | θ) - ½ (log det (c G + Δ) - log det Δ + θᵀ Δ θ)        Δ = diag(δ)
 
-MacKay 1992; for networks Immer et al. 2021, https://arxiv.org/abs/2104.04975. Regression measures the curvature at σ = 1, so
-noise σ scales it by c = 1/σ², or 1/σ⁴ for the empirical Fisher, which squares gradients.
+MacKay 1992; for networks Immer et al. 2021, https://arxiv.org/abs/2104.04975. Regression measures the curvature at the noise
+σ₁ of each output, so noise σ σ₁ scales it by c = 1/σ², or 1/σ⁴ for the empirical Fisher, of squared gradients. A loss that
+divides by the sum of its targets' weights has c = n/Σw. With weights, -log p(D | θ) is the loss.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_bayes.curvature.likelihood import Gaussian
+from lightning_bayes.likelihood import Gaussian
 from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.posthoc.structure import AbstractStructure, Prior
 from lightning_bayes.posthoc.trained import TrainingFit
@@ -31,19 +33,23 @@ class Evidence:
     Attributes:
         structure: The curvature.
         fit: The network's fit to the training data.
-        noise_power: Exponent in c = σ^noise_power: -2, or -4 for the empirical Fisher.
+        power: Of 1/σ² and n/Σw in c: 1, or 2 for the empirical Fisher.
     """
 
     structure: AbstractStructure
     fit: TrainingFit
-    noise_power: int = -2
+    power: int = 1
 
     def log_likelihood(self, std: Tensor) -> Tensor:
-        """Return log p(D | θ) for noise σ, which only regression uses."""
-        if not isinstance(self.fit.likelihood, Gaussian):
-            return torch.tensor(-self.fit.nll, dtype=torch.float64)
-        constant = self.fit.targets * (std.log() + math.log(2 * math.pi) / 2)
-        return -self.fit.squares / (2 * std.square()) - constant
+        """Return log p(D | θ) for noise σ σ₁; σ is used by regression alone."""
+        if not isinstance(self.fit.kind, Gaussian):
+            return torch.tensor(-self.fit.loss * self.fit.scale, dtype=torch.float64)
+        # The loss at σ = 1 is Σ ½ ((y - f)/σ₁)² + log σ₁ + ½ log 2π.
+        return -self.fit.standardised / (2 * std.square()) - self.fit.count * std.log() - self.fit.log_noise
+
+    def factor(self, std: Tensor | float) -> Any:
+        """C for noise σ σ₁."""
+        return (self.fit.scale / std**2) ** self.power
 
     def log_marginal(self, prior: Prior, std: Tensor) -> Tensor:
         """Return the log marginal likelihood in nats, a differentiable float64 scalar, for δ by name and noise σ."""
@@ -51,12 +57,12 @@ class Evidence:
         for name, param in self.structure.params.items():
             squared_norm = param.detach().double().square().sum()
             log_prior_terms.append(param.numel() * prior[name].log() - prior[name] * squared_norm)
-        ratio = self.structure.log_det(prior, std**self.noise_power) - torch.stack(log_prior_terms).sum()
+        ratio = self.structure.log_det(prior, self.factor(std)) - torch.stack(log_prior_terms).sum()
         return self.log_likelihood(std) - 0.5 * ratio
 
     def posterior(self, prior: dict[str, float], std: float) -> AbstractPosterior:
         """Return the posterior for δ by name and noise σ."""
-        return self.structure.posterior(prior, std**self.noise_power, self.fit.examples)
+        return self.structure.posterior(prior, self.factor(std), self.fit.examples)
 
 
 def maximise(

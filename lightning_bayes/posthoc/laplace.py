@@ -11,21 +11,22 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias, final, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from lightning_bayes.curvature.likelihood import Bernoulli, Gaussian, Likelihood, Poisson, Softmax
 from lightning_bayes.curvature.output_roots import CurvatureName, check_curvature, root_columns
 from lightning_bayes.curvature.parameters import require_full_precision
 from lightning_bayes.curvature.selection import last_called, only_trained
 from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError, name_some
+from lightning_bayes.likelihood import Gaussian, Likelihood, OutputLikelihood, Raw, find_kind
+from lightning_bayes.likelihood.names import LikelihoodName, ObservationName
 from lightning_bayes.posteriors import AbstractPosterior
-from lightning_bayes.posthoc.batches import labelled, require_evaluation_mode
+from lightning_bayes.posthoc.batches import Reader, Reading, on_device, pairs, reader, require_evaluation_mode
 from lightning_bayes.posthoc.evidence import RANGE, Evidence, log_evidence, maximise
 from lightning_bayes.posthoc.full import Full
 from lightning_bayes.posthoc.kronecker import Kronecker
@@ -33,19 +34,13 @@ from lightning_bayes.posthoc.structure import AbstractStructure
 from lightning_bayes.posthoc.trained import TrainingFit
 from lightning_bayes.posthoc.validation import RANGE as VALIDATION_RANGE
 from lightning_bayes.posthoc.validation import choose_by_validation
-from lightning_bayes.predictive import LikelihoodName, Link, find_link
 
 StructureName: TypeAlias = Literal["diagonal", "kronecker", "full"]
 PriorPrecision: TypeAlias = float | Literal["marglik", "validation"]
 PriorStructure: TypeAlias = Literal["scalar", "layerwise"]
 
-_LIKELIHOODS: dict[Link, Likelihood] = {
-    "softmax": Softmax(),
-    "sigmoid": Bernoulli(),
-    "identity": Gaussian(1.0),
-    "exp": Poisson(),
-}
-_LINKS: dict[type[Likelihood], Link] = {type(likelihood): link for link, likelihood in _LIKELIHOODS.items()}
+LaplaceLikelihood: TypeAlias = Likelihood | OutputLikelihood | LikelihoodName | ObservationName
+
 _EDGE: Final = 0.1  # of the logarithm: twice the tolerance of the search
 _STRUCTURES: Final[dict[str, Callable[[nn.Module, dict[str, nn.Parameter]], AbstractStructure]]] = {
     "diagonal": partial(Kronecker, diagonal=True),
@@ -68,7 +63,7 @@ class Laplace:
     """
 
     posterior: AbstractPosterior
-    likelihood: Likelihood
+    likelihood: OutputLikelihood
     log_marginal_likelihood: float
     prior_precision: dict[str, float]
     at_edge: tuple[str, ...] = ()
@@ -78,7 +73,7 @@ class Laplace:
 def laplace(
     model: nn.Module,
     loader: Iterable[Any],
-    likelihood: Likelihood | LikelihoodName = "classification",
+    likelihood: LaplaceLikelihood = "classification",
     structure: StructureName = "kronecker",
     subset: str = "last_layer",
     curvature: CurvatureName = "ggn",
@@ -89,6 +84,7 @@ def laplace(
     mc_samples: int = 1,
     seed: int = 0,
     require_trained: bool = True,
+    read: Reader | None = None,
 ) -> Laplace:
     """Approximate the posterior of a trained network. The network's weights do not change.
 
@@ -98,11 +94,15 @@ def laplace(
 
     Args:
         model: The network, unmodified and in evaluation mode, with any layers that `measure` supports.
-        loader: Training data as pairs (inputs, targets). It is read once; ``subset="last_layer"`` also reads its first batch
-            before, so an iterator would lose that batch.
+        loader: Training data, whose batches are pairs (inputs, targets) unless `likelihood` is a `Likelihood`. It is read
+            once; ``subset="last_layer"`` also reads its first batch before, and a regression with several outputs reads all
+            twice, so an iterator would lose batches. Targets that are nan and indices that are no class do not count.
         likelihood: ``"classification"`` (logits ``[B, C]``, class indices ``[B]``), ``"binary"`` or ``"multilabel"``
-            (one logit per label), or ``"regression"`` (noise chosen together with the prior). Or a likelihood of
-            `lightning_bayes.curvature`, such as ``Gaussian(0.1)`` for known noise.
+            (one logit per label), ``"counts"``, ``"mean_variance"`` and its relatives, or ``"regression"`` (one noise σ for
+            each output, chosen together with the prior). Or a kind of `lightning_bayes.likelihood` with its settings:
+            ``Gaussian(0.1)`` for known noise, ``Categorical(-1)`` for tokens ``[B, T, C]``, ``Categorical(weight=...)``,
+            ``Bernoulli(pos_weight=...)``. Or a `Likelihood`, which tells how batches are read: other inputs, nested outputs,
+            ignored targets.
         structure: ``"diagonal"``, ``"kronecker"`` (eigendecomposed factors), or ``"full"`` for last layers and small models.
         subset: ``"last_layer"``, ``"all"``, or a regular expression that is searched in parameter names. Parameters that do
             not require gradients are left out.
@@ -115,6 +115,7 @@ def laplace(
         mc_samples: Labels drawn per example for ``"fisher"``.
         seed: Seed of the drawn labels.
         require_trained: Whether to refuse a network that predicts no better than a constant.
+        read: From a batch to the terms of its loss, as `read_batch` returns them; None reads it as `likelihood` tells.
 
     Returns:
         The posterior, its likelihood and marginal likelihood.
@@ -129,31 +130,34 @@ def laplace(
             f"prior_precision={prior_precision!r} and validation={type(validation).__name__} are incompatible. Pass a "
             "loader as validation=... with prior_precision='validation', and only then."
         )
-    likelihood, chooses_noise = find_likelihood(likelihood)
-    std, unit_likelihood = 1.0, likelihood
-    if isinstance(likelihood, Gaussian):
-        std, unit_likelihood = likelihood.std, Gaussian(1.0)
+    kind = kind_of(likelihood)
+    read = read or (reader(model, likelihood) if isinstance(likelihood, Likelihood) else pairs(model, kind))
+    chooses_noise = isinstance(kind, Gaussian) and kind.std is None
+    kind = Gaussian(1.0) if chooses_noise else kind
     require_evaluation_mode(model)
-    names = chosen_names(model, subset, loader)
+    names = chosen_names(model, subset, (Reading(read, b, kind) for b in on_device(loader, device_of(model))))
     with only_trained(model, names) as params:
         require_full_precision(params.values())
+        if chooses_noise:
+            kind = _noise_of_residuals(model, loader, read)
         measured = _STRUCTURES[structure](model, params)
-        training = _measure(measured, loader, unit_likelihood, curvature, mc_samples, seed)
+        training = _measure(measured, loader, read, kind, curvature, mc_samples, seed)
         if require_trained:
             training.require_trained(type(model).__name__)
-    evidence = Evidence(measured, training, -4 if curvature == "empirical_fisher" else -2)
+    evidence = Evidence(measured, training, 2 if curvature == "empirical_fisher" else 1)
     groups = _prior_groups(params, prior_structure)
     fixed_delta = None if isinstance(prior_precision, str) else float(prior_precision)
-    deltas, std = maximise(evidence, groups, std, fixed_delta, chooses_noise)
+    deltas, std = maximise(evidence, groups, 1.0, fixed_delta, chooses_noise)
     if validation is not None:
-        delta, std = choose_by_validation(evidence, validation, likelihood, std, chooses_noise)
+        delta, std = choose_by_validation(evidence, validation, read, kind, std, chooses_noise)
         deltas = [delta]
     prior = {name: deltas[index] for name, index in groups.items()}
     log_marginal = log_evidence(evidence, prior, std)  # before the posterior, because both need much memory
-    likelihood = Gaussian(std) if isinstance(likelihood, Gaussian) else likelihood
+    if isinstance(kind, Gaussian):
+        kind = Gaussian((std * torch.tensor(kind.std, dtype=torch.float64)).tolist())
     searched = RANGE if validation is None else VALIDATION_RANGE
     at_edge = () if fixed_delta is not None else _warned_of_edges(prior, searched)
-    return Laplace(evidence.posterior(prior, std), likelihood, log_marginal, prior, at_edge)
+    return Laplace(evidence.posterior(prior, std), kind, log_marginal, prior, at_edge)
 
 
 def check_settings(structure: str, prior_precision: float | str, prior_structure: str) -> None:
@@ -177,19 +181,27 @@ def check_settings(structure: str, prior_precision: float | str, prior_structure
         )
 
 
-def find_likelihood(likelihood: Likelihood | LikelihoodName) -> tuple[Likelihood, bool]:
-    """Return the likelihood and whether to choose its noise, which then starts at σ = 1."""
+def kind_of(likelihood: LaplaceLikelihood) -> OutputLikelihood:
+    """The kind that an argument states; a `HyperparameterError` for a name or a value that has no curvature."""
     if isinstance(likelihood, Likelihood):
-        return likelihood, False
-    link = find_link(likelihood, "likelihood")
-    if link not in _LIKELIHOODS:
-        raise HyperparameterError(f"likelihood={likelihood!r} is not supported: classes must be the second dimension.")
-    return _LIKELIHOODS[link], link == "identity"
+        if likelihood.only is None:
+            raise HyperparameterError(
+                f"The likelihood scores {len(likelihood.outputs)} outputs, but Laplace measures the curvature of one."
+            )
+        kind = likelihood.only.kind
+    else:
+        kind = find_kind(likelihood, "likelihood")
+    if isinstance(kind, Raw):
+        raise HyperparameterError(
+            f"The likelihood of the targets is not known{f': {kind.why}' if kind.why else ''}. Pass "
+            "likelihood='classification', 'binary', 'multilabel', 'regression' or 'counts'."
+        )
+    return kind
 
 
-def link_of(likelihood: Likelihood) -> Link:
-    """Return the link that turns outputs into predictions under this likelihood."""
-    return _LINKS.get(type(likelihood), "softmax")
+def device_of(model: nn.Module) -> torch.device:
+    """The device of a network's first parameter."""
+    return next(model.parameters()).device
 
 
 def _warned_of_edges(prior: dict[str, float], bounds: tuple[float, float]) -> tuple[str, ...]:
@@ -214,14 +226,13 @@ def _prior_groups(params: Iterable[str], prior_structure: PriorStructure) -> dic
     return {name: distinct.index(layer) for name, layer in layers.items()}
 
 
-def chosen_names(model: nn.Module, subset: str, loader: Iterable[Any]) -> list[str]:
-    """Names of the parameters of a subset."""
+def chosen_names(model: nn.Module, subset: str, readings: Iterable[Callable[[], Any]]) -> list[str]:
+    """Names of the parameters of a subset; ``"last_layer"`` runs the first of the forward passes."""
     names = [name for name, param in model.named_parameters() if param.requires_grad]
     if subset == "all":
         selected = names
     elif subset == "last_layer":
-        inputs, _ = next(labelled(loader, next(model.parameters()).device))
-        layer = last_called(model, inputs)
+        layer = last_called(model, next(iter(readings)))
         selected = [name for name in names if name.startswith(f"{layer}." if layer else "")]
     else:
         selected = [name for name in names if re.search(subset, name)]
@@ -233,21 +244,38 @@ def chosen_names(model: nn.Module, subset: str, loader: Iterable[Any]) -> list[s
     return selected
 
 
+def _noise_of_residuals(model: nn.Module, loader: Iterable[Any], read: Reader) -> Gaussian:
+    """One σ₁ for each output, from the residuals; 1 for a single output, whose noise the evidence chooses alone."""
+    training, unit = TrainingFit(Gaussian(1.0)), Gaussian(1.0)
+    for batch in on_device(loader, device_of(model)):
+        reading = Reading(read, batch, unit)
+        outputs = reading()
+        if outputs[0].numel() == 1:
+            return unit
+        training.update(reading.term)
+    return Gaussian(training.noise_std().tolist())
+
+
 def _measure(
     measured: AbstractStructure,
     loader: Iterable[Any],
-    likelihood: Likelihood,
+    read: Reader,
+    kind: OutputLikelihood,
     curvature: CurvatureName,
     mc_samples: int,
     seed: int,
 ) -> TrainingFit:
     """Measure the curvature and the fit of the training data in one pass."""
-    training, model = TrainingFit(likelihood), measured.model
-    device = next(model.parameters()).device
+    training, device = TrainingFit(kind), device_of(measured.model)
     generator = torch.Generator(device).manual_seed(seed)
-    for inputs, targets in labelled(loader, device):
-        columns = root_columns(curvature, likelihood, targets, mc_samples, generator)
+    for batch in on_device(loader, device):
+        reading = Reading(read, batch, kind)
+
+        def columns(outputs: Tensor, reading: Reading = reading) -> Iterator[Tensor]:
+            term = reading.term
+            return root_columns(curvature, kind, term.targets, mc_samples, generator, term.factors)(outputs)
+
         with torch.enable_grad():
-            outputs = measured.measure(lambda inputs=inputs: model(inputs), columns)  # type: ignore[misc]
-        training.update(outputs, targets)
+            measured.measure(reading, columns)
+        training.update(reading.term)
     return training

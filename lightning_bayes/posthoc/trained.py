@@ -3,39 +3,81 @@
 from __future__ import annotations
 
 import math
-from typing import final
+from typing import Final, final
 
 import torch
 from torch import Tensor
 
-from lightning_bayes.curvature.likelihood import Bernoulli, Gaussian, Likelihood, Softmax
-from lightning_bayes.errors import NonFiniteError, UnsupportedTrainingError
-from lightning_bayes.predictive import entropy
+from lightning_bayes.errors import DataError, NonFiniteError, UnsupportedTrainingError
+from lightning_bayes.likelihood import Bernoulli, Categorical, Gaussian, OutputLikelihood, PredictedGaussian
+from lightning_bayes.likelihood.predicted_gaussian import split
+from lightning_bayes.likelihood.predictions import entropy
+from lightning_bayes.posthoc.batches import Term
+
+_MOST_NOISES: Final = 64  # outputs of an example that get a σ each
+_LEAST_RATIO: Final = 1e-6  # of mean squared residuals, for outputs that are fitted exactly
 
 
 @final
 class TrainingFit:
-    """Sums the errors of a network and of the best constant prediction on the training data."""
+    """Sums the errors of a network and of the best constant prediction on the training data, over targets that count."""
 
-    def __init__(self, likelihood: Likelihood) -> None:
-        self.likelihood = likelihood
+    def __init__(self, kind: OutputLikelihood) -> None:
+        self.kind = kind
+        self.loss = 0.0  # Σ ℓ with the weights of the loss
         self.nll = 0.0  # -Σ log p(y_i | f_i) in nats
-        self.squares = 0.0  # Σ (y - f)², except for classes
-        self.targets = self.examples = 0  # their numbers
-        self.total: Tensor | float = 0.0  # sum of the targets, or class counts
-        self.total_square = 0.0
+        self.count = self.divisor = 0.0  # number of targets, and the sum of what a mean loss divides by
+        self.examples = 0
+        self.standardised = self.log_noise = 0.0  # Σ ((y - f)/σ₁)² and Σ log σ₁ + ½ log 2π of a regression
+        self._squares: Tensor | float = 0.0  # Σ (y - f)² of each output
+        self._counts: Tensor | float = 0.0  # of each output
+        self._total: Tensor | float = 0.0  # Σ y of each output, or of each class
+        self._total_square: Tensor | float = 0.0
 
-    def update(self, outputs: Tensor, targets: Tensor) -> None:
-        """Add a batch of outputs and targets."""
-        self.nll += float(self.likelihood.nll(outputs, targets).double().sum())
-        self.targets += targets.numel()
-        self.examples += len(outputs)
-        if isinstance(self.likelihood, Softmax):
-            self.total = self.total + _class_counts(outputs, targets)
+    def update(self, term: Term) -> None:
+        """Add a batch."""
+        mask = term.mask
+        self.nll, self.loss = self.nll + float(term.nll), self.loss + float(term.loss)
+        divisor = self.kind.divisor(term.outputs, term.targets)
+        count = float(mask.sum())
+        if isinstance(self.kind, Gaussian):
+            self._add_noise(term)
+        self.count += count
+        self.divisor += count if divisor is None else float(divisor.where(mask, 0.0).sum())
+        self.examples += len(term.outputs)
+        if isinstance(self.kind, Categorical):
+            self._total = self._total + _class_counts(self.kind, term)
             return
-        targets = targets.to(outputs.dtype).double()
-        self.total, self.total_square = self.total + targets.sum(0), self.total_square + float(targets.square().sum())
-        self.squares += float((outputs.double() - targets).square().sum())
+        mean = split(term.outputs)[0] if isinstance(self.kind, PredictedGaussian) else term.outputs
+        if mean.shape != mask.shape:
+            return
+        targets = term.targets.reshape(mean.shape).double().where(mask, 0.0)
+        self._counts = self._counts + mask.sum(0)
+        self._total, self._total_square = self._total + targets.sum(0), self._total_square + targets.square().sum(0)
+        self._squares = self._squares + (mean.detach().double() - targets).square().where(mask, 0.0).sum(0)
+
+    def _add_noise(self, term: Term) -> None:
+        """Split the loss at σ = 1 into the part that 1/σ² multiplies and the rest."""
+        std = term.outputs.new_tensor(self.kind.std).double().expand(term.outputs.shape)  # type: ignore[attr-defined]
+        factors = term.factors.double()
+        residuals = ((term.targets - term.outputs.detach()) / std).where(term.mask, 0.0)
+        self.standardised += float((residuals.square() * factors).sum())
+        self.log_noise += float(((std.log() + math.log(2 * math.pi) / 2) * factors).sum())
+
+    @property
+    def scale(self) -> float:
+        """What a weighted mean multiplies each loss by, so that the losses of all targets weigh as much as these."""
+        if self.count == 0:
+            raise DataError("No target of the training data counts: all are ignored or missing.")
+        return self.count / self.divisor
+
+    def noise_std(self) -> Tensor:
+        """The root mean square residual of each output, or of all outputs where there are many or few data."""
+        squares, counts = torch.as_tensor(self._squares), torch.as_tensor(self._counts)
+        if not 1 < squares.numel() <= _MOST_NOISES or bool((counts < 2).any()):
+            return (squares.sum() / counts.sum()).sqrt()
+        mean_squares = squares / counts
+        return mean_squares.clamp_min(_LEAST_RATIO * mean_squares.amax()).sqrt()
 
     def require_trained(self, model: str) -> None:
         """Raise an error unless the network, with name `model`, predicts better than the best constant."""
@@ -51,22 +93,23 @@ class TrainingFit:
 
     def _errors(self) -> tuple[float, float, str]:
         """Errors per target of the network and of the best constant (0 if unknown), and the name of the error."""
-        total = torch.as_tensor(self.total).double()
-        rows = self.targets / max(1, total.numel())
-        if isinstance(self.likelihood, Gaussian):
-            constant_squares = self.total_square - float(total.square().sum()) / rows
-            return self.squares / self.targets, constant_squares / self.targets, "mean squared error"
-        if isinstance(self.likelihood, Bernoulli):
-            constant_nll = float(entropy(torch.stack([total, rows - total]) / rows, 0).sum()) * rows
-        elif isinstance(self.likelihood, Softmax):
-            constant_nll = float(entropy(total / total.sum())) * self.targets
-        else:
-            constant_nll = 0.0
-        return self.nll / self.targets, constant_nll / self.targets, "NLL"
+        total, counts = torch.as_tensor(self._total).double(), torch.as_tensor(self._counts).double()
+        if isinstance(self.kind, (Gaussian, PredictedGaussian)):
+            constant_squares = torch.as_tensor(self._total_square) - total.square() / counts.clamp_min(1)
+            squares = torch.as_tensor(self._squares)
+            return float(squares.sum()) / self.count, float(constant_squares.sum()) / self.count, "mean squared error"
+        constant_nll = 0.0
+        if isinstance(self.kind, Bernoulli):
+            share = total / counts.clamp_min(1)
+            constant_nll = float((entropy(torch.stack([share, 1 - share]), 0) * counts).sum())
+        elif isinstance(self.kind, Categorical):
+            constant_nll = float(entropy(total / total.sum())) * self.count
+        return self.nll / self.count, constant_nll / self.count, "NLL"
 
 
-def _class_counts(outputs: Tensor, targets: Tensor) -> Tensor:
-    if targets.is_floating_point():
-        return targets.double().flatten(2).sum((0, 2)) if targets.dim() > 2 else targets.double().sum(0)
-    labelled = targets[targets >= 0]  # negative indices mark ignored targets
-    return torch.bincount(labelled, minlength=outputs.shape[1]).double()
+def _class_counts(kind: Categorical, term: Term) -> Tensor:
+    """The number of targets of each class, or the sum of their probabilities."""
+    if term.targets.is_floating_point():
+        probs = term.targets.double().movedim(kind.classes, -1)
+        return probs[term.mask].sum(0)
+    return torch.bincount(term.targets[term.mask].long(), minlength=term.outputs.shape[kind.classes]).double()

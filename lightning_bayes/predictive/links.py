@@ -8,6 +8,7 @@ from torch import Tensor
 
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.likelihood.base import OutputLikelihood
+from lightning_bayes.likelihood.categorical import Categorical
 from lightning_bayes.likelihood.names import LikelihoodName, find_kind
 from lightning_bayes.likelihood.predictions import Moments, Prediction, as_dict, moments_of
 
@@ -33,11 +34,17 @@ _LINKS: Final[dict[str, Link]] = {"bernoulli": "sigmoid", "gaussian": "identity"
 def find_link(name: str, argument: str = "link") -> Link:
     """The link of a name, which may be a likelihood's; `argument` has this value and is named in the message."""
     kind = find_kind(name, argument)  # type: ignore[arg-type]
-    if kind.name == "categorical":
-        return "softmax_last" if name == "softmax_last" else "softmax"
-    if kind.name not in _LINKS:
+    if isinstance(name, str) and kind.name == "predicted_gaussian":
         raise HyperparameterError(f"{argument}={name!r} is no link.")
-    return _LINKS[kind.name]
+    return link_of_kind(kind)
+
+
+def link_of_kind(kind: OutputLikelihood) -> Link:
+    """The link of a likelihood; ``"identity"`` for outputs that are means already, and where it is not known."""
+    if isinstance(kind, Categorical) and kind.is_logits:
+        return "softmax" if kind.classes == 1 else "softmax_last"
+    is_mean = not getattr(kind, "is_logits", getattr(kind, "is_log", True))
+    return "identity" if is_mean else _LINKS.get(kind.name, "identity")
 
 
 def kind_of(link: Link) -> OutputLikelihood:

@@ -13,7 +13,7 @@ from lightning_bayes.likelihood.predicted_gaussian import PredictedGaussian
 from lightning_bayes.likelihood.predicted_gaussian import form_of as _form_of
 from lightning_bayes.likelihood.predictions import Observed
 from lightning_bayes.likelihood.quantiles import Quantiles
-from lightning_bayes.predictive.links import Link, find_link
+from lightning_bayes.predictive.links import Link, link_of_kind
 
 __all__ = [
     "Form",
@@ -46,8 +46,7 @@ def find_observation(link: LinkArgument) -> tuple[Link, Observation | None]:
         return "identity", kind.function
     if isinstance(kind, Quantiles):
         return "identity", kind
-    assert isinstance(link, str)
-    return find_link(link), None
+    return link_of_kind(kind), None
 
 
 def form_of(outputs: Tensor, mean: Tensor, variance: Tensor) -> Form | None:

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributions import MultivariateNormal
 
-from lightning_bayes.curvature import Bernoulli, Gaussian, Likelihood, Poisson, Softmax
 from lightning_bayes.errors import (
     DataError,
     HyperparameterError,
@@ -19,6 +18,7 @@ from lightning_bayes.errors import (
     UnsupportedLayerError,
     UnsupportedTrainingError,
 )
+from lightning_bayes.likelihood import Bernoulli, Categorical, Gaussian, OutputLikelihood, Poisson
 from lightning_bayes.posteriors import EigenGaussian, FullGaussian, MeanField
 from lightning_bayes.posthoc import laplace, validation
 
@@ -85,8 +85,8 @@ def ggn(model, x):
 @pytest.mark.parametrize(
     ("likelihood", "shape", "labels"),
     [
-        (Softmax(), (1, 4), torch.tensor([2])),
-        (Softmax(), (1, 3, 2), torch.tensor([[0, 2]])),
+        (Categorical(), (1, 4), torch.tensor([2])),
+        (Categorical(), (1, 3, 2), torch.tensor([[0, 2]])),
         (Bernoulli(), (1, 3), torch.tensor([[0.0, 1.0, 1.0]], dtype=F64)),
         (Gaussian(0.3), (1, 2), torch.tensor([[0.5, 1.0]], dtype=F64)),
     ],
@@ -100,7 +100,7 @@ def test_roots_of_a_likelihood_give_its_hessian(generator, likelihood, shape, la
 
 
 def test_a_likelihood_without_a_root_is_refused(x):
-    class Own(Likelihood):
+    class Own(OutputLikelihood):
         def sample(self, outputs, generator):
             return outputs
 
@@ -182,7 +182,7 @@ def test_factors_of_a_convolution_average_over_positions(generator):
     hidden = net[0](x).detach().requires_grad_()
     root = 0.0
     for index in range(3):
-        (delta,) = torch.autograd.grad(net[2](net[1](hidden)), hidden, Softmax().root(outputs.detach(), index))
+        (delta,) = torch.autograd.grad(net[2](net[1](hidden)), hidden, Categorical().root(outputs.detach(), index))
         rows = delta.flatten(2).unflatten(1, (2, 2))
         root = root + torch.einsum("bgot,bgpt->gop", rows, rows) / 4
     inputs = torch.einsum("bgkt,bglt->gkl", patches, patches) / 5
@@ -216,7 +216,7 @@ def test_parameters_outside_the_subset_are_constants(net, x, y, subset, expected
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
-        (("classification", "softmax", "categorical"), Softmax),
+        (("classification", "softmax", "categorical"), Categorical),
         (("binary", "multilabel", "sigmoid", "bernoulli"), Bernoulli),
         (("regression", "identity", "gaussian"), Gaussian),
         (("counts", "exp", "poisson"), Poisson),
@@ -224,7 +224,7 @@ def test_parameters_outside_the_subset_are_constants(net, x, y, subset, expected
 )
 def test_synonyms_name_the_same_likelihood(names, expected, x):
     model = nn.Sequential(nn.Linear(x.shape[1], 2)).to(x.dtype).eval()
-    targets = torch.zeros(len(x), dtype=torch.long) if expected is Softmax else torch.ones_like(x[:, :2])
+    targets = torch.zeros(len(x), dtype=torch.long) if expected is Categorical else torch.ones_like(x[:, :2])
     results = [
         laplace(model, [(x, targets)], name, "diagonal", prior_precision=1.0, require_trained=False) for name in names
     ]
@@ -409,7 +409,7 @@ def test_validation_chooses_the_noise_too(regression):
 
 @pytest.mark.filterwarnings("ignore:The search for the prior precision ended at an edge")
 def test_validation_scores_a_likelihood_of_the_user_by_its_own_nll(x):
-    class Own(Likelihood):
+    class Own(OutputLikelihood):
         def sample(self, outputs, generator):
             return Bernoulli().sample(outputs, generator)
 
