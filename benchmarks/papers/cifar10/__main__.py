@@ -29,8 +29,9 @@ import torch
 from benchmarks.over_seeds import mean_and_error
 from benchmarks.papers import PUBLISHED
 from benchmarks.papers.cifar10.networks import METHODS, NETWORKS, why_not
-from benchmarks.papers.cifar10.runs import Machine, Run, Unfinished, train_and_test
+from benchmarks.papers.cifar10.runs import Machine, Run, train_and_test
 from benchmarks.provenance import provenance, save_json, saved_rows
+from benchmarks.resuming import Unfinished
 from lightning_bayes.errors import BayesError
 
 # Logged name → column; AUROC is that of misclassification detection.
@@ -95,8 +96,6 @@ def execute(run: Run, machine: Machine, runs: list[Record]) -> str:
         return f"not run: {reason}"
     try:
         record = train_and_test(run, machine)
-    except Unfinished as error:
-        return f"stopped: {error}; run the command again"
     except BayesError as error:
         return f"not run: {type(error).__name__}: {error}"
     runs.append({**record, "device": _device(machine.accelerator), "commit": provenance()["commit"]})
@@ -138,9 +137,12 @@ def main(arguments: list[str] | None = None) -> None:
     for run in [] if options.table else asked(options):
         if any(run._asdict().items() <= known.items() for known in runs):
             continue
-        if deadline is not None and time.monotonic() > deadline:
+        try:
+            done = execute(run, machine, runs)
+        except Unfinished as stopped:
+            print(f"{run.name}: {stopped}; run the command again")
             break
-        print(f"{run.model} {run.method} seed {run.seed}: {execute(run, machine, runs)}", flush=True)
+        print(f"{run.name}: {done}", flush=True)
         save_json(options.json, {"runs": runs})
     print(table(runs))
 

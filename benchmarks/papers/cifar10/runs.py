@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,6 +15,7 @@ from torch.optim.lr_scheduler import MultiStepLR
 from benchmarks.defaults.scores import classification_scores
 from benchmarks.papers.cifar10.networks import MEMBERS, NETWORKS, Settings, callback, optimizer
 from benchmarks.quiet import quiet, quiet_trainer
+from benchmarks.resuming import Kept, fit
 from lightning_bayes import DeepEnsembleCallback
 from lightning_bayes.predictive import fit_temperature
 from lightning_bayes.zoo import BayesClassifier, CIFAR10DataModule
@@ -46,49 +46,6 @@ class Machine(NamedTuple):
     num_workers: int = 0
     work: Path | None = None
     deadline: float | None = None  # of time.monotonic()
-
-
-class Unfinished(Exception):
-    """The time was used up; the run goes on from its checkpoint."""
-
-
-class Kept(Callback):
-    """A checkpoint after every fifth epoch and at the deadline, where training stops.
-
-    The order of an epoch follows from seed and epoch, so a resumed run ends at the weights of an uninterrupted one.
-    """
-
-    def __init__(self, path: Path, run: Run, deadline: float | None) -> None:
-        self.path, self.run, self.deadline, self.seconds = path, run, deadline, 0.0
-
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Seed the order of the images, their augmentation, and dropout."""
-        seed, loader = 1000 * self.run.seed + trainer.current_epoch, trainer.train_dataloader
-        loader.generator = (
-            torch.Generator()
-        )  # of the workers; Lightning calls iter() before this hook in the first epoch only
-        loader.sampler.generator = torch.Generator().manual_seed(seed)
-        torch.manual_seed(seed)
-        self._start = time.process_time()
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save when due."""
-        self.seconds += time.process_time() - self._start
-        epoch = trainer.current_epoch + 1
-        late = self.deadline is not None and time.monotonic() > self.deadline
-        if epoch < self.run.epochs and (late or epoch % 5 == 0):
-            trainer.save_checkpoint(self.path.with_suffix(".new"))
-            self.path.with_suffix(".new").replace(self.path)
-        if epoch < self.run.epochs and late:
-            trainer.should_stop = True
-
-    def state_dict(self) -> dict[str, Any]:
-        """The seconds of the epochs so far."""
-        return {"seconds": self.seconds}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on with them."""
-        self.seconds = state_dict["seconds"]
 
 
 class Logits(Callback):
@@ -131,7 +88,6 @@ def train_and_test(run: Run, machine: Machine) -> dict[str, Any]:
     )
     with quiet(), TemporaryDirectory() as folder:
         work = machine.work or Path(folder)
-        work.mkdir(parents=True, exist_ok=True)
         if run.method == "ensemble":
             members = [work / f"{run.name}-{member}.ckpt" for member in range(MEMBERS)]
             seconds = 0.0
@@ -153,14 +109,9 @@ def train_and_test(run: Run, machine: Machine) -> dict[str, Any]:
 
 def _fit(run: Run, data: CIFAR10DataModule, machine: Machine, work: Path) -> tuple[Trainer, Kept]:
     seed_everything(run.seed, verbose=False)
-    network, task, path = NETWORKS[run.model], _task(run), work / f"{run.name}.ckpt"
-    method = callback(network, run.method, run.settings, task, data.data_augmentation_factor, seed=run.seed)
-    kept = Kept(path, run, machine.deadline)
-    trainer = quiet_trainer([method, kept], run.epochs, machine.accelerator)
-    trainer.fit(task, datamodule=data, ckpt_path=path if path.exists() else None)
-    if trainer.current_epoch < run.epochs:
-        raise Unfinished(f"{trainer.current_epoch} of {run.epochs} epochs are done")
-    return trainer, kept
+    task, kept = _task(run), Kept(work / f"{run.name}.ckpt", run.seed, machine.deadline)
+    method = callback(NETWORKS[run.model], run.method, run.settings, task, data.data_augmentation_factor, seed=run.seed)
+    return fit(task, data, kept, [method], run.epochs, accelerator=machine.accelerator), kept
 
 
 def _task(run: Run) -> BayesClassifier:

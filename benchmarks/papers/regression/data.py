@@ -52,7 +52,7 @@ class Setting:
 
 # Appendix C.1 and the authors' configurations.
 ZHANG = Setting(epochs=1000, batch=(10, 100), mc_samples=(10, 10), lr=0.01, betas=(0.9, 0.999), decays=True)
-# Appendix J.1, with γ₁ and γ₂ as in the authors' code; the text has them swapped. They tune prior and noise precision.
+# Appendix J.1, with γ₁ and γ₂ as in the authors' code; the text has them swapped. Prior and noise precision are tuned.
 KHAN = Setting(epochs=40, batch=(32, 128), mc_samples=(10, 5), lr=0.01, betas=(0.9, 0.99), decays=False)
 
 
@@ -74,20 +74,6 @@ class Splits(NamedTuple):
     def num_data(self) -> int:
         """N, the number of training rows per split."""
         return self.train.targets.shape[1]
-
-    def held_out(self, share: float = 0.2) -> Splits:
-        """Split the training rows again, to choose hyperparameters without the test rows."""
-        num_train = self.num_data - round(share * self.num_data)  # the rows are in random order
-        parts = (
-            Batch(self.train.inputs[:, rows], self.train.targets[:, rows])
-            for rows in (slice(num_train), slice(num_train, None))
-        )
-        return Splits(*parts, self.target_std)
-
-    def subset(self, indices: Tensor) -> Splits:
-        """Select splits by index."""
-        train, test = (Batch(*(part[indices] for part in rows)) for rows in (self.train, self.test))
-        return Splits(train, test, self.target_std[indices])
 
 
 def load_splits(root: Path, name: str, count: int | None = None) -> Splits:

@@ -44,6 +44,26 @@ class GammaPrecision:
         return student_t_log_density(residuals, shape, rate[:, None])
 
 
+@final
+class FixedPrecision:
+    """A known noise precision of every split, ``[R]``."""
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+
+    def precision(self) -> Tensor:
+        """τ, ``[R]``."""
+        return self.value
+
+    def observe(self, residuals: Tensor) -> None:
+        """Learn nothing."""
+
+    def log_density(self, residuals: Tensor) -> Tensor:
+        """Log-density of residuals ``[..., R, m]``."""
+        tau = self.value[:, None]
+        return 0.5 * (tau.log() - math.log(2 * math.pi) - tau * residuals.square())
+
+
 @dataclass
 class Problem:
     """Data, hyperparameters, randomness and noise precision of a learner."""
@@ -51,7 +71,7 @@ class Problem:
     splits: Splits
     setting: Setting
     generator: Generator
-    noise: GammaPrecision
+    noise: GammaPrecision | FixedPrecision
 
     @classmethod
     def of(cls, splits: Splits, setting: Setting, seed: int) -> Problem:

@@ -16,6 +16,7 @@ from benchmarks.papers import PUBLISHED
 from benchmarks.papers.cifar10 import runs
 from benchmarks.papers.cifar10.__main__ import main, table
 from benchmarks.papers.cifar10.networks import METHODS, NETWORKS, callback, dropout_layers, optimizer, why_not
+from benchmarks.resuming import Unfinished
 from lightning_bayes.zoo import BayesClassifier
 
 
@@ -68,9 +69,14 @@ def test_a_run_stopped_at_the_deadline_goes_on_to_the_same_result(method, root):
         return runs.train_and_test(runs.Run("lenet", method, "default", False, 3, 0), machine)["metrics"]
 
     for epochs in (1, 2):
-        with pytest.raises(runs.Unfinished, match=f"{epochs} of 3 epochs"):
+        with pytest.raises(Unfinished, match=f"{epochs} of 3 epochs"):
             finished(work=root / "work", deadline=0.0)
     assert finished(work=root / "work") == pytest.approx(finished(), rel=0, abs=0, nan_ok=True)
+
+
+def test_the_command_says_where_it_stopped(root, capsys):
+    main(asked(root, "--methods", "adam", "sgd", "--epochs", "2", "--work", str(root / "work"), "--minutes", "0"))
+    assert "lenet-adam-default-False-2-0: 1 of 2 epochs are done; run the command again" in capsys.readouterr().out
 
 
 def test_the_temperature_of_each_half_is_scored_on_the_other(generator):

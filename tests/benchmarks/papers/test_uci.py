@@ -22,7 +22,7 @@ from benchmarks.papers.regression.network import (
     mean_square_gradient,
     unflatten,
 )
-from benchmarks.papers.uci import METHODS, SETS, Scores, main, promises, table, within
+from benchmarks.papers.uci import METHODS, SETS, main, promises, table, within
 
 R, B, D, H = 2, 5, 3, 4
 F64 = torch.float64
@@ -161,7 +161,7 @@ def test_scores_are_those_of_the_mixture_in_the_datas_own_units(generator):
 def test_every_method_learns_a_line(root, method):
     """The targets' standard deviation is about 220, that of the noise 10."""
     splits = load_splits(root, "yacht")
-    setting = METHODS[method].setting.at_most(splits.num_data, epochs=40, mc_samples=2)
+    setting = SETTING.at_most(splits.num_data, epochs=40, mc_samples=2)
     with torch.no_grad():
         scores = METHODS[method].run(splits, setting)
     assert scores.rmse.shape == scores.log_likelihood.shape == (3,)
@@ -175,24 +175,11 @@ def test_splits_do_not_mix(root):
     changed = splits.train.targets.clone()
     changed[2] = changed[2].flip(0)
     other = splits._replace(train=Batch(splits.train.inputs, changed))
-    setting = METHODS["noisy_kfac"].setting.at_most(54, epochs=2, mc_samples=1)
+    setting = SETTING.at_most(54, epochs=2, mc_samples=1)
     with torch.no_grad():
         one, two = (METHODS["noisy_kfac"].run(data, setting).rmse for data in (splits, other))
     torch.testing.assert_close(one[:2], two[:2])
     assert one[2] != two[2]
-
-
-def test_each_split_gets_its_own_best_prior(root, monkeypatch):
-    splits = load_splits(root, "yacht")
-
-    def fit(self, part, setting):  # the number of a split can be read from its unit
-        which = torch.stack([(splits.target_std == unit).nonzero()[0, 0] for unit in part.target_std]).float()
-        wanted = torch.tensor([0.1, 10.0, 1.0])[which.long()]
-        return Scores(10 * which + setting.prior_precision, -(wanted - setting.prior_precision).abs())
-
-    monkeypatch.setattr(METHODS["vadam"].__class__, "_fit", fit)
-    chosen = METHODS["vadam"].run(splits, METHODS["vadam"].setting)
-    torch.testing.assert_close(chosen.rmse, torch.tensor([0.1, 20.0, 21.0]))
 
 
 def row(name, method, *values):
