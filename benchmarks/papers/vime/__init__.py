@@ -1,0 +1,1 @@
+"""Variational information maximising exploration (VIME), Zhang et al. 2018, Figure 3."""
