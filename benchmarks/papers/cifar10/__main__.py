@@ -120,6 +120,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--ood", nargs="*", default=[], help="svhn, or folders of images")
     parser.add_argument("--accelerator", default="auto")
     parser.add_argument("--num-workers", type=int, default=0)
+    parser.add_argument("--device", help="keep and augment the training images there, such as cuda")
     parser.add_argument("--work", type=Path, help="folder of the checkpoints from which unfinished runs go on")
     parser.add_argument("--minutes", type=float, help="stop after the epoch in which they are over")
     parser.add_argument("--json", type=Path)
@@ -133,7 +134,7 @@ def main(arguments: list[str] | None = None) -> None:
     runs: list[Record] = saved_rows(options.json, "runs")
     deadline = None if options.minutes is None else time.monotonic() + 60 * options.minutes
     reading = str(options.root), tuple(options.ood), options.accelerator, options.num_workers
-    machine = Machine(*reading, options.work, deadline)
+    machine = Machine(*reading, options.work, deadline, options.device)
     for run in [] if options.table else asked(options):
         if any(run._asdict().items() <= known.items() for known in runs):
             continue

@@ -11,6 +11,7 @@ from lightning.pytorch import Callback
 from torch import nn
 from torch.optim import SGD, Adam, Optimizer
 
+from benchmarks.papers.cifar10.resnet20 import resnet20
 from lightning_bayes import (
     BBBCallback,
     IVONCallback,
@@ -32,7 +33,7 @@ class Network:
     name: str
     batch: int
     augment: bool
-    decays: bool
+    schedule: Literal["constant", "steps", "cosine"]
     adam_decay: float
     presets: Mapping[str, str]
     dropout: float = 0.1
@@ -42,24 +43,27 @@ class Network:
 
     def build(self) -> nn.Module:
         """The network with random weights."""
+        if self.name == "resnet20":
+            return resnet20()
         return create_model(self.name, num_classes=10, in_channels=3, **self.arguments)
 
 
 _OSAWA = "osawa2019-cifar10"
 NETWORKS: Final[dict[str, Network]] = {
     "lenet": Network(
-        "lenet5", 128, False, False, 0.01, {"vogn": f"{_OSAWA}-lenet"}, arguments={"image_size": 32}, sgd=(1e-3, 0.01)
+        "lenet5", 128, False, "constant", 0.01, {"vogn": f"{_OSAWA}-lenet"}, arguments={"image_size": 32}, sgd=(1e-3, 0.01)
     ),
     "alexnet": Network(
-        "alexnet", 256, True, True, 1e-4, dict.fromkeys(("vogn", "noisy_kfac"), f"{_OSAWA}-alexnet"), 0.5, (nn.Conv2d,)
+        "alexnet", 256, True, "steps", 1e-4, dict.fromkeys(("vogn", "noisy_kfac"), f"{_OSAWA}-alexnet"), 0.5, (nn.Conv2d,)
     ),
     "resnet18": Network(
-        "resnet18", 256, True, True, 5e-4, {"vogn": f"{_OSAWA}-resnet18"}, arguments={"stem": "imagenet"}
+        "resnet18", 256, True, "steps", 5e-4, {"vogn": f"{_OSAWA}-resnet18"}, arguments={"stem": "imagenet"}
     ),
     "vgg16": Network(
-        "vgg16_half", 128, True, True, 1e-4,
+        "vgg16_half", 128, True, "steps", 1e-4,
         {"vogn": f"{_OSAWA}-vgg19", "noisy_kfac": "zhang2018-cifar10-vgg16-augmented-batchnorm"},
     ),
+    "resnet20": Network("resnet20", 50, True, "cosine", 2e-4, {"ivon": "shen2024-cifar10-resnet20"}),
 }  # fmt: skip
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
-from torch import Tensor
-from torch.optim.lr_scheduler import MultiStepLR
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR, MultiStepLR
+from torch.utils.data import DataLoader
 
 from benchmarks.defaults.scores import classification_scores
 from benchmarks.papers.cifar10.networks import MEMBERS, NETWORKS, Settings, callback, optimizer
@@ -46,6 +48,21 @@ class Machine(NamedTuple):
     num_workers: int = 0
     work: Path | None = None
     deadline: float | None = None  # of time.monotonic()
+    device: str | None = None  # of the training images; None reads them from the data module
+
+
+SCHEDULES: Final = {  # of the learning rate, for a number of epochs
+    "constant": lambda epochs: None,
+    "steps": lambda epochs: partial(MultiStepLR, milestones=[round(epochs / 2), round(0.75 * epochs)]),
+    "cosine": lambda epochs: partial(LambdaLR, lr_lambda=partial(warm_up_then_cosine, epochs=epochs)),
+}
+
+
+def warm_up_then_cosine(epoch: int, epochs: int, warm_up: int = 5) -> float:
+    """The factor of Shen et al. 2024: it grows over five epochs, then falls along half a cosine."""
+    if epoch < warm_up:
+        return (epoch + 1) / warm_up
+    return 0.5 * (1 + math.cos(math.pi * (epoch - warm_up) / max(1, epochs - warm_up)))
 
 
 class Logits(Callback):
@@ -111,12 +128,43 @@ def _fit(run: Run, data: CIFAR10DataModule, machine: Machine, work: Path) -> tup
     seed_everything(run.seed, verbose=False)
     task, kept = _task(run), Kept(work / f"{run.name}.ckpt", run.seed, machine.deadline)
     method = callback(NETWORKS[run.model], run.method, run.settings, task, data.data_augmentation_factor, seed=run.seed)
-    return fit(task, data, kept, [method], run.epochs, accelerator=machine.accelerator), kept
+    source = (
+        data if machine.device is None else device_loader(machine.root, data.batch_size, run.augment, machine.device)
+    )
+    return fit(task, source, kept, [method], run.epochs, accelerator=machine.accelerator), kept
 
 
 def _task(run: Run) -> BayesClassifier:
     network = NETWORKS[run.model]
-    milestones = [round(run.epochs * fraction) for fraction in (0.5, 0.75)]
-    schedule = partial(MultiStepLR, milestones=milestones) if network.decays else None
     build_optimizer = optimizer(network, run.method, run.settings)
+    schedule = SCHEDULES[network.schedule](run.epochs)
     return BayesClassifier(network.build(), num_classes=10, optimizer=build_optimizer, lr_scheduler=schedule)
+
+
+def device_loader(root: str, batch: int, augment: bool, device: str) -> DataLoader[int]:
+    """The training images as tensors on a device, where they are also cropped and mirrored."""
+    images, targets = (part.to(device) for part in CIFAR10DataModule.read(root, train=True))
+    mean, std = (
+        255 * torch.tensor(each, device=device)[:, None, None]
+        for each in (CIFAR10DataModule.mean, CIFAR10DataModule.std)
+    )
+
+    def batch_of(indices: list[int]) -> tuple[Tensor, Tensor]:
+        rows = torch.tensor(indices, device=device)
+        pixels = crop_and_mirror(images[rows]) if augment else images[rows]
+        return (pixels - mean) / std, targets[rows]
+
+    return DataLoader(range(len(images)), batch, shuffle=True, collate_fn=batch_of)  # type: ignore[arg-type]
+
+
+def crop_and_mirror(images: Tensor, padding: int = 4) -> Tensor:
+    """Pad images ``[batch, channels, side, side]`` with black, crop them to the old size, and mirror, at random."""
+    count, side, device = len(images), images.shape[-1], images.device
+    corners = torch.randint(2 * padding + 1, (2, count, 1), device=device)
+    rows, columns = corners + torch.arange(side, device=device)  # [batch, side]
+    mirrored = torch.rand(count, 1, device=device) < 0.5
+    columns = torch.where(mirrored, columns.flip(1), columns)
+    padded = nn.functional.pad(images, [padding] * 4)
+    return padded[torch.arange(count, device=device)[:, None, None], :, rows[:, :, None], columns[:, None]].permute(
+        0, 3, 1, 2
+    )
