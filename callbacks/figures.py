@@ -55,7 +55,7 @@ class CollectedPredictions:
         """Add a batch."""
         probs = combine(step.outputs, "softmax").exp()
         if set_name == "test":
-            kinds = {"prediction" if mean_outputs is None else "Monte Carlo": probs}
+            kinds = {"prediction" if mean_outputs is None else "posterior": probs}
             if mean_outputs is not None:
                 kinds["mean"] = mean_outputs.detach().cpu().float().softmax(-1)
             for kind, values in kinds.items():
@@ -84,7 +84,7 @@ class EvaluationFigures(Callback):
 
     The PNG files are ``reliability``, ``risk_coverage``, ``ood_scores`` (with out-of-distribution sets) and ``shift`` (with
     shifted test sets). TensorBoard, Weights & Biases, MLflow and Comet log them as ``test/reliability`` and so on. With a
-    posterior, each figure compares the Monte-Carlo prediction with the prediction at the mean.
+    posterior, each figure compares the average over its samples with the prediction at the mean.
 
     The scores of each example are written to ``scores.csv``, from which ``lightning-bayes report`` compares runs in pairs.
     The module's ``test_step`` must return ``{"outputs": logits, "targets": classes}`` and may add ``mean_outputs`` and

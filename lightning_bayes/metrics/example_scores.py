@@ -12,13 +12,17 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Final, NamedTuple
 
+import torch
 from torch import Tensor
 
+from lightning_bayes.metrics.paired import PairedClassification
 from lightning_bayes.metrics.scoring import nll_per_example
 from lightning_bayes.metrics.top_label import top_label
 
 SCORES_FILE: Final = "scores.csv"
 _TARGET: Final = "target"
+_CONFIDENCE: Final = "confidence"
+_ECE: Final = "cal/ECE"
 
 
 class Difference(NamedTuple):
@@ -29,11 +33,12 @@ class Difference(NamedTuple):
 
 
 def write_scores(path: Path, probs: Tensor, targets: Tensor) -> None:
-    """Write the target, the accuracy (0 or 1) and the NLL of each example, from probabilities ``[examples, classes]``."""
-    columns = (targets, top_label(probs, targets).correct.int(), nll_per_example(probs, targets))
+    """Write target, accuracy (0 or 1), NLL and confidence of each example, from probabilities ``[examples, classes]``."""
+    confidence, correct = top_label(probs, targets)
+    columns = (targets, correct.int(), nll_per_example(probs, targets), confidence)
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow([_TARGET, "cls/Acc", "cls/NLL"])
+        writer.writerow([_TARGET, "cls/Acc", "cls/NLL", _CONFIDENCE])
         writer.writerows(zip(*(column.tolist() for column in columns), strict=True))
 
 
@@ -42,8 +47,18 @@ def paired_differences(first: Path, other: Path) -> dict[str, Difference]:
     ours, theirs = _columns(first), _columns(other)
     if len(ours.get(_TARGET, ())) < 2 or ours[_TARGET] != theirs.get(_TARGET):
         return {}
-    shared = [key for key in ours if key in theirs and key != _TARGET]
-    return {key: _difference(ours[key], theirs[key]) for key in shared}
+    shared = [key for key in ours if key in theirs and key not in {_TARGET, _CONFIDENCE}]
+    found = {key: _difference(ours[key], theirs[key]) for key in shared}
+    return found | (_calibration(ours, theirs) if _CONFIDENCE in ours.keys() & theirs.keys() else {})
+
+
+def _calibration(ours: dict[str, list[float]], theirs: dict[str, list[float]]) -> dict[str, Difference]:
+    """The difference of the ECEs; see `PairedClassification`."""
+    columns = [[torch.tensor(test[key]) for key in ("cls/Acc", "cls/NLL", _CONFIDENCE)] for test in (theirs, ours)]
+    paired = PairedClassification()
+    paired.add(*(each for correct, nll, confidence in columns for each in paired.columns(confidence, correct, nll)))
+    ece = paired.compute()[_ECE]
+    return {_ECE: Difference(ece.first - ece.second, ece.error)}
 
 
 def _columns(path: Path) -> dict[str, list[float]]:

@@ -15,8 +15,8 @@ from lightning_bayes.metrics.top_label import top_label
 
 FIRST_POINT = 0.02  # smallest coverage drawn; below it, single errors among few answers make the curve jump
 
-# Metric key → axis label, and factor from the metric to the axis.
-PANELS = {"cls/Acc": ("Accuracy [%]", 100.0), "cls/NLL": ("NLL [nats]", 1.0), "cal/ECE": ("ECE [%]", 100.0)}
+# Metric key → axis label.
+PANELS = {"cls/Acc": "Accuracy", "cls/NLL": "NLL [nats]", "cal/ECE": "ECE"}
 
 
 def risk_coverage_diagram(curves: Mapping[str, tuple[Tensor, Tensor]]) -> Figure:
@@ -38,12 +38,12 @@ def risk_coverage_diagram(curves: Mapping[str, tuple[Tensor, Tensor]]) -> Figure
         coverage, risk = (column.cpu() for column in risk_coverage(*confidences))
         shown = coverage >= min(FIRST_POINT, float(coverage[-1]))
         axes.plot(
-            100 * coverage[shown].numpy(),
-            100 * risk[shown].numpy(),
-            label=f"{name}, AURC {100 * aurc(*confidences):.2f} %",
+            coverage[shown].numpy(),
+            risk[shown].numpy(),
+            label=f"{name}, AURC {aurc(*confidences):.4f}",
             **line_style(index),
         )
-    axes.set(xlabel="Coverage: inputs answered [%]", ylabel="Risk: wrong answers [%]", xlim=(0, 100))
+    axes.set(xlabel="Coverage: inputs answered", ylabel="Risk: wrong answers", xlim=(0, 1))
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False)
     quiet_frame(axes)
@@ -55,9 +55,9 @@ def shift_curves(models: Mapping[str, Mapping[str, Mapping[int, Sequence[float]]
     # A line is the mean over the kinds of shift; the band spans the lowest and the highest kind.
     check_not_empty(models, "model with its {metric: {severity: values}}")
     figure = Figure(figsize=(PANEL_WIDTH * len(PANELS) + 0.4, 3.6), dpi=DPI, layout="constrained")
-    for axes, (metric, (label, factor)) in zip(figure.subplots(1, len(PANELS)), PANELS.items(), strict=True):
+    for axes, (metric, label) in zip(figure.subplots(1, len(PANELS)), PANELS.items(), strict=True):
         for index, (name, curves) in enumerate(models.items()):
-            _draw_curve(axes, name, curves[metric], factor, index)
+            _draw_curve(axes, name, curves[metric], index)
         axes.set(xlabel="Severity of the shift", ylabel=label)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_ylim(bottom=0)
@@ -66,11 +66,11 @@ def shift_curves(models: Mapping[str, Mapping[str, Mapping[int, Sequence[float]]
     return figure
 
 
-def _draw_curve(axes: Axes, name: str, curve: Mapping[int, Sequence[float]], factor: float, index: int) -> None:
+def _draw_curve(axes: Axes, name: str, curve: Mapping[int, Sequence[float]], index: int) -> None:
     severities = sorted(curve)
-    scaled = [[factor * value for value in curve[severity]] for severity in severities]
-    means = [sum(values) / len(values) for values in scaled]
+    by_kind = [curve[severity] for severity in severities]
+    means = [sum(values) / len(values) for values in by_kind]
     style = line_style(index)
     axes.plot(severities, means, marker="o", markersize=4, label=name, **style)
-    lowest, highest = [min(values) for values in scaled], [max(values) for values in scaled]
+    lowest, highest = [min(values) for values in by_kind], [max(values) for values in by_kind]
     axes.fill_between(severities, lowest, highest, color=style["color"], alpha=0.15, lw=0)

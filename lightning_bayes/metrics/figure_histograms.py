@@ -40,16 +40,18 @@ def score_histograms(scores: Panels, title: str = "Scores for inputs out of dist
     """
     checked = _checked_panels(scores, bins)
     columns, rows = min(COLUMNS, len(scores)), math.ceil(len(scores) / COLUMNS)
-    figure = Figure(figsize=(PANEL_WIDTH * columns + 0.4, 3.3 * rows + 0.3), dpi=DPI, layout="constrained")
+    figure = Figure(figsize=(PANEL_WIDTH * columns + 0.4, 4.0 * rows + 0.3), dpi=DPI, layout="constrained")
     figure.suptitle(title)
     for position, (score, sets) in enumerate(checked.items()):
         axes = figure.add_subplot(rows, columns, position + 1)
         _draw_histograms(axes, _with_auroc(sets), _edges(torch.cat(list(sets.values())), bins))
-        axes.legend(frameon=False, fontsize=8, loc="upper right")
-        axes.set(title=score.replace("_", " "), xlabel="Score (higher means more OOD)")
+        axes.legend(
+            frameon=False, loc="lower left", bbox_to_anchor=(0, 1), title=score.replace("_", " ")
+        )  # above the bars
+        axes.set(xlabel="Score (higher means more OOD)")
         axes.xaxis.set_major_locator(MaxNLocator(nbins=5))  # labels such as -0.998 need room
         if position % columns == 0:
-            axes.set_ylabel("Fraction of the set [%]")
+            axes.set_ylabel("Fraction of the set")
     return figure
 
 
@@ -60,7 +62,7 @@ def _with_auroc(sets: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, values in ood_sets:
         is_ood = torch.arange(len(in_distribution) + len(values)) >= len(in_distribution)
         auroc = ood_auroc(torch.cat([in_distribution, values]), is_ood)
-        labelled[f"{name}, AUROC {100 * auroc:.1f} %"] = values
+        labelled[f"{name}, AUROC {auroc:.3f}"] = values
     return labelled
 
 
@@ -99,10 +101,10 @@ def _draw_histograms(axes: Axes, sets: Mapping[str, Tensor], edges: Tensor) -> N
     """Draw one filled outline per set: the fraction of the set in each bin, so sets of different sizes are comparable."""
     for index, (name, values) in enumerate(sets.items()):
         clamped = values.clamp(edges[0].item(), edges[-1].item())
-        percent = 100 * torch.histogram(clamped, edges).hist / len(clamped)
+        fractions = torch.histogram(clamped, edges).hist / len(clamped)
         colour = SERIES[index % len(SERIES)]
         axes.stairs(
-            percent.numpy(),
+            fractions.numpy(),
             edges.numpy(),
             fill=True,
             facecolor=to_rgba(colour, 0.35),

@@ -94,10 +94,15 @@ class PairedClassification(PairedScores):
     def _columns(self, probs: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
         """For each example: fraction of correct labels, mean NLL, and the gaps of its labels summed by bin."""
         flat, labels = probs.reshape(-1, probs.shape[-1]), targets.flatten()
-        confidence, correct = (values.view(len(targets), -1) for values in top_label(flat, labels))
-        gaps = confidence.new_zeros(len(targets), self._bins)
+        values = (*top_label(flat, labels), nll_per_example(flat, labels))
+        return self.columns(*(value.view(len(targets), -1) for value in values))
+
+    def columns(self, confidence: Tensor, correct: Tensor, nll: Tensor) -> tuple[Tensor, ...]:
+        """The columns of `add` for one prediction, from the values of each label, ``[batch, labels]`` or ``[batch]``."""
+        confidence, correct, nll = (value.view(len(value), -1) for value in (confidence, correct, nll))
+        gaps = confidence.new_zeros(len(confidence), self._bins)
         gaps.scatter_add_(1, bin_index(confidence, self._bins), (correct - confidence) / confidence.shape[1])
-        return correct.mean(1), nll_per_example(flat, labels).view(len(targets), -1).mean(1), gaps
+        return correct.mean(1), nll.mean(1), gaps
 
     def scores(self, mean: Tensor) -> tuple[Tensor, Tensor]:
         """See `PairedScores`. The ECE is the sum of the absolute mean gaps of the bins."""

@@ -12,6 +12,7 @@ import io
 import os
 import warnings
 from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
 from typing import Any, Final, NamedTuple, final
 
@@ -81,6 +82,8 @@ def export(
 ) -> Exported:
     """Write the Monte-Carlo predictive to one file, in the format of `torch.export` or ONNX.
 
+    An ONNX file names its inputs as the arguments of ``forward``, and their first dimension ``batch``.
+
     The exported network predicts the same as ``mc_predict`` with these samples, link, seed and temperature, for any batch
     size. A model that torch cannot trace raises `UnsupportedLayerError`.
 
@@ -123,14 +126,14 @@ def _traced(
     tensors = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
     # Torch would trace a batch size of 1 as a constant.
     examples = tuple(tensor if len(tensor) > 1 else torch.cat([tensor, tensor]) for tensor in tensors)
-    batch = torch.export.Dim("batch")
+    batch, arguments = torch.export.Dim("batch"), _input_names(network, len(tensors))
     shapes = (tuple({0: batch} for _ in examples),)
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's warnings address the authors of exporters
             # Strict mode, the default before torch 2.8, cannot name a buffer that several networks share.
             program = torch.export.export(network, examples, dynamic_shapes=shapes, strict=False)
-            return _pt2_bytes(program) if suffix == ".pt2" else _onnx_bytes(program, names)
+            return _pt2_bytes(program) if suffix == ".pt2" else _onnx_bytes(program, arguments, names)
     except Exception as error:  # a tracer can raise any exception
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise UnsupportedLayerError(
@@ -146,10 +149,25 @@ def _pt2_bytes(program: torch.export.ExportedProgram) -> bytes:
     return buffer.getvalue()
 
 
-def _onnx_bytes(program: torch.export.ExportedProgram, names: tuple[str, ...]) -> bytes:
-    onnx_program: Any = torch.onnx.export(program, (), dynamo=True, output_names=names, verbose=False)
-    data: bytes = onnx_program.model_proto.SerializeToString()
+def _onnx_bytes(program: torch.export.ExportedProgram, inputs: list[str], names: tuple[str, ...]) -> bytes:
+    options: dict[str, Any] = {"input_names": inputs, "output_names": names, "dynamo": True, "verbose": False}
+    onnx_program: Any = torch.onnx.export(program, (), **options)
+    proto = onnx_program.model_proto
+    graph = proto.graph
+    rows = {value.type.tensor_type.shape.dim[0].dim_param for value in graph.input}
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param in rows:  # a symbol of torch, such as s21
+                dim.dim_param = "batch"
+    data: bytes = proto.SerializeToString()
     return data
+
+
+def _input_names(network: MonteCarloNetwork, count: int) -> list[str]:
+    """The names of the arguments of ``forward``; without them, numbered ones."""
+    arguments = signature(network.networks[0].forward).parameters.values()
+    names = [each.name for each in arguments if each.kind in {each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD}]
+    return names[:count] if len(names) >= count else [f"input_{index}" for index in range(count)]
 
 
 def _deterministic_copies(model: nn.Module, sample: dict[str, Tensor]) -> dict[int, Tensor]:

@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 
 from lightning_bayes.metrics import by_severity, shift_curves
 from lightning_bayes.metrics.figure_style import DPI, PANEL_WIDTH, line_style, quiet_frame
-from lightning_bayes.report.runs import Run, joined
+from lightning_bayes.report.runs import Run, joined, named
 from lightning_bayes.report.summary import shared_settings, summary, verdict
 from lightning_bayes.report.tables import config_differences, metric_tables
 
@@ -43,7 +43,7 @@ class StoredFigure(NamedTuple):
 
 def render(runs: Sequence[Run], path: Path) -> str:
     """The HTML document that compares at least one run; links to configs below the folder of `path` are relative."""
-    runs = joined(runs)
+    runs = named(joined(runs))
     drawn = {"Training": training_curves(runs), "Shift": shift_comparison(runs)}
     return _template_environment().get_template("page.html").render(
         runs=runs,
@@ -71,9 +71,9 @@ def _template_environment() -> Environment:
 
 
 def _shown_width(png: str) -> int:
-    """Half the width in pixels, so that the text of all figures has the same size."""
-    # Bytes 16 to 19 of a PNG are its width.
-    return int.from_bytes(base64.b64decode(png[:32])[16:20], "big") // 2
+    """The width at which the text of a figure has the size of the page's."""
+    # Bytes 16 to 19 of a PNG are its width in pixels, and matplotlib's text has ten points.
+    return round(int.from_bytes(base64.b64decode(png[:32])[16:20], "big") * 100 / DPI)
 
 
 def _stored_figures(runs: Sequence[Run]) -> list[StoredFigure]:
@@ -113,10 +113,13 @@ def training_curves(runs: Sequence[Run]) -> Figure | None:
             panels[key] = curves
     if not panels:
         return None
-    figure = Figure(figsize=(max(PANEL_WIDTH * len(panels), 6.0) + 0.4, 4.0), dpi=DPI, layout="constrained")
+    columns = 2 if len(panels) == 4 else min(3, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    figure = Figure(figsize=(max(PANEL_WIDTH * columns, 6.0) + 0.4, 3.0 * rows + 0.6), dpi=DPI, layout="constrained")
     names = list(dict.fromkeys(name for curves in panels.values() for name, _ in curves))
     lines: dict[str, Line2D] = {}
-    for axes, (key, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+    for position, (key, curves) in enumerate(panels.items(), start=1):
+        axes = figure.add_subplot(rows, columns, position)
         for name, points in curves:
             (lines[name],) = axes.plot(*zip(*points, strict=True), **line_style(names.index(name)))
         axes.set(title=CURVES[key], xlabel="Epoch")

@@ -23,6 +23,13 @@ _FREE: Final = {
     *("root", "download", "batch_size", "num_workers", "predict_dir", "ood", "ood_root", "eval_ood", "corruptions"),
     *("severities", "optimizer", "lr_scheduler", "pretrained", "dirpath", "save_to"),
 }
+_OF_FOLDERS: Final = (
+    "trainer.logger",
+    "trainer.callbacks",
+    "ckpt_path",
+)  # settings that do not describe a run in words
+_SHORT: Final = 24  # characters of a setting in a run's name
+_VERSION: Final = re.compile(r"/?version_\d+$")
 _NUMBERED: Final = re.compile(r"^trainer\.callbacks\.\d+\.")
 
 
@@ -171,6 +178,29 @@ def joined(runs: Sequence[Run]) -> list[Run]:
             tests.setdefault(fit, []).append(run)
     of_fits = {run.folder for below in tests.values() for run in below}
     return [_with_tests(run, tests.get(folder, [])) for folder, run in by_folder.items() if run.folder not in of_fits]
+
+
+def named(runs: Sequence[Run]) -> list[Run]:
+    """The runs under the names of their folders without ``version_0``; runs of one folder are told apart by a setting."""
+    stems = [_VERSION.sub("", run.name) or run.folder.parent.name for run in runs]
+    names: list[str] = [""] * len(runs)
+    for stem in dict.fromkeys(stems):
+        places = [index for index, other in enumerate(stems) if other == stem]
+        for index, name in zip(places, _told_apart(stem, [runs[index] for index in places]), strict=True):
+            names[index] = name
+    return [run._replace(name=name) for run, name in zip(runs, names, strict=True)]
+
+
+def _told_apart(stem: str, runs: Sequence[Run]) -> list[str]:
+    """The names of runs of one folder, by the first setting that differs in each; their own names if there is none."""
+    if len(runs) == 1:
+        return [stem]
+    keys = dict.fromkeys(["seed_everything", *(key for run in runs for key in run.config)])
+    for key in (key for key in keys if not key.startswith(_OF_FOLDERS)):
+        values = [str(run.config.get(key, "default")) for run in runs]
+        if len(set(values)) == len(runs) and max(map(len, values)) <= _SHORT:
+            return [f"{stem}, {key.rpartition('.')[2].removesuffix('_everything')} {value}" for value in values]
+    return [run.name for run in runs]
 
 
 def _with_tests(fit: Run, tests: Sequence[Run]) -> Run:

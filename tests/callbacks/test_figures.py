@@ -83,7 +83,7 @@ def test_all_figures_are_written_below_the_run(tmp_path, drawn):
     names = ["ood_scores.png", "reliability.png", "risk_coverage.png", "shift.png"]
     assert sorted(written) == names
     assert all(content.startswith(PNG) for content in written.values())
-    assert list(drawn["predicted"].probs) == ["Monte Carlo", "mean"]
+    assert list(drawn["predicted"].probs) == ["posterior", "mean"]
 
 
 def test_figures_show_the_predictions_that_the_metrics_are_of(tmp_path, drawn):
@@ -99,11 +99,11 @@ def test_figures_show_the_predictions_that_the_metrics_are_of(tmp_path, drawn):
     }
     for axes, score in zip(drawn["figures"]["ood_scores"].axes, predicted.scores, strict=True):
         auroc = found[f"ood/noise/{score}/AUROC"]
-        assert f"noise, AUROC {100 * auroc:.1f} %" in [text.get_text() for text in axes.get_legend().get_texts()]
+        assert f"noise, AUROC {auroc:.3f}" in [text.get_text() for text in axes.get_legend().get_texts()]
     monte_carlo, mean = drawn["figures"]["shift"].axes[0].lines
     for line, prefix in ((monte_carlo, ""), (mean, "_mean")):
         keys = [f"test{prefix}/cls/Acc", *(f"shift{prefix}/fog/{level}/cls/Acc" for level in (1, 2))]
-        assert line.get_ydata().tolist() == pytest.approx([100 * found[key] for key in keys])
+        assert line.get_ydata().tolist() == pytest.approx([found[key] for key in keys])
 
 
 def test_the_scores_of_each_example_are_those_of_the_metrics(tmp_path):

@@ -131,25 +131,32 @@ def test_bars_are_the_accuracy_and_the_gap_of_the_reliability_bins(curves):
         accuracy, gap = axes.containers
         expected = reliability_bins(probs, targets, bins=10)
         assert expected.counts[0] == 0  # an empty bin, whose bars have no height
-        np.testing.assert_allclose(heights(accuracy), 100 * expected.accuracy)
-        np.testing.assert_allclose(heights(gap), 100 * (expected.confidence - expected.accuracy), rtol=1e-4)
-        np.testing.assert_allclose([bar.get_y() for bar in gap], 100 * expected.accuracy)
-        np.testing.assert_allclose([bar.get_x() for bar in accuracy], np.arange(10) * 10)
+        np.testing.assert_allclose(heights(accuracy), expected.accuracy)
+        np.testing.assert_allclose(heights(gap), expected.confidence - expected.accuracy, rtol=1e-4, atol=1e-7)
+        np.testing.assert_allclose([bar.get_y() for bar in gap], expected.accuracy)
+        np.testing.assert_allclose([bar.get_x() for bar in accuracy], np.arange(10) / 10)
+
+
+def test_models_with_the_same_diagram_share_one(curves):
+    (name, (probs, targets)), *_ = curves.items()
+    figure = reliability_diagram({name: (probs, targets), "its mean": (probs.clone(), targets)})
+    assert len(figure.axes) == 2
+    assert figure.axes[0].get_title().startswith(f"{name} and its mean\nECE ")
 
 
 def test_histograms_are_the_fraction_of_examples_per_bin(curves):
     figure = reliability_diagram(curves)
     for axes, (probs, targets) in zip(figure.axes[2:], curves.values(), strict=True):
         (bars,) = axes.containers
-        np.testing.assert_allclose(heights(bars), reliability_bins(probs, targets).counts / 2)  # of 200, in percent
+        np.testing.assert_allclose(heights(bars), reliability_bins(probs, targets).counts / 200)
 
 
 def test_titles_name_the_model_and_its_ece_and_axes_their_units(curves):
     figure = reliability_diagram(curves)
     for axes, (name, (probs, targets)) in zip(figure.axes[:2], curves.items(), strict=True):
-        assert axes.get_title() == f"{name}\nECE {100 * expected_calibration_error(probs, targets):.1f} %"
-    assert [axes.get_ylabel() for axes in figure.axes] == ["Accuracy [%]", "", "Examples [%]", ""]
-    assert [axes.get_xlabel() for axes in figure.axes] == ["", "", "Confidence [%]", "Confidence [%]"]
+        assert axes.get_title() == f"{name}\nECE {expected_calibration_error(probs, targets):.4f}"
+    assert [axes.get_ylabel() for axes in figure.axes] == ["Accuracy", "", "Examples", ""]
+    assert [axes.get_xlabel() for axes in figure.axes] == ["", "", "Confidence", "Confidence"]
     legend = {text.get_text() for text in figure.legends[0].get_texts()}
     assert legend == {"accuracy", "gap to the mean confidence", "perfect calibration"}
 
@@ -157,8 +164,8 @@ def test_titles_name_the_model_and_its_ece_and_axes_their_units(curves):
 def test_lines_are_the_risk_coverage_curves_above_two_percent(curves):
     (axes,) = risk_coverage_diagram(curves).axes
     for line, (probs, targets) in zip(axes.lines, curves.values(), strict=True):
-        coverage, risk = (100 * column.numpy() for column in risk_coverage(*top_label(probs, targets)))
-        shown = coverage >= 2
+        coverage, risk = (column.numpy() for column in risk_coverage(*top_label(probs, targets)))
+        shown = coverage >= 0.02
         assert not shown.all()
         np.testing.assert_allclose(line.get_xdata(), coverage[shown])
         np.testing.assert_allclose(line.get_ydata(), risk[shown], rtol=1e-6)
@@ -166,16 +173,16 @@ def test_lines_are_the_risk_coverage_curves_above_two_percent(curves):
 
 def test_the_legend_names_the_models_and_their_aurc(curves):
     (axes,) = risk_coverage_diagram(curves).axes
-    expected = [f"{name}, AURC {100 * aurc(*top_label(*each)):.2f} %" for name, each in curves.items()]
+    expected = [f"{name}, AURC {aurc(*top_label(*each)):.4f}" for name, each in curves.items()]
     assert [text.get_text() for text in axes.get_legend().get_texts()] == expected
-    assert axes.get_xlabel() == "Coverage: inputs answered [%]"
-    assert axes.get_ylabel() == "Risk: wrong answers [%]"
+    assert axes.get_xlabel() == "Coverage: inputs answered"
+    assert axes.get_ylabel() == "Risk: wrong answers"
 
 
 def test_a_constant_confidence_gives_one_point():
     probs = torch.tensor([[0.9, 0.1]]).expand(4, 2)
     (axes,) = risk_coverage_diagram({"flat": (probs, torch.tensor([0, 0, 0, 1]))}).axes
-    assert axes.lines[0].get_xydata().tolist() == [[100, 25]]
+    assert axes.lines[0].get_xydata().tolist() == [[1, 0.25]]
 
 
 def test_outlines_are_fractions_that_sum_to_one_per_set(scores):
@@ -189,8 +196,8 @@ def test_outlines_are_fractions_that_sum_to_one_per_set(scores):
             share, edges, _ = patch.get_data()
             np.testing.assert_allclose(edges, np.linspace(low, high, 13))
             expected, _ = np.histogram(values.double().clip(low, high), bins=12, range=(low, high))
-            np.testing.assert_allclose(share, 100 * expected / 300)
-            assert share.sum() == pytest.approx(100)
+            np.testing.assert_allclose(share, expected / 300)
+            assert share.sum() == pytest.approx(1)
 
 
 def test_an_outlier_does_not_stretch_the_axis(scores):
@@ -199,42 +206,45 @@ def test_an_outlier_does_not_stretch_the_axis(scores):
     (axes,) = score_histograms({"entropy": {"test": values}}).axes
     share, edges, _ = axes.patches[0].get_data()
     assert edges[-1] < 10
-    assert share.sum() == pytest.approx(100)
+    assert share.sum() == pytest.approx(1)
 
 
 def test_legends_show_the_auroc_against_the_first_set(scores):
     for axes, sets in zip(score_histograms(scores).axes, scores.values(), strict=True):
         auroc = roc_auc_score([0] * 300 + [1] * 300, torch.cat(list(sets.values())))
         texts = [text.get_text() for text in axes.get_legend().get_texts()]
-        assert texts == ["test", f"photos, AUROC {100 * auroc:.1f} %"]
+        assert texts == ["test", f"photos, AUROC {auroc:.3f}"]
 
 
 def test_panels_are_titled_by_their_score(scores):
-    assert [axes.get_title() for axes in score_histograms(scores).axes] == ["entropy", "max logit"]
+    assert [axes.get_legend().get_title().get_text() for axes in score_histograms(scores).axes] == [
+        "entropy",
+        "max logit",
+    ]
 
 
 def test_values_that_are_all_equal_fill_one_bin():
     (axes,) = score_histograms({"mutual_information": {"test": torch.zeros(5)}}).axes
-    assert sorted(axes.patches[0].get_data().values)[-2:] == [0, 100]
+    assert sorted(axes.patches[0].get_data().values)[-2:] == [0, 1]
 
 
 def test_lines_are_means_over_kinds_in_the_order_of_severity():
     figure = shift_curves(SHIFTS)
     accuracy, nll, ece = ([line.get_xydata() for line in axes.lines] for axes in figure.axes)
-    np.testing.assert_allclose(accuracy[0], [[0, 90], [1, 80], [2, 60]])
+    np.testing.assert_allclose(accuracy[0], [[0, 0.9], [1, 0.8], [2, 0.6]])
     np.testing.assert_allclose(nll[0], [[0, 0.3], [1, 0.6], [2, 1.2]])
-    np.testing.assert_allclose(ece[0], [[0, 2], [1, 5], [2, 15]])
-    np.testing.assert_allclose(accuracy[1], [[0, 88], [1, 82], [2, 70]])
+    np.testing.assert_allclose(ece[0], [[0, 0.02], [1, 0.05], [2, 0.15]])
+    np.testing.assert_allclose(accuracy[1], [[0, 0.88], [1, 0.82], [2, 0.7]])
 
 
 def test_bands_span_the_lowest_and_highest_kind():
     band, _ = shift_curves(SHIFTS).axes[0].collections
     at_two = [y for x, y in band.get_paths()[0].vertices if x == 2]
-    assert (min(at_two), max(at_two)) == pytest.approx((50, 70))
+    assert (min(at_two), max(at_two)) == pytest.approx((0.5, 0.7))
 
 
 def test_axes_have_names_and_units_and_the_first_a_legend():
     figure = shift_curves(SHIFTS)
-    assert [axes.get_ylabel() for axes in figure.axes] == ["Accuracy [%]", "NLL [nats]", "ECE [%]"]
+    assert [axes.get_ylabel() for axes in figure.axes] == ["Accuracy", "NLL [nats]", "ECE"]
     assert {axes.get_xlabel() for axes in figure.axes} == {"Severity of the shift"}
     assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["Adam", "VOGN"]

@@ -11,6 +11,7 @@ from scipy.stats import ttest_rel
 from sklearn.metrics import accuracy_score, log_loss
 
 from lightning_bayes.metrics import expected_calibration_error
+from lightning_bayes.metrics.example_scores import paired_differences, write_scores
 from lightning_bayes.metrics.paired import PairedClassification, PairedRegression
 
 EXAMPLES, CLASSES, RESAMPLES = 1500, 4, 400
@@ -114,3 +115,15 @@ def test_sums_of_processes_give_the_scores_of_all_examples():
     found = parts[0].compute(lambda total: total + other[0])
     for name, paired in classified(first, second, targets).compute().items():
         assert tuple(found[name]) == pytest.approx(tuple(paired)), name
+
+
+def test_scores_in_files_are_compared_like_predictions(tmp_path):
+    first, second, targets = predictions()
+    for name, probs in (("a", first), ("b", second)):
+        write_scores(tmp_path / name, probs, targets)
+    paired = PairedClassification()
+    paired.update(second, first, targets)
+    found = paired_differences(tmp_path / "a", tmp_path / "b")
+    for key, expected in paired.compute().items():
+        assert found[key].value == pytest.approx(expected.first - expected.second, abs=1e-6), key
+        assert found[key].error == pytest.approx(expected.error, rel=0.01), key

@@ -97,6 +97,9 @@ def test_onnx_predicts_the_same(tmp_path, generator):
     file = export(model, posterior, tmp_path / "net.onnx", torch.zeros(2, 1, 4, 4), samples=3)
     session = onnxruntime.InferenceSession(str(file.path))
     assert tuple(output.name for output in session.get_outputs()) == file.outputs
+    ((name, shape),) = [(value.name, value.shape) for value in session.get_inputs()]
+    assert (name, shape) == ("input", ["batch", 1, 4, 4])  # the argument of nn.Sequential.forward
+    assert {value.shape[0] for value in session.get_outputs()} == {"batch"}
     for batch in (1, 6):
         x = torch.randn(batch, 1, 4, 4, generator=generator)
         found = session.run(None, {session.get_inputs()[0].name: x.numpy()})

@@ -8,6 +8,7 @@ import yaml
 
 from lightning_bayes.errors import RunError
 from lightning_bayes.report import read_run, read_runs
+from lightning_bayes.report.runs import named
 
 
 def write_run(folder, lines, config=None):
@@ -127,3 +128,11 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, name, content, message):
     (folder / name).write_bytes(content)
     with pytest.raises(RunError, match=f"(?s){message}"):
         read_run(folder, "a")
+
+
+def test_a_report_names_runs_by_folder_and_runs_of_one_folder_by_the_setting_that_differs(tmp_path):
+    folders = {"vogn/version_0": 1, "vogn/version_3": 2, "adam/version_0": 1}
+    runs = [write_run(tmp_path / name, ROWS, {"seed_everything": seed, "lr": 0.1}) for name, seed in folders.items()]
+    assert [run.name for run in named(read_runs(runs))] == ["vogn, seed 1", "vogn, seed 2", "adam"]
+    same = [write_run(tmp_path / "sgd" / f"version_{number}", ROWS, {"lr": 0.1}) for number in (0, 1)]
+    assert [run.name for run in named(read_runs(same))] == ["version_0", "version_1"]
