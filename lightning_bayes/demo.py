@@ -1,7 +1,7 @@
 """The demo: LeNet-5 on scikit-learn's digits, trained with Adam and with VOGN, and compared.
 
 ``make demo`` runs it. It trains with the packaged configs ``digits+lenet5+adam`` and ``digits+lenet5+vogn``, and tests
-both.
+both. A picture at the end shows what the posterior changes, also beside Adam with a temperature.
 """
 
 from __future__ import annotations
@@ -12,14 +12,23 @@ import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
+from matplotlib.figure import Figure, SubFigure
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
+from torch.nn.functional import one_hot
 
 from lightning_bayes.cli import instantiate
+from lightning_bayes.metrics import expected_calibration_error, ood_auroc, ood_fpr95
+from lightning_bayes.metrics.figure_style import BLUE, DPI, GREY, ORANGE, quiet_frame
+from lightning_bayes.metrics.scoring import nll_per_example
+from lightning_bayes.predictive import fit_temperature
 
+SURE, INPUTS = 0.9, 7  # of the picture: a high probability, and the number of inputs shown
 SAMPLES = 64  # S, number of posterior samples in the Monte-Carlo predictive
 
 # Table column → metric key. The arrow points in the better direction.
@@ -39,6 +48,10 @@ class Fitted(NamedTuple):
     checkpoint: Path
     seconds: float
     logged: dict[str, float]  # the last logged values of the fit and of the test
+    images: list[Tensor]  # of the test set and of the out-of-distribution sets, [inputs, 1, 8, 8], in [0, 1]
+    targets: Tensor  # of the test set
+    probs: list[Tensor]  # for each set, [inputs, classes]
+    tempered: list[Tensor]  # the same with a temperature that was fitted on the validation set; empty for samples
 
     def metrics(self, suffix: str = "") -> dict[str, float]:
         """The test metrics in `COLUMNS`; those of the posterior mean have the suffix ``_mean``."""
@@ -65,7 +78,27 @@ def fit(config: str, folder: Path, seed: int, progress: bool, overrides: Sequenc
     logged = dict(run.trainer.callback_metrics)
     run.trainer.test(run.model, datamodule=run.datamodule, verbose=False)
     values = {name: float(value) for name, value in {**logged, **run.trainer.callback_metrics}.items()}
-    return Fitted(folder / "checkpoints" / "last.ckpt", seconds, values)
+    return Fitted(folder / "checkpoints" / "last.ckpt", seconds, values, *_predicted(run))
+
+
+def _predicted(run: Any) -> tuple[list[Tensor], Tensor, list[Tensor], list[Tensor]]:
+    """The images, the targets of the test set, and the predictions without and with a temperature."""
+    data = run.datamodule
+    sets = [data.test_set, *data.read_ood_sets()]
+    outputs = [_joined(batches) for batches in run.trainer.predict(run.model, datamodule=data)]
+    images = [dataset.tensors[0] * data.std + data.mean for dataset in sets]
+    targets = data.test_set.tensors[1]
+    if isinstance(run.trainer.predict_loop.predictions[0][0], dict):  # averages of samples, not logits
+        return images, targets, outputs, []
+    validation = _joined(run.trainer.predict(run.model, data.val_dataloader()))
+    temperature = fit_temperature(validation, data.val_set.tensors[1])
+    probs, tempered = ([(each / divisor).softmax(-1) for each in outputs] for divisor in (1.0, temperature))
+    return images, targets, probs, tempered
+
+
+def _joined(batches: Sequence[Any]) -> Tensor:
+    """The logits or probabilities of all batches."""
+    return torch.cat([batch["probs"] if isinstance(batch, dict) else batch for batch in batches])
 
 
 def compare(
@@ -77,10 +110,66 @@ def compare(
     vogn = fit("digits+lenet5+vogn", folder / "vogn", seed, progress, [samples, *overrides])
     results = {
         "Adam": adam.metrics(),
+        "Adam, T": scores(adam.tempered, adam.targets),
         "VOGN mean": vogn.metrics("_mean"),
         f"VOGN MC ({SAMPLES})": vogn.metrics(),
     }
     return results, adam, vogn
+
+
+def scores(probs: Sequence[Tensor], targets: Tensor) -> dict[str, float]:
+    """The metrics in `COLUMNS` of probabilities for the test set and for the out-of-distribution sets."""
+    of_test = probs[0]
+    uncertainty = torch.special.entr(torch.cat(list(probs))).sum(-1)
+    is_ood = torch.arange(len(uncertainty)) >= len(targets)
+    found = {
+        "cls/Acc": (of_test.argmax(-1) == targets).float().mean(),
+        "cls/NLL": nll_per_example(of_test, targets).mean(),
+        "cls/Brier": (of_test - one_hot(targets, of_test.shape[-1])).square().sum(-1).mean(),
+        "cal/ECE": expected_calibration_error(of_test, targets),
+        "ood/AUROC": ood_auroc(uncertainty, is_ood),
+        "ood/FPR95": ood_fpr95(uncertainty, is_ood),
+    }
+    return {key: float(value) for key, value in found.items()}
+
+
+def picture(adam: Fitted, vogn: Fitted) -> Figure:
+    """What the posterior changes: NLL and calibration of the digits, and confidence on inputs that are no digits."""
+    drawn = Figure(figsize=(9.6, 5.6), dpi=DPI, layout="constrained")
+    halves: Any = drawn.subfigures(2, 1, height_ratios=[1.3, 1])
+    above, below = halves
+    sides = {"Adam": adam.probs, "Adam,\ntemperature": adam.tempered, "VOGN": vogn.probs}
+    found = {name: scores(probs, adam.targets) for name, probs in sides.items()}
+    confident = {name: (torch.cat(probs[1:]).amax(-1) > SURE).float().mean().item() for name, probs in sides.items()}
+    panels = {
+        "NLL of the digits [nats]": [values["cls/NLL"] for values in found.values()],
+        "ECE of the digits": [values["cal/ECE"] for values in found.values()],
+        f"Surer than {SURE} of what is no digit": list(confident.values()),
+    }
+    for axes, (title, heights) in zip(above.subplots(1, len(panels)), panels.items(), strict=True):
+        bars = axes.bar(list(sides), heights, color=[GREY, ORANGE, BLUE], width=0.6)
+        axes.bar_label(bars, fmt="%.3f")
+        axes.set_title(f"{title} ↓", pad=12)
+        quiet_frame(axes)
+    _draw_inputs(below, adam, vogn)
+    return drawn
+
+
+def _draw_inputs(figure: SubFigure, adam: Fitted, vogn: Fitted) -> None:
+    """The inputs that are no digits on which Adam with a temperature is surest."""
+    images, before, after = (torch.cat(each[1:]) for each in (adam.images, adam.tempered, vogn.probs))
+    surest = before.amax(-1).argsort(descending=True)[:INPUTS]
+    figure.suptitle(
+        "What is no digit: the inputs on which Adam with a temperature is surest, with class and probability"
+    )
+    for axes, index in zip(figure.subplots(1, INPUTS), surest.tolist(), strict=True):
+        axes.imshow(images[index, 0].numpy(), cmap="gray_r", vmin=0, vmax=1)
+        axes.set_axis_off()
+        lines = [
+            f"{name} {each[index].argmax()}: {each[index].amax():.2f}"
+            for name, each in (("Adam", before), ("VOGN", after))
+        ]
+        axes.text(0.5, -0.1, "\n".join(lines), transform=axes.transAxes, ha="center", va="top")
 
 
 def results_table(results: dict[str, dict[str, float]]) -> Table:
@@ -115,8 +204,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"The data determine about {vogn.logged['posterior/effective_parameters']:.0f} parameters of VOGN's posterior. The "
         "curvature sets the shape of its noise; a heuristic sets the scale relative to the size of the weights."
     )
+    shown = options.root / "demo.png"
+    picture(adam, vogn).savefig(shown)
     figures = sorted(options.root.glob("*/figures/*.png"))
-    for path in [*figures, vogn.checkpoint, options.root / "vogn" / "config.yaml"]:
+    for path in [shown, *figures, vogn.checkpoint, options.root / "vogn" / "config.yaml"]:
         console.print(f"wrote {path}", soft_wrap=True)
 
 

@@ -66,6 +66,11 @@ def _by_method(records: Sequence[Record], problem: str) -> dict[str, dict[int, R
     return of
 
 
+def _means(found: dict[int, Record]) -> dict[str, float]:
+    columns = ("nll", "nll_t", "calibration", "calibration_t", "error_t")
+    return {column: statistics.mean(record[column] for record in found.values()) for column in columns}
+
+
 def figure(detection: dict[str, Gain], nll: dict[str, Gain]) -> Figure:
     """Two panels with a row for each problem."""
     drawn = Figure(figsize=(9.6, 4.4), dpi=DPI, layout="constrained")
@@ -97,7 +102,7 @@ def _draw(axes: Axes, row: int, gain: Gain, shown: Callable[[float, Gain], float
 
 
 def main() -> None:
-    """Print both scores of each problem; draw the figure if requested."""
+    """Print the scores of each problem; draw the figure if requested."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--figure", type=Path)
     options = parser.parse_args()
@@ -108,6 +113,13 @@ def main() -> None:
         for problem, gain in found.items():
             change = with_error(gain.vogn - gain.user, gain.error, sign="+")
             print(f"{name:10} {PROBLEMS[problem]:30} {gain.user:.4f} {change}, three networks {gain.ensemble:.4f}")
+    for problem, name in PROBLEMS.items():
+        means = {method: _means(found) for method, found in _by_method(records, problem).items()}
+        user, three = means["user"], means["ensemble"]
+        print(
+            f"one temperature: {name:30} NLL {user['nll']:.4f} to {user['nll_t']:.4f}, ECE {user['calibration']:.4f} to "
+            f"{user['calibration_t']:.4f}; three networks: error {user['error_t']:.4f} to {three['error_t']:.4f}"
+        )
     if options.figure is not None:
         figure(detection, nll).savefig(options.figure)
 

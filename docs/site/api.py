@@ -38,6 +38,23 @@ MOVED = {  # top-level names that serve another task than the rest of their subp
 }
 
 
+FIRST = (  # names that most people take, before the others of their table
+    *("VOGNCallback", "IVONCallback", "NoisyKFACCallback", "Calibration", "DeepEnsembleCallback", "LaplaceCallback"),
+    *(
+        "MultiModeCallback",
+        "VOGN",
+        "IVON",
+        "NoisyKFAC",
+        "load_posterior",
+        "mc_predict",
+        "Predictor",
+        "laplace",
+        "calibrate",
+    ),
+    *("measure", "BayesClassifier", "BayesRegressor", "create_model", "save_posterior"),
+)
+
+
 class Exported(NamedTuple):
     """A name listed in the ``__all__`` of a package."""
 
@@ -127,10 +144,13 @@ def task_page(task: str) -> str:
     title, summary, subpackages = TASKS[task]
     homes_of = homes()
     parts = [f"# {title}\n\n{summary}"]
+    top = [homes_of[origin(item)] for item in exported(f"{PACKAGE}.public")]
+    alone = [item for item in top if item.package not in packages() and subpackage_of(item) != "errors"]
+    parts += [f"::: {item.path}" for item in sorted(alone, key=rank) if task_of(item) == task]
     for package in packages():
         if package.split(".")[1] not in subpackages:
             continue
-        items = exported(package)
+        items = sorted(exported(package), key=rank)
         parts.append(f"## `{package}`")
         parts += [f"::: {item.path}" for item in items if homes_of[origin(item)] == item]
         elsewhere = [item for item in items if homes_of[origin(item)] != item]
@@ -144,7 +164,9 @@ def top_page() -> str:
     homes_of = homes()
     items = [homes_of[origin(item)] for item in exported(f"{PACKAGE}.public")]
     order = [name for _, _, names in TASKS.values() for name in names]
-    items.sort(key=lambda item: order.index(subpackage_of(item)) if subpackage_of(item) in order else len(order))
+    items.sort(
+        key=lambda item: (rank(item), order.index(subpackage_of(item)) if subpackage_of(item) in order else len(order))
+    )
     parts = [
         "# API reference",
         "Import these names with `from lightning_bayes import ...`. [Arguments of the callbacks](arguments.md) lists all "
@@ -153,10 +175,12 @@ def top_page() -> str:
     for task, (title, _, _) in TASKS.items():
         rows = [f"| [`{item.name}`][{item.path}] | {summary_of(item)} |" for item in items if task_of(item) == task]
         parts.append("\n".join([f"## [{title}]({task}.md)\n", "| name | purpose |", "|---|---|", *rows]))
-    parts += [
-        f"::: {item.path}" for item in items if item.package not in packages() and subpackage_of(item) != "errors"
-    ]
     return "\n\n".join(parts) + "\n"
+
+
+def rank(item: Exported) -> int:
+    """The place of a name among those that most people take; the others follow."""
+    return FIRST.index(item.name) if item.name in FIRST else len(FIRST)
 
 
 def task_of(item: Exported) -> str:
