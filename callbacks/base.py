@@ -30,12 +30,13 @@ from lightning_bayes.callbacks.closure import MonteCarloClosure, noise_samples
 from lightning_bayes.callbacks.evaluated_posterior import EvaluatedPosterior
 from lightning_bayes.callbacks.evaluation import EvaluationCallback, sample_count
 from lightning_bayes.callbacks.fields import CallbackFields, complete_arguments, documented, refuse_unnamed, shared_help
+from lightning_bayes.callbacks.last_epoch import fit_kept
 from lightning_bayes.callbacks.loaders import sum_over_processes
 from lightning_bayes.callbacks.noise_rule import NoiseRule
 from lightning_bayes.callbacks.num_data import check_example_count, set_num_data
 from lightning_bayes.callbacks.presets import Preset, find_preset, presets_of
 from lightning_bayes.callbacks.private_lightning import ClosureParts, wrap_closures
-from lightning_bayes.callbacks.resume import refuse_other_posterior, resumable_state, warn_of_changes
+from lightning_bayes.callbacks.resume import param_names, refuse_other_posterior, resumable_state, warn_of_changes
 from lightning_bayes.callbacks.swap import swap_optimizer
 from lightning_bayes.callbacks.training_inputs import FIRST_BATCHES
 from lightning_bayes.optim import VariationalOptimizer
@@ -238,7 +239,8 @@ class VariationalCallback(EvaluationCallback, ABC):
         """Keep the posterior for later evaluation in this process."""
         evaluates_samples = self.optimizer_class.noisy and max(self.eval_samples, self.val_samples or 0) > 0
         if self.optimizer is not None and self.optimizer.num_updates and evaluates_samples:
-            self._posterior.keep(self.optimizer)
+            with fit_kept(self.name, "the posterior of its module"):
+                self._posterior.keep(self.optimizer)
 
     # -- evaluation ---------------------------------------------------------------------------------------------------
 
@@ -262,7 +264,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         if self.optimizer is None:
             return {}
         return {
-            "param_names": _param_names(self.optimizer),
+            "param_names": param_names(self.optimizer, self.name),
             **self.loss_state(),
             "lr": None if callable(self.lr) else self.lr,
             "noise_rule": self._rule.state(),
@@ -289,11 +291,6 @@ class VariationalCallback(EvaluationCallback, ABC):
         refuse_other_posterior(checkpoint, self.name)
         self.load_loss_state(callback_state(checkpoint))
         self._posterior.load(checkpoint)
-
-
-def _param_names(optimizer: VariationalOptimizer) -> list[list[str]]:
-    names = {param: name for name, param in optimizer.model.named_parameters()}
-    return [[names[param] for param in group["params"]] for group in optimizer.param_groups]
 
 
 VariationalCallback.__init__.__doc__ = shared_help()  # what help and editors show for callbacks without own arguments

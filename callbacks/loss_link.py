@@ -41,6 +41,8 @@ class LinkRecorder:
         weights = {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
         self._noise = NoiseRecorder(weights, tensors_of(batch))
         for module in self._module.modules():
+            if isinstance(module, torch.jit.ScriptModule):  # which refuses hooks
+                continue
             hook = module.register_forward_hook(Uncopied(self._note_outputs))
             self._undo.callback(hook.remove)
         self._undo.enter_context(self._recorder)

@@ -6,7 +6,9 @@ name the product, as the module does before and after.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,3 +40,21 @@ def split(values: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tenso
     pairs = {name + ORIGINAL: values[name] for name in masked}
     pairs |= {name + _MASK: torch.ones_like(values[name]) for name in masked}
     return {**{name: value for name, value in values.items() if name not in masked}, **pairs}
+
+
+def masked(values: Mapping[str, Tensor], held: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`multiplied` values with the masks that a module holds now."""
+    return {name: value * held[name + _MASK] if name + _MASK in held else value for name, value in values.items()}
+
+
+def renamed(posterior: Any, names: Collection[str]) -> Any:
+    """A posterior, which is a dataclass, with the names that a module holds now, with or without masks."""
+    new = {name: _held(name, names) for name in posterior.mean}
+    if all(name == held for name, held in new.items()):
+        return posterior
+    dicts = {f.name: value for f in fields(posterior) if isinstance(value := getattr(posterior, f.name), dict)}
+    return replace(posterior, **{field: {new.get(k, k): v for k, v in value.items()} for field, value in dicts.items()})
+
+
+def _held(name: str, names: Collection[str]) -> str:
+    return next((n for n in (name, name + ORIGINAL, name.removesuffix(ORIGINAL)) if n in names), name)

@@ -59,6 +59,7 @@ class MemberFits:
         self.count, self.seed = count, seed
         self._member: Callable[[], LightningModule] | None = None  # a copy of the untouched module
         self._callbacks: list[Callback] = []
+        self._parts: dict[str, Any] = {}  # modules and parameters, which callbacks may hold, by name
         self._arguments: dict[str, Any] = {}
 
     def prepare(self, trainer: Trainer, module: LightningModule) -> None:
@@ -73,7 +74,9 @@ class MemberFits:
         layers_to_reset(module)
         self._arguments = _arguments(trainer)
         self._member = copies_of(trainer, module)
-        self._callbacks, dropped = _copied(trainer)
+        self._parts = _parts(module)
+        shared = {id(part): part for part in (trainer, *self._parts.values())}
+        self._callbacks, dropped = _copied(callbacks_of(trainer, Callback), shared)
         names = ", ".join(type(callback).__name__ for callback in self._callbacks)
         rank_zero_info(
             f"DeepEnsembleCallback: trains {self.count} networks one after the other, which takes about {self.count} times "
@@ -104,8 +107,10 @@ class MemberFits:
 
     def _fitted(self, trainer: Trainer, module: LightningModule, seed: int) -> Trainer:
         """Fit a copy of the module as `trainer` fitted the original."""
-        callbacks = [_FreshWeights(), *copy.deepcopy(self._callbacks)]
-        member, data = Trainer(callbacks=callbacks, **self._arguments), data_of_fit(trainer)
+        parts = _parts(module)
+        own = {id(part): parts[name] for name, part in self._parts.items() if name in parts}
+        callbacks = copy.deepcopy(self._callbacks, {id(trainer): trainer, **own})
+        member, data = Trainer(callbacks=[_FreshWeights(), *callbacks], **self._arguments), data_of_fit(trainer)
         try:
             with isolate_rng():
                 random.seed(seed)
@@ -157,14 +162,19 @@ def _save(trainer: Trainer, path: Path) -> None:
     atomic_save(path, checkpoint, "member", "Free space, and resume the fit with ckpt_path=...")
 
 
-def _copied(trainer: Trainer) -> tuple[list[Callback], list[str]]:
+def _parts(module: LightningModule) -> dict[str, Any]:
+    """The modules and parameters of a module, by name."""
+    return {**dict(module.named_modules()), **dict(module.named_parameters())}
+
+
+def _copied(callbacks: list[Callback], shared: dict[int, Any]) -> tuple[list[Callback], list[str]]:
     """Copies of the callbacks that may act in training, and the names of those that cannot be copied, with the reason."""
     copies, dropped = [], []
-    for callback in callbacks_of(trainer, Callback):
+    for callback in callbacks:
         if isinstance(callback, _OBSERVERS):
             continue
         try:
-            copies.append(copy.deepcopy(callback, {id(trainer): trainer}))
+            copies.append(copy.deepcopy(callback, dict(shared)))
         except Exception as error:  # whatever the callback holds
             dropped.append(f"{type(callback).__name__} ({type(error).__name__}: {error})")
     return copies, dropped

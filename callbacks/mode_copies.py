@@ -53,10 +53,11 @@ def at_mode(callback: VariationalCallback, mode: Mode) -> AbstractPosterior:
     """The posterior around a mode, with the constants of its copy."""
     assert callback.optimizer is not None  # it made the updates of this fit
     posterior = callback.optimizer.posterior().to("cpu")
-    return with_constants(posterior, constants_of(mode, posterior.mean))
+    return with_constants(posterior, mode)
 
 
-def with_constants(posterior: Any, constants: dict[str, Tensor]) -> AbstractPosterior:
-    """A copy of a posterior, which is a dataclass, with these constants."""
-    changed: AbstractPosterior = replace(posterior, constants=constants)
+def with_constants(posterior: Any, mode: Mode) -> AbstractPosterior:
+    """A copy of a posterior, which is a dataclass, with the constants of a mode; masks stay those of the module."""
+    rest = {name: value for name, value in mode.items() if name + ORIGINAL not in posterior.mean}
+    changed: AbstractPosterior = replace(posterior, constants=constants_of(rest, posterior.mean))
     return changed

@@ -20,7 +20,6 @@ from lightning_bayes.callbacks.mode_choice import ModeChoice
 from lightning_bayes.callbacks.mode_copies import Mode, at_mode, copied, distance, held_by, members, with_constants
 from lightning_bayes.callbacks.neighbours import callbacks_of
 from lightning_bayes.errors import HyperparameterError, PosteriorError, UnsupportedTrainingError
-from lightning_bayes.optim.readout import constants_of
 from lightning_bayes.posteriors import FAMILIES, AbstractPosterior
 from lightning_bayes.predictive import (
     Link,
@@ -218,6 +217,11 @@ class MultiModeCallback(EvaluationCallback):
                 f"MultiModeCallback averages over {len(self.modes)} of {self.num_modes} modes: the fit ended within a cycle."
             )
         mismatch = misfits(pl_module, held_by(pl_module, self.modes[-1]))
+        if mismatch and self._weights.is_of_fit:  # changed in `on_train_end`
+            rank_zero_warn(
+                f"MultiModeCallback evaluates at the module's current weights: its layers changed ({mismatch})."
+            )
+            return None
         if mismatch:
             raise PosteriorError(
                 f"The modes are not networks of this {type(pl_module).__name__} ({mismatch}). Build the module with the "
@@ -245,7 +249,7 @@ class MultiModeCallback(EvaluationCallback):
         self._weights.loaded()
         self.modes, self.count = list(state_dict["modes"]), state_dict["count"]
         self.posteriors = [
-            with_constants(FAMILIES[family].from_state_dict(state), constants_of(mode, state["mean"]))
+            with_constants(FAMILIES[family].from_state_dict(state), mode)
             for (family, state), mode in zip(state_dict["posteriors"], self.modes, strict=False)
         ]
         self._rates.peaks = list(state_dict["peaks"])

@@ -11,6 +11,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 
 from lightning_bayes.callbacks.evaluated_posterior import is_mean_of
 from lightning_bayes.callbacks.evaluation import EvaluationCallback, require_single_evaluation
+from lightning_bayes.callbacks.masks import renamed
 from lightning_bayes.callbacks.resume import refuse_noisy_state, refuse_other_posterior, warn_of_kept
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim.readout import POSTERIOR_KEY, stored_posterior
@@ -69,6 +70,8 @@ class PosthocCallback(EvaluationCallback, ABC):
         """Samples of the posterior of the module's weights; None without one."""
         if not self.eval_samples:
             return None
+        if self._posterior is not None:
+            self._posterior = renamed(self._posterior, pl_module.state_dict().keys())
         if self._posterior is None or not is_mean_of(self._posterior, pl_module.state_dict()):
             posterior = None if trainer.state.fn == "fit" else self.missing_posterior(trainer, pl_module)
             if posterior is None:

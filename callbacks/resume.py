@@ -1,4 +1,4 @@
-"""Resuming from a checkpoint: which arguments it overrides. `optim.resuming` has the table of what must agree."""
+"""Resuming from a checkpoint: what it holds, and what it overrides. `optim.resuming` has the table of what must agree."""
 
 from __future__ import annotations
 
@@ -13,10 +13,24 @@ from lightning_bayes.callbacks.num_data import with_augmentation_factor
 from lightning_bayes.errors import PosteriorError
 from lightning_bayes.optim import VariationalOptimizer, value_at
 from lightning_bayes.optim.groups import KEY, flat
+from lightning_bayes.optim.parameters import stored_names
 from lightning_bayes.optim.readout import POSTERIOR_KEY, callback_state
 from lightning_bayes.optim.resuming import RECORD
 from lightning_bayes.optim.settings import plain
 from lightning_bayes.optim.weight_prior import holds_priors
+
+
+def param_names(optimizer: VariationalOptimizer, callback: str) -> list[list[str]]:
+    """The names of the trained parameters; none if some were removed, such as adapters that were merged."""
+    names = stored_names(optimizer.model)
+    removed = sum(param not in names for group in optimizer.param_groups for param in group["params"])
+    if removed:
+        rank_zero_warn(
+            f"{callback}: {removed} trained parameters are no longer part of {type(optimizer.model).__name__}, so this "
+            "checkpoint holds no posterior. Save one before you merge adapters or remove parametrizations."
+        )
+        return []
+    return [[names[param] for param in group["params"]] for group in optimizer.param_groups]
 
 
 def resumable_state(checkpoint: Mapping[str, Any], callback: str) -> dict[str, Any]:

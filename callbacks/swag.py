@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, final
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import RunningStage
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
 from lightning_bayes.callbacks.arguments import checked
+from lightning_bayes.callbacks.collection_times import CollectionTimes, epochs_of
 from lightning_bayes.callbacks.forward_arguments import ForwardArguments
 from lightning_bayes.callbacks.last_epoch import fit_kept, is_last_epoch
 from lightning_bayes.callbacks.loaders import OnDevice, mean_over_processes, random_state_kept
+from lightning_bayes.callbacks.masks import ORIGINAL, masked, multiplied
 from lightning_bayes.callbacks.num_data import infer_num_data
 from lightning_bayes.callbacks.posthoc import PosthocCallback
 from lightning_bayes.callbacks.private_lightning import training_batches
@@ -40,14 +43,15 @@ class _OfBatches(nn.Module):
 class SWAGCallback(PosthocCallback):
     """Fits a low-rank Gaussian to the weights of the last epochs (Maddox et al. 2019, https://arxiv.org/abs/1902.02476).
 
-    Training is unchanged. The callback collects the weights at the end of each of the last epochs. After the last epoch, and
+    Training is unchanged. The callback collects the weights at the end of each of the last epochs; in a fit of one epoch, or
+    one that ends by time, `max_rank` times within it. After the last epoch, and
     before the checkpoint is written, it sets the module to their mean and estimates BatchNorm statistics in one pass over
     the training data. `BatchNormRecalibration` estimates statistics for every sample, as in the paper.
     `DeepEnsembleCallback(members, samples=10)` of such checkpoints is Multi-SWAG (Wilson & Izmailov 2020,
     https://arxiv.org/abs/2002.08791).
 
     Args:
-        start: Fraction of the epochs after which collection starts, at least 0 and below 1. Collection starts in the
+        start: Fraction of the fit after which collection starts, at least 0 and below 1. Collection starts in the
             second-last epoch at the latest.
         every: Epochs between two collections.
         max_rank: R, number of stored deviations, each as large as the network.
@@ -85,6 +89,8 @@ class SWAGCallback(PosthocCallback):
             )
         self.start, self.every, self.max_rank, self.lr, self.num_data = start, every, max_rank, lr, num_data
         self.moments = SWAG(max_rank)
+        self._times = CollectionTimes(start, every, max_rank, 0)
+        self._has_finished = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Require enough epochs, and an N.
@@ -92,19 +98,24 @@ class SWAGCallback(PosthocCallback):
         Raises:
             HyperparameterError: If fewer than two epochs would be collected.
         """
-        self._has_tried = False
+        self._has_tried = self._has_finished = False
         if self.num_data is None:
             infer_num_data(trainer)
-        if not trainer.current_epoch:
+        if not trainer.global_step:
             self.moments = SWAG(self.max_rank)
-        epochs = trainer.max_epochs or -1
-        collections = sum(self._collects(trainer, epoch) for epoch in range(epochs))
+        self._times = times = CollectionTimes(self.start, self.every, self.max_rank, epochs_of(trainer))
+        collections = sum(map(times.after_epoch, range(times.epochs)))
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             self._collect(pl_module)  # a second iterate, so that a trial run also makes the posterior
-        elif collections < 2:
+        elif times.epochs and collections < 2:
             raise HyperparameterError(
                 f"SWAG needs the weights of at least 2 epochs, but start={self.start:g} and every={self.every} leave "
-                f"{collections} of max_epochs={epochs}. Train longer, or lower start or every."
+                f"{collections} of {times.epochs}. Train longer, or lower start or every."
+            )
+        elif not times.epochs and (1 - self.start) * trainer.estimated_stepping_batches < 2:
+            raise HyperparameterError(
+                f"SWAG needs the weights after at least 2 updates, but start={self.start:g} leaves fewer of "
+                f"{trainer.estimated_stepping_batches}. Train longer, or lower start."
             )
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -113,7 +124,7 @@ class SWAGCallback(PosthocCallback):
         if self.moments.count:
             params = self._collected_parameters(pl_module).items()
             self.moments.add_constant({name: p for name, p in params if not self.moments.is_collected(name)})
-        if self.lr is not None and self._is_late(trainer, trainer.current_epoch):
+        if self.lr is not None and self._times.is_late(trainer):
             for optimizer in trainer.optimizers:
                 for group in optimizer.param_groups:
                     group["lr"] = self.lr
@@ -121,8 +132,10 @@ class SWAGCallback(PosthocCallback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Try the first batch of a fit if the end of the fit has to estimate BatchNorm statistics."""
+        """Collect within an epoch; try the first batch of a fit whose end has to estimate BatchNorm statistics."""
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        if self._times.after_update(trainer, self.moments.count):
+            self._collect(pl_module)
         if self._has_tried:
             return
         self._has_tried = True
@@ -141,35 +154,50 @@ class SWAGCallback(PosthocCallback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Collect the weights, and fit the posterior after the last epoch."""
-        if self._collects(trainer, trainer.current_epoch):
+        if self._times.after_epoch(trainer.current_epoch):
             self._collect(pl_module)
-        if not is_last_epoch(trainer):
-            return
+        if is_last_epoch(trainer):
+            self._end(trainer, pl_module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Fit the posterior if a later callback or the module has ended the fit after the last epoch."""
+        if not self._has_finished:
+            self._end(trainer, pl_module)
+
+    def _end(self, trainer: Trainer, module: LightningModule) -> None:
+        self._has_finished = True
         if self.moments.count >= 2:
             with fit_kept(type(self).__name__, "a posterior"):
-                self._finish(trainer, pl_module)
+                self._finish(trainer, module)
         else:
             rank_zero_warn(
-                f"The fit ended after epoch {trainer.current_epoch}, when SWAGCallback had collected the weights of "
-                f"{self.moments.count} epochs; it needs 2, so there is no posterior. Lower start={self.start:g}, or "
+                f"The fit ended after epoch {trainer.current_epoch}, when SWAGCallback had collected the weights "
+                f"{self.moments.count} times; it needs 2, so there is no posterior. Lower start={self.start:g}, or "
                 "train longer."
             )
 
     def _collect(self, module: LightningModule) -> None:
         self.moments.collect(self._collected_parameters(module))
 
-    def _collected_parameters(self, module: LightningModule) -> dict[str, nn.Parameter]:
-        """The parameters that are trainable now, or were at an earlier collection."""
+    def _collected_parameters(self, module: LightningModule) -> dict[str, Tensor]:
+        """The parameters that are trainable now, or were at an earlier collection; products of weights and masks."""
         is_collected = self.moments.is_collected
-        return {name: p for name, p in module.named_parameters() if p.requires_grad or is_collected(name)}
+        held = module.state_dict(keep_vars=True)
+        trained = {name for name, param in module.named_parameters() if param.requires_grad}
+        return {
+            name: value
+            for name, value in multiplied(held).items()
+            if name in trained or name + ORIGINAL in trained or is_collected(name)
+        }
 
     @torch.no_grad()
     def _finish(self, trainer: Trainer, module: LightningModule) -> None:
         num_data = infer_num_data(trainer) if self.num_data is None else self.num_data
-        params = dict(module.named_parameters())
-        means = self.moments.posterior(num_data, dict.fromkeys(params, math.nan)).mean
+        held = module.state_dict(keep_vars=True)
+        fitted = self.moments.posterior(num_data, dict.fromkeys(multiplied(held), math.nan))  # without a prior
+        means = masked(fitted.mean, held)
         for name, mean in means.items():
-            params[name].copy_(mean)
+            held[name if name in held else name + ORIGINAL].copy_(mean)
         if running_statistics(module):
             with random_state_kept(module):
                 batches = OnDevice(trainer, training_batches(trainer), RunningStage.TRAINING)
@@ -177,16 +205,10 @@ class SWAGCallback(PosthocCallback):
             reduce = mean_over_processes(trainer)
             for statistic in running_statistics(module).values():
                 statistic.copy_(reduce(statistic))
-        constants = {n: v.detach().clone() for n, v in module.state_dict().items() if n not in means}
-        self.keep(self.moments.posterior(num_data, dict.fromkeys(means, math.nan), constants))
-        rank_zero_info(f"SWAGCallback: set the module's weights to their mean over {self.moments.count} epochs.")
-
-    def _is_late(self, trainer: Trainer, epoch: int) -> bool:
-        return epoch >= min(self.start * (trainer.max_epochs or 0), (trainer.max_epochs or 0) - 2)
-
-    def _collects(self, trainer: Trainer, epoch: int) -> bool:
-        """Whether to collect weights after an epoch; counts backwards from the last epoch, which is always collected."""
-        return self._is_late(trainer, epoch) and ((trainer.max_epochs or 0) - 1 - epoch) % self.every == 0
+        constants = {n: v.detach().clone() for n, v in multiplied(module.state_dict()).items() if n not in means}
+        priors = {name: fitted.prior_precision[name] for name in means}
+        self.keep(replace(fitted, mean=means, prior_precision=priors, constants=constants))
+        rank_zero_info(f"SWAGCallback: set the module's weights to their mean over {self.moments.count} collections.")
 
     def missing_posterior(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Warn, and return None: SWAG needs the weights of several epochs, not of one checkpoint."""

@@ -125,6 +125,8 @@ class GradientEngine(AbstractEngine):
             undo.callback(captured.drop_nodes)
             captured.recorder = undo.enter_context(LossRecorder())
             for name, module in self.model.named_modules():
+                if isinstance(module, torch.jit.ScriptModule):  # which refuses hooks
+                    continue
                 label = f"{name or 'the model itself'} ({type(module).__name__})"
                 hook = module.register_forward_pre_hook(Uncopied(_note_first, captured, label), with_kwargs=True)
                 undo.callback(hook.remove)

@@ -57,7 +57,9 @@ class HookedEngine(AbstractEngine, ABC):
             captured.recorder = undo.enter_context(LossRecorder(has_layers=True))
             record = Uncopied(captured.note_model_call)
             for module in outermost:
-                if module not in measured and (module is self.model or has_children(module)):
+                is_scripted = isinstance(module, torch.jit.ScriptModule)  # which refuses hooks
+                is_outer = module is self.model or (has_children(module) and not is_scripted)
+                if module not in measured and is_outer:
                     undo.callback(module.register_forward_hook(record, with_kwargs=True).remove)
             yield captured
             if captured.shared:

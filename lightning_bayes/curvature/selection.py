@@ -72,6 +72,11 @@ def last_called(model: nn.Module, forward: Callable[[], object]) -> str:
     of_layers = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in uses.owners]
     with ExitStack() as hooks, torch.no_grad(), only_trained(model, of_layers):
         for unit in find_measured_modules(model):
+            if isinstance(unit.module, torch.jit.ScriptModule):
+                raise UnsupportedLayerError(
+                    f"torch.jit has compiled {unit.name or 'the model itself'}, so no hook tells which layer is last. "
+                    "Choose other parameters by a regular expression, such as subset='head', or use the original module."
+                )
             hooks.enter_context(unit.module.register_forward_hook(lambda *_, name=unit.name: uses.last.append(name)))
         with uses:
             forward()

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.errors import NonFiniteError, name_some
-from lightning_bayes.optim.parameters import names_of
 
 _NAMES_LENGTH = 60  # characters of names in a message
 
@@ -22,8 +21,10 @@ def require_finite(
 ) -> None:
     """Raise `NonFiniteError` if means or states are not finite; `means` are those of parameters that hold a sample."""
     params, are_finite = [param for group in groups for param in group["params"]], dict[str, Tensor]()
-    for param, name in zip(params, names_of(model, params), strict=True):
+    names = {param: name for name, param in model.named_parameters()}
+    for param in params:
         tensors = [means.get(param, param), *(v for v in states.get(param, {}).values() if isinstance(v, Tensor))]
+        name = names.get(param, f"a parameter of shape {list(param.shape)}, which the model no longer has")
         are_finite[name] = torch.stack([tensor.isfinite().all() for tensor in tensors]).all()
     finite = torch.stack(list(are_finite.values())).tolist()
     if culprits := [name for name, is_finite in zip(are_finite, finite, strict=True) if not is_finite]:

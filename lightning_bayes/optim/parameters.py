@@ -41,6 +41,16 @@ def names_of(model: nn.Module, params: Sequence[nn.Parameter]) -> list[str]:
     return [names[param] for param in params]
 
 
+def stored_names(model: nn.Module) -> dict[nn.Parameter, str]:
+    """Names that ``torch.nn.utils.prune`` does not change: it adds a mask, and the suffix ``_orig`` to the weight's name."""
+    masks = {name.removesuffix("_mask") for name, _ in model.named_buffers() if name.endswith("_mask")}
+    names = {param: name for name, param in model.named_parameters()}
+    return {
+        param: name.removesuffix("_orig") if name.removesuffix("_orig") in masks else name
+        for param, name in names.items()
+    }
+
+
 def require_initialised(model: nn.Module) -> None:
     """Require that lazy layers are initialised."""
     lazy = [name for name, param in model.named_parameters() if is_lazy(param)]

@@ -211,8 +211,11 @@ def posterior_from_checkpoint(checkpoint: dict[str, Any], source: str = "The che
 
 def _entries(checkpoint: dict[str, Any], names: list[list[str]], optimizer: dict[str, Any]) -> Iterator[Entry]:
     """Yield the parameters with at least one update; before that they have no posterior."""
+    weights = checkpoint["state_dict"]
     for group, group_names in zip(optimizer["param_groups"], names, strict=True):
         for index, name in zip(group["params"], group_names, strict=True):
             state = state_of(optimizer).get(index, {})
             if state.get("step"):
-                yield Entry(name, checkpoint["state_dict"][name], group, state)
+                # A weight that torch.nn.utils.prune masks has two names; ModelPruning saves it without its mask.
+                held = next(n for n in (name, f"{name}_orig", name.removesuffix("_orig")) if n in weights)
+                yield Entry(held, weights[held], group, state)

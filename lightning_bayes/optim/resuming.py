@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from lightning_bayes.errors import PosteriorError, name_some
 from lightning_bayes.optim.groups import FORMAT
 from lightning_bayes.optim.optimizer import NoisyOptimizer
+from lightning_bayes.optim.parameters import stored_names
 
 RECORD: Final = "record"  # key in the optimizer's state_dict
 _MUST_AGREE: Final = {
@@ -36,7 +37,7 @@ def record_of(
     optimizer: NoisyOptimizer, step: str, base: Optimizer | None, without_noise: Collection[Tensor] | None
 ) -> dict[str, Any]:
     """What a state must agree with to be loaded; `without_noise` are the parameters without, None for all."""
-    names = {param: name for name, param in optimizer.model.named_parameters()}
+    names = stored_names(optimizer.model)
     groups = [group["params"] for group in optimizer.param_groups]
     noisy = (p for params in groups for p in params if without_noise is not None and p not in without_noise)
     return {

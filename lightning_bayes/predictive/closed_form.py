@@ -187,7 +187,8 @@ class ClosedFormSamples(Samples):
         if torch.is_grad_enabled():  # the variance has no derivative: average linearised networks instead
             return LinearizedSamples(self.samples).subset_outputs(model, forward, indices)
         if self._engine is None or self._engine.model is not model:
-            self._engine = FusedEngine(model, "sum")
+            with only_trained(model, self.samples.posterior.mean):  # other layers need no rule
+                self._engine = FusedEngine(model, "sum")
         outputs, variance = BatchMoments(self._engine, forward).under(self.samples.posterior)
         if self.link in CLASS_DIMS:
             dim = CLASS_DIMS[self.link]

@@ -136,6 +136,8 @@ def _failing_layer(model: nn.Module, expand: Callable[[], Tensor]) -> str:
     active: list[str] = []
     hooks = []
     for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):  # which refuses hooks
+            continue
         label = f"{name} ({type(module).__name__})" if name else type(module).__name__
         hooks.append(module.register_forward_pre_hook(lambda *_, label=label: active.append(label)))
         hooks.append(module.register_forward_hook(lambda *_: active.pop() and None))

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 from torch.nn.utils import prune
 
-from lightning_bayes.callbacks.masks import multiplied, split
+from lightning_bayes.callbacks.masks import multiplied, renamed, split
+from lightning_bayes.posteriors import MeanField
 
 
 def pruned():
@@ -34,3 +35,10 @@ def test_split_products_are_the_same_network():
 def test_other_tensors_are_left_alone():
     values = {"attn_mask": torch.ones(2), "weight": torch.ones(3)}
     assert multiplied(values) == values == split(values, values)
+
+
+def test_a_posterior_takes_the_names_of_the_module():
+    ones, priors = {"0.weight": torch.ones(3), "1.bias": torch.ones(2)}, {"0.weight": 1.0, "1.bias": 1.0}
+    found = renamed(MeanField(ones, ones, priors, 10.0), ["0.weight_orig", "0.weight_mask", "1.bias"])
+    assert [*found.mean] == [*found.precision] == [*found.prior_precision] == ["0.weight_orig", "1.bias"]
+    assert [*renamed(found, ["0.weight", "1.bias"]).mean] == ["0.weight", "1.bias"]

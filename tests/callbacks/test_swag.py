@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from lightning.pytorch import Callback
 from tiny_training import Classifier, NormedClassifier, assert_same_bits, blobs, fit, loader, quiet_trainer, weights
+from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_bayes import DeepEnsembleCallback, SWAGCallback, load_posterior, mc_predict
 from lightning_bayes.callbacks import posthoc
@@ -142,10 +145,89 @@ def test_arguments_out_of_range_are_refused(arguments, message):
         SWAGCallback(**arguments)
 
 
-def test_too_few_epochs_are_refused_before_the_fit():
-    with pytest.raises(
-        HyperparameterError, match=r"at least 2 epochs, but start=0\.75 and every=1 leave 1 of max_epochs=1"
-    ):
-        fit(NormedClassifier(), SWAGCallback())
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ({"every": 9}, {"max_epochs": 4}, r"at least 2 epochs, but start=0\.75 and every=9 leave 1 of 4"),
+        ({}, {"max_epochs": 1}, r"at least 2 updates, but start=0\.75 leaves fewer of 6"),
+    ],
+)
+def test_fits_that_are_too_short_are_refused_before_they_start(arguments, options, message):
+    with pytest.raises(HyperparameterError, match=message):
+        fit(NormedClassifier(), SWAGCallback(**arguments), **options)
+
+
+def test_a_number_of_samples_is_not_negative():
     with pytest.raises(HyperparameterError, match=r"samples=-1 must be a whole number"):
         DeepEnsembleCallback(["a.ckpt"], samples=-1)
+
+
+# -- fits that do not end by epochs ----------------------------------------------------------------------------------------
+
+
+class Updates(Callback):
+    """The weights after each update, and after each epoch."""
+
+    def __init__(self):
+        self.after_update, self.after_epoch = [], []
+
+    def on_train_batch_end(self, trainer, pl_module, *_):
+        self.after_update.append(weights(pl_module))
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.after_epoch.append(weights(pl_module))
+
+
+def mean_of(iterates, name="net.0.weight"):
+    return torch.stack([iterate[name].double() for iterate in iterates]).mean(0).float()
+
+
+@pytest.mark.parametrize("options", [{"max_steps": 24, "max_epochs": -1}, {"max_steps": 21, "max_epochs": 9}])
+def test_a_fit_that_ends_by_steps_collects_its_last_epochs(options):
+    callback, seen = SWAGCallback(start=0.5), Updates()
+    fit(Classifier(), seen, callback, **options)
+    assert callback.moments.count == 2
+    torch.testing.assert_close(callback.posterior.mean["net.0.weight"], mean_of(seen.after_epoch[2:]))
+
+
+@pytest.mark.parametrize(
+    "options", [{"max_epochs": 1}, {"max_steps": 40, "max_epochs": -1}, {"max_steps": 9, "max_epochs": -1}]
+)
+def test_a_fit_of_one_epoch_collects_within_it(options):
+    callback, seen = SWAGCallback(start=0.5, max_rank=4), Updates()
+    fit(Classifier(), seen, callback, data=loader(1), **{"limit_train_batches": 40, **options})
+    updates = len(seen.after_update)
+    at = [math.ceil(updates * part / 8) - 1 for part in (5, 6, 7, 8)]
+    assert callback.moments.count == 4
+    torch.testing.assert_close(callback.posterior.mean["net.0.weight"], mean_of([seen.after_update[i] for i in at]))
+
+
+def test_data_without_a_length_are_collected_by_steps():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            while True:
+                yield from blobs()
+
+    callback = SWAGCallback(start=0.5, max_rank=5, num_data=48)
+    fit(Classifier(), callback, data=DataLoader(Stream(), batch_size=8), max_steps=20, max_epochs=-1)
+    assert callback.moments.count == 5
+
+
+def test_a_fit_that_ends_by_time_collects_in_its_last_part(monkeypatch):
+    clock = iter(range(10**6))
+    monkeypatch.setattr("lightning.pytorch.callbacks.timer.time.monotonic", lambda: float(next(clock)))
+    callback = SWAGCallback(start=0.5, max_rank=5)
+    trainer = fit(Classifier(), callback, max_time={"seconds": 600}, max_epochs=-1)
+    assert 2 <= callback.moments.count <= 5
+    assert trainer.global_step > 10
+
+
+def test_a_fit_that_a_later_callback_ends_has_a_posterior():
+    class Stop(Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            trainer.should_stop = trainer.current_epoch == 5
+
+    callback = SWAGCallback(start=0.5)
+    fit(Classifier(), callback, Stop(), max_epochs=8)
+    assert callback.moments.count == 2
+    assert callback.posterior is not None
