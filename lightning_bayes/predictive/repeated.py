@@ -1,13 +1,15 @@
-"""Calls that are repeated for one batch: what a user's network changes in its inputs, it changes once."""
+"""Calls that are repeated for one batch: what a user's network changes in its inputs and buffers, it changes once."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, TypeVar, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from lightning_bayes.curvature.parameters import buffers_kept
 from lightning_bayes.private_torch import tree_flatten, tree_leaves, tree_unflatten
 
 _Value = TypeVar("_Value")
@@ -15,20 +17,33 @@ _Value = TypeVar("_Value")
 
 @final
 class Repeatable:
-    """A call whose repetitions find the arguments as the first one did; the first one changes them, as a plain call does."""
+    """A call whose repetitions find the arguments as the first one did; the first one changes them, as a plain call does.
+
+    Buffers that a forward changes, such as those of observers and counters, are changed by the first call alone.
+    """
 
     def __init__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         self._function, self._arguments = function, (args, kwargs)
         self._kept: Any = copied(self._arguments)  # until the first call has shown whether it changes them
-        self._has_run = False
+        self._has_run = self._changes_buffers = False
+        owner = getattr(function, "__self__", function)
+        self._model = owner if isinstance(owner, nn.Module) else nn.Module()
 
     def __call__(self) -> Any:
         """Call the function."""
-        args, kwargs = self._arguments if self._kept is None or not self._has_run else copied(self._kept)
-        result = self._function(*args, **kwargs)
         if not self._has_run:
-            self._has_run = True
-            self._kept = None if _are_equal(self._arguments, self._kept) else self._kept
+            return self._first()
+        args, kwargs = self._arguments if self._kept is None else copied(self._kept)
+        with buffers_kept(self._model) if self._changes_buffers else nullcontext():
+            return self._function(*args, **kwargs)
+
+    def _first(self) -> Any:
+        args, kwargs = self._arguments
+        buffers = [(m, name, b, _version(b)) for m in self._model.modules() for name, b in m.named_buffers(recurse=False)]
+        result = self._function(*args, **kwargs)
+        self._changes_buffers = any(getattr(m, name) is not b or _version(b) != v for m, name, b, v in buffers)
+        self._kept = None if _are_equal(self._arguments, self._kept) else self._kept
+        self._has_run = True
         return result
 
     def takes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -42,6 +57,11 @@ def copied(values: _Value) -> _Value:
     leaves, structure = tree_flatten(values)
     result: _Value = tree_unflatten([leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves], structure)
     return result
+
+
+def _version(buffer: Tensor) -> float:
+    """The number of changes in place; not a number, which equals no other, for those that inference mode does not count."""
+    return float("nan") if buffer.is_inference() else buffer._version
 
 
 def _are_equal(values: Any, others: Any) -> bool:
