@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from lightning_bayes.curvature.measured_modules import MeasuredModule
 from lightning_bayes.errors import UnsupportedLayerError, UnsupportedTrainingError, name_some
-from lightning_bayes.private_torch import gradient_hooks
+from lightning_bayes.private_torch import NormBase, gradient_hooks
 
 
 def require_real_and_separate(model: nn.Module) -> None:
@@ -128,11 +128,16 @@ def _span(tensor: Tensor) -> tuple[str, int, int]:
     return str(tensor.device), tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
+def changeable_buffers(model: nn.Module) -> list[tuple[nn.Module, str, Tensor]]:
+    """Buffers that a forward may change, with their owners: not those of BatchNorm in evaluation mode, which reads them."""
+    owners = [module for module in model.modules() if module.training or not isinstance(module, NormBase)]
+    return [(m, name, b) for m in owners for name, b in m.named_buffers(recurse=False) if not is_lazy(b)]
+
+
 @contextmanager
 def buffers_kept(model: nn.Module) -> Iterator[None]:
     """Context that restores buffers, such as BatchNorm's statistics, that a forward inside changes or replaces."""
-    owned = [(m, name, b) for m in model.modules() for name, b in m.named_buffers(recurse=False) if not is_lazy(b)]
-    kept = [(module, name, buffer, buffer.clone()) for module, name, buffer in owned]
+    kept = [(module, name, buffer, buffer.clone()) for module, name, buffer in changeable_buffers(model)]
     try:
         yield
     finally:

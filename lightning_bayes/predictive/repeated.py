@@ -9,7 +9,7 @@ from typing import Any, TypeVar, final
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.parameters import buffers_kept
+from lightning_bayes.curvature.parameters import buffers_kept, changeable_buffers
 from lightning_bayes.private_torch import tree_flatten, tree_leaves, tree_unflatten
 
 _Value = TypeVar("_Value")
@@ -39,9 +39,11 @@ class Repeatable:
 
     def _first(self) -> Any:
         args, kwargs = self._arguments
-        buffers = [(m, name, b, _version(b)) for m in self._model.modules() for name, b in m.named_buffers(recurse=False)]
+        buffers = [
+            (*owned, owned[-1].clone()) for owned in changeable_buffers(self._model)
+        ]  # inference counts no versions
         result = self._function(*args, **kwargs)
-        self._changes_buffers = any(getattr(m, name) is not b or _version(b) != v for m, name, b, v in buffers)
+        self._changes_buffers = any(getattr(m, name) is not b or not torch.equal(b, old) for m, name, b, old in buffers)
         self._kept = None if _are_equal(self._arguments, self._kept) else self._kept
         self._has_run = True
         return result
@@ -57,11 +59,6 @@ def copied(values: _Value) -> _Value:
     leaves, structure = tree_flatten(values)
     result: _Value = tree_unflatten([leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves], structure)
     return result
-
-
-def _version(buffer: Tensor) -> float:
-    """The number of changes in place; not a number, which equals no other, for those that inference mode does not count."""
-    return float("nan") if buffer.is_inference() else buffer._version
 
 
 def _are_equal(values: Any, others: Any) -> bool:

@@ -11,6 +11,7 @@ from typing import Any, Protocol, final, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from lightning_bayes.curvature.parameters import buffers_kept
 from lightning_bayes.errors import HyperparameterError, PosteriorError, ShapeError
 from lightning_bayes.posteriors import AbstractPosterior, ScaledPosterior
 from lightning_bayes.predictive.weights import graph_kept, temporary_weights
@@ -195,10 +196,11 @@ def restored_modes(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Context in which every module of `model` is in evaluation mode; the modes are restored on exit."""
+    """Context in which all modules of `model` are in evaluation mode; modes, and buffers that forwards change, are restored."""
     with restored_modes(model.modules()):
         model.eval()
-        yield
+        with buffers_kept(model):
+            yield
 
 
 def sample_seed(seed: int, index: int) -> int:
