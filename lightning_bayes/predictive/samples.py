@@ -196,7 +196,7 @@ def restored_modes(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Context in which all modules of `model` are in evaluation mode; modes, and buffers that forwards change, are restored."""
+    """Context in which `model` is in evaluation mode; modes, and buffers that forwards change, are restored on exit."""
     with restored_modes(model.modules()):
         model.eval()
         with buffers_kept(model):
