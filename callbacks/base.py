@@ -157,7 +157,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         set_up(trainer)
         checks.check_training(trainer, pl_module)  # again: configure_model and other callbacks ran since
         self.optimizer = swap_optimizer(trainer, pl_module, self.arguments, self._patches)
-        self._posterior = EvaluatedPosterior()  # of the last fit no longer
+        self._posterior = EvaluatedPosterior()  # discard the previous fit's posterior
         self._ranks_agree = self._is_announced = False
 
     def _wrap_closure(self, trainer: Trainer, parts: ClosureParts) -> MonteCarloClosure:

@@ -50,8 +50,8 @@ class DeepEnsembleCallback(EvaluationCallback):
         members: M, the number of networks to train; or the paths of M Lightning checkpoints.
         samples: Weight samples of each member's posterior; 0 uses its mean. Needs paths.
         seed: The seed of these samples, or of the members' initial weights.
-        link: How outputs become predictions in evaluation. None: the module's
-            attribute ``lightning_bayes_link``, else the link of the training loss, else raw outputs are averaged.
+        link: How outputs become predictions in evaluation. None: the module's attribute ``lightning_bayes_link``, else the
+            link of the training loss, else raw outputs are averaged.
 
     Raises:
         HyperparameterError: If `members` is neither a whole number of at least 2 nor a list of at least one path, or

@@ -31,8 +31,8 @@ class MCDropoutCallback(EvaluationCallback):
         val_samples: Passes for validation during a fit. None: 3, or S if S is smaller.
         p: Probability with which inserted dropout sets an output to zero; None inserts no dropout.
         layers: Regular expression that matches the full names of the layers after which dropout is inserted.
-        link: How outputs become predictions in evaluation. None: the module's
-            attribute ``lightning_bayes_link``, else the link of the training loss, else raw outputs are averaged.
+        link: How outputs become predictions in evaluation. None: the module's attribute ``lightning_bayes_link``, else the
+            link of the training loss, else raw outputs are averaged.
         seed: Seed of the sampled passes.
 
     Raises:

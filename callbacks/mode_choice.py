@@ -41,7 +41,7 @@ class ModeChoice:
         self._validation.keep(trainer)
 
     def choose(self, trainer: Trainer, module: LightningModule, samples: MemberSamples, link: Link) -> int | None:
-        """The number of last modes to average over, said aloud; None without validation data that tell."""
+        """The number of last modes to average over, logged; None if the validation data do not decide."""
         loader = self._validation.find(trainer)
         if loader is None:
             return None

@@ -50,8 +50,8 @@ class MultiModeCallback(EvaluationCallback):
         num_modes: M, the number of cycles, and of networks in a prediction.
         peak: The largest learning rate, relative to that of your schedule. It takes the network from one mode to another.
         first: Fraction of the updates in the first cycle; the other cycles share the rest.
-        link: How outputs become predictions. None: the module's
-            attribute ``lightning_bayes_link``, else the link of the training loss, else raw outputs are averaged.
+        link: How outputs become predictions. None: the module's attribute ``lightning_bayes_link``, else the link of the
+            training loss, else raw outputs are averaged.
 
     Raises:
         HyperparameterError: If an argument is out of range.

@@ -59,8 +59,8 @@ class SWAGCallback(PosthocCallback):
             schedule.
         eval_samples: S, weight samples in validation, test and prediction after the fit; 0 evaluates at the mean.
         linearized: The predictive; False samples networks, as in the paper. See `lightning_bayes.mc_predict`.
-        link: How outputs become predictions. None: the module's
-            attribute ``lightning_bayes_link``, else the link of the training loss, else raw outputs are averaged.
+        link: How outputs become predictions. None: the module's attribute ``lightning_bayes_link``, else the link of the
+            training loss, else raw outputs are averaged.
         seed: The seed of the samples.
         num_data: N, number of training examples; None counts them in the training loader.
 

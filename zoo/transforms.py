@@ -1,6 +1,8 @@
 """Image transforms: convert an image to the channels, size and scale that the weights were trained with.
 
-x = (pixel / 255 - mean) / std        after resizing the shorter side and cropping the centre
+    x = (pixel / 255 - mean) / std        after resizing the shorter side and cropping the centre
+
+Images are cropped as bytes and normalised as floats.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """Print the size and shape of the source code beside the budgets, optionally compared with an old commit.
 
-python -m benchmarks.house                      # the working tree
-python -m benchmarks.house --before e832fe1     # compared with an old commit
-python -m benchmarks.house --details            # the places behind every number
+    python -m benchmarks.house                      # the working tree
+    python -m benchmarks.house --before e832fe1     # compared with an old commit
+    python -m benchmarks.house --details            # the places behind every number
+
+The budgets are those of the architecture test.
 """
 
 from __future__ import annotations

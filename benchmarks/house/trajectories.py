@@ -1,7 +1,7 @@
 """Whether a change of the source leaves short fits bit for bit as they were.
 
-python -m benchmarks.house.trajectories --before main~3          # about a minute on one core
-python -m benchmarks.house.trajectories --before main~3 --only vit
+    python -m benchmarks.house.trajectories --before main~3          # about a minute on one core
+    python -m benchmarks.house.trajectories --before main~3 --only vit
 
 A case is a method, a network, and what the trainer does: nothing, accumulation, a resume in the middle, or two processes.
 Its trajectory is a hash of the weights and of the optimizer's state after 24 batches. The first ten measure the curvature.

@@ -236,7 +236,7 @@ class Capture(ABC):
 
     @property
     def shows_mean(self) -> bool:
-        """Whether the loss is known to be a mean over the examples. A single example cannot show it."""
+        """Whether the loss is known to be a mean over the examples. With one example, mean and sum coincide."""
         is_known = self.loss is not None and (self.known_batch_size or 0) > 1
         return self.loss_reduction == "mean" or (is_known and self.scale.reduction == "mean")
 

@@ -1,6 +1,6 @@
 """The check of a pass: the contributions of the examples add up to the gradient that autograd computes.
 
-Σ_i c_i + ∂L₀/∂θ = ∂L/∂θ        L₀: terms that depend on no example, such as a penalty on the weights
+    Σ_i c_i + ∂L₀/∂θ = ∂L/∂θ        L₀: terms that depend on no example, such as a penalty on the weights
 
 A backward pass that can run only once, as under ``checkpoint(..., use_reentrant=True)``, is checked as it runs.
 """

@@ -1,11 +1,13 @@
 """Layouts: where a layer's output holds the examples of the batch. Gradients of chosen examples reveal it.
 
-rows     example i is row i of the dimension where the layer's rule expects the examples
-groups   example i has k consecutive rows: images of a video, or positions that a reshape turned into rows
-strided  example i has the k rows i, i + n, i + 2n, …: positions first
-dim      example i is index i of another dimension, for layers that treat all leading dimensions in the same way
-shared   none of these: all examples share one output, such as position embeddings, or the layer mixes examples
-looped   shared, and measured by an `ExampleLoop`
+    rows     example i is row i of the dimension where the layer's rule expects the examples
+    groups   example i has k consecutive rows: images of a video, or positions that a reshape turned into rows
+    strided  example i has the k rows i, i + n, i + 2n, …: positions first
+    dim      example i is index i of another dimension, for layers that treat all leading dimensions in the same way
+    shared   none of these: all examples share one output, such as position embeddings, or the layer mixes examples
+    looped   shared, and measured by an `ExampleLoop`
+
+Each layer has one of them in a pass.
 """
 
 from __future__ import annotations

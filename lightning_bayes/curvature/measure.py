@@ -49,7 +49,7 @@ def make_engine(
         name: ``"fused"`` (this package's rules) or ``"backpack"`` (BackPACK's rules, and this package's for the layers
             that it does not have). The second-order diagonals use BackPACK with either name.
         model: The model whose passes will be measured.
-        loss_reduction: ``"auto"`` reads the reduction from the loss's graph; ``"mean"`` and ``"sum"`` declare it.
+        loss_reduction: ``"auto"`` reads the reduction from the loss's recorded calls; ``"mean"`` and ``"sum"`` declare it.
         workspace_mib: Memory limit in MiB for per-example values.
         quantity: The measured quantity, see `measure`. ``"gradient"`` measures no curvature and needs no rules.
             ``"kfac"``, ``"kflr"`` and ``"kfra"`` measure the layers of a request, see `KroneckerEngine.capture`.

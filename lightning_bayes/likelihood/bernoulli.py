@@ -1,8 +1,10 @@
 """Independent binary labels, p(y = 1 | f) = sigmoid(f).
 
-combine    logit of the mean probability
-H          p (1 - p)
-loss       -(ω y log p + (1 - y) log(1 - p)),    ω the pos_weight:    its curvature is (1 + (ω - 1) y) H
+    combine    logit of the mean probability
+    H          p (1 - p)
+    loss       -(ω y log p + (1 - y) log(1 - p)),    ω the pos_weight:    its curvature is (1 + (ω - 1) y) H
+
+H is the curvature of -log p(y | f) in f.
 """
 
 from __future__ import annotations

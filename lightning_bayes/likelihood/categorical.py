@@ -1,8 +1,10 @@
 """Classes, p(y | f) ∝ exp f_y. Probabilities are averaged over samples, never logits.
 
-combine    log (1/S) Σ_s softmax(f_s): its softmax is the mean probability, so cross-entropy scores the average
-H          diag p - p pᵀ,    root √p_c (e_c - p)
-loss       Σ_c w_c q_c (-log p_c),    q = (1 - ε) e_y + ε/C:    its curvature is (Σ_c w_c q_c) H
+    combine    log (1/S) Σ_s softmax(f_s): its softmax is the mean probability, so cross-entropy scores the average
+    H          diag p - p pᵀ,    root √p_c (e_c - p)
+    loss       Σ_c w_c q_c (-log p_c),    q = (1 - ε) e_y + ε/C:    its curvature is (Σ_c w_c q_c) H
+
+H is the curvature of -log p(y | f) in f.
 """
 
 from __future__ import annotations

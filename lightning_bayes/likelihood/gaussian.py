@@ -1,7 +1,9 @@
 """Values with Gaussian noise, y ~ N(f, σ²), σ known, fitted later, or unknown.
 
-combine    the mean
-H          1/σ²
+    combine    the mean
+    H          1/σ²
+
+H is the curvature of -log p(y | f) in f.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Independent counts, y ~ Poisson(λ), from log-rates f = log λ or from rates.
 
-combine    log of the mean rate, or the mean rate
-H          exp f of a log-rate, 1/λ of a rate
+    combine    log of the mean rate, or the mean rate
+    H          exp f of a log-rate, 1/λ of a rate
+
+H is the curvature of -log p(y | f) in f.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Outputs that are quantiles of the targets, such as those of a pinball loss.
 
-combine    the same quantiles of the mixture over samples, F(y) = (1/S) Σ_s F_s(y)
+    combine    the same quantiles of the mixture over samples, F(y) = (1/S) Σ_s F_s(y)
+
+A pinball loss has no curvature.
 """
 
 from __future__ import annotations

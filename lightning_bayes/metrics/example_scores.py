@@ -1,6 +1,8 @@
 """The score of each example of a test, in a file, and how the scores of two tests on the same examples differ.
 
-Δ = mean_i (a_i - b_i)        se(Δ) = sqrt(Var_i(a_i - b_i) / N)
+    Δ = mean_i (a_i - b_i)        se(Δ) = sqrt(Var_i(a_i - b_i) / N)
+
+a and b are the scores of example i in both tests.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The default noise if another optimizer moves the means: κ and ε by what the loss tells, the kind and depth of the network.
+"""The default noise if another optimizer moves the means: κ and ε are chosen from loss, layer types and depth.
 
 **Heuristics**, chosen on some seeds of the problems of ``python -m benchmarks.defaults`` and reported on others
 (docs/defaults.md). Until the first update has shown the loss, κ is that of regressions.

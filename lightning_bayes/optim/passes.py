@@ -168,7 +168,7 @@ def at_sample(optimizer: MeasuredOptimizer, update: OpenUpdate, sample: int) -> 
     settings, means = optimizer.param_groups[0][KEY], dict[nn.Parameter, Tensor]()
     seed, is_paired = int(settings["noise_seed"]), bool(settings.get("antithetic"))
     noise = partial(CounterNoise, seed, optimizer.num_updates, sample, antithetic=is_paired)
-    update.means = means  # a pass is open while it draws
+    update.means = means  # marked as open first, so that nesting is refused
     try:
         with torch.no_grad():
             drawn = optimizer.draw_sample(noise())

@@ -1,14 +1,9 @@
 """Declarations of arguments: a typed dictionary states the type, the range, the default and the help of each, once.
 
     class MyArguments(TypedDict, total=False):
-        \"\"\"...
-
-Attributes:
-            radius: Bound of each component of the step. Default: 1.
-        \"\"\"
-
         radius: Annotated[float | Schedule, Setting(POSITIVE, 1.0, upper_limit=1e6, schedulable=True)]
 
+Its docstring holds the help, such as ``radius: Bound of each component of the step. Default: 1.`` below ``Attributes:``.
 Type checkers, editors and jsonargparse read it as a constructor's keyword arguments, ``**arguments: Unpack[MyArguments]``.
 `Declaration` reads ranges and defaults, and checks values against them.
 """

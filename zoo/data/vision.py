@@ -1,6 +1,8 @@
 """Base class of the torchvision data modules: loading, validation split, normalisation and augmentation.
 
-x = (pixel / 255 - mean) / std        mean and std per channel over the published training set
+    x = (pixel / 255 - mean) / std        mean and std per channel over the published training set
+
+The test set is torchvision's; the validation set is a part of its training set.
 """
 
 from __future__ import annotations

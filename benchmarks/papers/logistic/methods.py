@@ -1,7 +1,9 @@
 """The methods of the logistic regressions: the package's pure updates, with all runs in one tensor.
 
-θ = μ + ε / √(N (s + δ̃))            K samples per run
-(ĝ, ĥ) measured on a minibatch       update(state, ĝ, ĥ)
+    θ = μ + ε / √(N (s + δ̃))            K samples per run
+    (ĝ, ĥ) measured on a minibatch       update(state, ĝ, ĥ)
+
+All runs take the same minibatches.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """nn.GroupNorm: y = γ x̂ + β, x̂ normalised over each channel group of an example.
 
-c_i(γ) = Σ_t δ_it x̂_it        c_i(β) = Σ_t δ_it        t: positions of a channel
+    c_i(γ) = Σ_t δ_it x̂_it        c_i(β) = Σ_t δ_it        t: positions of a channel
+
+δ_it is the gradient of the loss with respect to y_it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """nn.LayerNorm: y = γ x̂ + β, x̂ normalised over the last dimensions at each position t.
 
-c_i(γ) = Σ_t δ_it x̂_it        c_i(β) = Σ_t δ_it
+    c_i(γ) = Σ_t δ_it x̂_it        c_i(β) = Σ_t δ_it
+
+δ_it is the gradient of the loss with respect to y_it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """nn.PReLU: y = max(x, 0) + w min(x, 0), with one w for all channels or one per channel.
 
-c_i(w) = Σ_t δ_it min(x_it, 0)        t: positions of a channel, or all positions and channels
+    c_i(w) = Σ_t δ_it min(x_it, 0)        t: positions of a channel, or all positions and channels
+
+δ_it is the gradient of the loss with respect to y_it.
 """
 
 from __future__ import annotations
