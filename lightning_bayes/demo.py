@@ -144,7 +144,7 @@ def picture(adam: Fitted, vogn: Fitted) -> Figure:
     panels = {
         "NLL of the digits [nats]": [values["cls/NLL"] for values in found.values()],
         "ECE of the digits": [values["cal/ECE"] for values in found.values()],
-        f"Surer than {SURE} of what is no digit": list(confident.values()),
+        f"No digit, surer than {SURE}": list(confident.values()),
     }
     for axes, (title, heights) in zip(above.subplots(1, len(panels)), panels.items(), strict=True):
         bars = axes.bar(list(sides), heights, color=[GREY, ORANGE, BLUE], width=0.6)
@@ -156,13 +156,13 @@ def picture(adam: Fitted, vogn: Fitted) -> Figure:
 
 
 def _draw_inputs(figure: SubFigure, adam: Fitted, vogn: Fitted) -> None:
-    """The inputs that are no digits on which Adam with a temperature is surest."""
+    """Inputs that are no digits, spread over those of which Adam with a temperature is sure."""
     images, before, after = (torch.cat(each[1:]) for each in (adam.images, adam.tempered, vogn.probs))
-    surest = before.amax(-1).argsort(descending=True)[:INPUTS]
-    figure.suptitle(
-        "What is no digit: the inputs on which Adam with a temperature is surest, with class and probability"
-    )
-    for axes, index in zip(figure.subplots(1, INPUTS), surest.tolist(), strict=True):
+    surest = before.amax(-1).argsort(descending=True)
+    count = max(INPUTS, int((before.amax(-1) > SURE).sum()))
+    spread = surest[torch.linspace(0, count - 1, INPUTS).long()]
+    figure.suptitle(f"No digits, of which Adam with a temperature is surer than {SURE}: class and probability")
+    for axes, index in zip(figure.subplots(1, INPUTS), spread.tolist(), strict=True):
         axes.imshow(images[index, 0].numpy(), cmap="gray_r", vmin=0, vmax=1)
         axes.set_axis_off()
         lines = [
