@@ -16,6 +16,7 @@ from lightning_bayes.callbacks.evaluation import EvaluationCallback
 from lightning_bayes.callbacks.fitted_weights import FittedWeights, checksum
 from lightning_bayes.callbacks.member_fits import MemberFits, member_path
 from lightning_bayes.errors import HyperparameterError, PosteriorError
+from lightning_bayes.likelihood.value import stored_likelihood
 from lightning_bayes.optim.readout import POSTERIOR_KEY, callback_state, posterior_from_checkpoint, read_checkpoint
 from lightning_bayes.predictive import LinkArgument, MemberPosteriors, MemberSamples, NetworkSamples, misfits
 
@@ -181,8 +182,8 @@ class DeepEnsembleCallback(EvaluationCallback):
                 "with the arguments that the member was trained with."
             )
         states = (callback_state(checkpoint), checkpoint.get("callbacks", {}).get(POSTERIOR_KEY, {}))
-        if self.loss_link is None:
-            self.load_loss_state(next((state for state in states if state.get("link")), {}))
+        if not self.loss_likelihood.outputs:
+            self.load_loss_state(next((state for state in states if stored_likelihood(state).outputs), {}))
         return checkpoint
 
 

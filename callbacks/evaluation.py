@@ -22,20 +22,19 @@ from lightning_bayes.callbacks.patches import Patches
 from lightning_bayes.callbacks.recalibration import recalibrated
 from lightning_bayes.callbacks.sampled_forward import SampledForward
 from lightning_bayes.callbacks.spread import distinct_sum, spread
+from lightning_bayes.callbacks.stated_likelihood import link_of_likelihood, stated_by
 from lightning_bayes.errors import UnsupportedTrainingError
+from lightning_bayes.likelihood import Likelihood, find_kind
+from lightning_bayes.likelihood.value import stored_likelihood
 from lightning_bayes.predictive import (
     Link,
     LinkArgument,
     Observation,
     SampledModule,
     Samples,
-    find_link,
-    find_observation,
 )
 from lightning_bayes.predictive.recorded_noise import RecordedNoise
 
-LINK_ATTRIBUTE: Final = "lightning_bayes_link"  # of modules that state their link; no other attribute is read
-OBSERVATION_ATTRIBUTE: Final = "lightning_bayes_observation"  # a method from outputs to the targets' distribution
 FEW_SAMPLES: Final = 3  # for validation in a fit, which runs in every epoch
 
 
@@ -67,11 +66,8 @@ class EvaluationCallback(Callback, ABC):
     interval: float = 0.9  # probability of predicted intervals of real-valued targets
 
     def __init__(self, link: LinkArgument | None) -> None:
-        self.link: Link | None = None
-        self.observation: Observation | None = None
-        if link is not None:
-            self.link, self.observation = find_observation(link)
-        self.loss_link: Link | None = None
+        self._stated = None if link is None else find_kind(link)
+        self.loss_likelihood = Likelihood()  # of the first training step, completed by what is stated
         self.loss_noise: RecordedNoise | None = None
         self.loss_functions: frozenset[str] = frozenset()  # names of those that the first loss calls
         self.loss_targets: list[torch.Tensor] = []  # of the first batch
@@ -99,14 +95,22 @@ class EvaluationCallback(Callback, ABC):
         """Whether each validation of a fit is compared with the mean, and not only the last."""
         return False
 
+    @property
+    def loss_link(self) -> Link | None:
+        """The link of the training loss; None if it does not tell."""
+        return link_of_likelihood(self.loss_likelihood)
+
+    def likelihood_of(self, module: LightningModule) -> Likelihood:
+        """The likelihood of the training loss, completed by the argument ``link``, or by the module's attribute."""
+        return self.loss_likelihood.completed(self._stated or stated_by(module))
+
     def link_of(self, module: LightningModule) -> Link | None:
-        """The argument ``link``, else the module's ``lightning_bayes_link``, else the link of its loss; None if unknown."""
-        link = self.link or getattr(module, LINK_ATTRIBUTE, None) or self.loss_link
-        return None if link is None else find_link(link, LINK_ATTRIBUTE)
+        """The link of `likelihood_of`; None if unknown."""
+        return link_of_likelihood(self.likelihood_of(module)) or ("identity" if self.loss_noise else None)
 
     def observation_of(self, module: LightningModule) -> Observation | None:
         """The distribution of real-valued targets given outputs: the argument's, the module's, or the loss's."""
-        noise, stated = self.loss_noise, self.observation or getattr(module, OBSERVATION_ATTRIBUTE, None)
+        noise, stated = self.loss_noise, getattr(self._stated or stated_by(module), "distribution", None)
         if stated is not None or noise is None or self.link_of(module) not in {"identity", "exp"}:
             return stated
         weights = {**dict(module.named_parameters()), **dict(module.named_buffers())}
@@ -133,12 +137,13 @@ class EvaluationCallback(Callback, ABC):
     def loss_state(self) -> dict[str, Any]:
         """What the training loss told, for a checkpoint."""
         noise = None if self.loss_noise is None else self.loss_noise.state()
-        return {"link": self.loss_link, "noise": noise, "rows": self.batch_rows, "obstacle": self.obstacle}
+        told = {"likelihood": self.loss_likelihood.state(), "noise": noise}
+        return {**told, "rows": self.batch_rows, "obstacle": self.obstacle}
 
     def load_loss_state(self, state: Mapping[str, Any]) -> None:
         """Restore `loss_state`; checkpoints of earlier versions hold less."""
         noise = state.get("noise")
-        self.loss_link, self.loss_noise = state.get("link"), noise and RecordedNoise.of_state(noise)
+        self.loss_likelihood, self.loss_noise = stored_likelihood(state), noise and RecordedNoise.of_state(noise)
         self.batch_rows, self.obstacle = state.get("rows", 0), state.get("obstacle", "")
 
     def undo(self) -> None:
@@ -156,12 +161,14 @@ class EvaluationCallback(Callback, ABC):
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor) -> None:
         """Read the link from the first loss of a fit."""
         if not self._has_seen_loss and self._recorder is not None:
-            self._has_seen_loss, self.loss_noise = True, self._recorder.noise()
+            self._has_seen_loss, recorded = True, self._recorder.likelihood(loss)
+            self.loss_noise = self._recorder.noise(recorded)
             calls = self._recorder.calls(loss)
             self.loss_functions = frozenset(call.function.__name__ for call in calls)
             self.loss_targets = [call.targets.detach() for call in calls if call.targets is not None]
             self.batch_rows, self.obstacle = len(self._recorder.targets), obstacle_of(self._recorder.targets, calls)
-            self.loss_link = self._recorder.link_of(loss) or ("identity" if self.loss_noise else None)
+            self.loss_likelihood = recorded
+            self.loss_likelihood = self.likelihood_of(pl_module)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -13,9 +13,9 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from lightning_bayes.callbacks.arguments import checked
-from lightning_bayes.callbacks.evaluation import LINK_ATTRIBUTE
 from lightning_bayes.callbacks.neighbours import callbacks_of
 from lightning_bayes.callbacks.prediction_table import Column, decisions, origins, require_format, save, unreadable
+from lightning_bayes.callbacks.stated_likelihood import LINK_ATTRIBUTE
 from lightning_bayes.predictive import Link, as_dict, check_threshold, summarise
 
 FILENAME = "predictions.pt"

@@ -18,13 +18,14 @@ from lightning_bayes.curvature.capture import Capture
 from lightning_bayes.curvature.layout_probe import LayoutProbe
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.loss_recorder import LossRecorder
-from lightning_bayes.curvature.measured_modules import MeasuredModule, Uncopied, find_measured_modules
+from lightning_bayes.curvature.measured_modules import MeasuredModule, find_measured_modules
 from lightning_bayes.curvature.parameters import require_real_and_separate
 from lightning_bayes.curvature.plan import UnitPlan
 from lightning_bayes.curvature.rules.packed import is_packed
 from lightning_bayes.curvature.rules.replayed_call import Checked
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
 from lightning_bayes.errors import NoMeasurementError, UnsupportedLayerError, name_some
+from lightning_bayes.likelihood.module_outputs import Uncopied
 from lightning_bayes.private_torch import tree_leaves
 
 EngineName: TypeAlias = Literal["fused", "backpack"]

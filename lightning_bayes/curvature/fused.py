@@ -25,11 +25,12 @@ from lightning_bayes.curvature.hooks import HookedCapture
 from lightning_bayes.curvature.layer_calls import as_in_forward
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.loss_recorder import LossRecorder
-from lightning_bayes.curvature.measured_modules import Uncopied, refuse_scripted
+from lightning_bayes.curvature.measured_modules import refuse_scripted
 from lightning_bayes.curvature.parameters import changes_refused
 from lightning_bayes.curvature.single_examples import SingleExamples
 from lightning_bayes.curvature.workspace import DEFAULT_MIB
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedTrainingError, name_some
+from lightning_bayes.likelihood.module_outputs import Uncopied
 from lightning_bayes.private_torch import gradient_hooks, has_children
 
 

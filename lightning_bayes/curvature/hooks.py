@@ -37,9 +37,10 @@ from lightning_bayes.curvature.layer_calls import (
 )
 from lightning_bayes.curvature.layer_graph import can_repeat_backward
 from lightning_bayes.curvature.layouts import LOOPED, ROWS, SHARED, LayerOutput, added_up
-from lightning_bayes.curvature.measured_modules import MeasuredModule, Uncopied, has_only_scalars, mark_parts
+from lightning_bayes.curvature.measured_modules import MeasuredModule, has_only_scalars, mark_parts
 from lightning_bayes.curvature.parameters import buffers_kept, user_hooks_off
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError, UnsupportedTrainingError
+from lightning_bayes.likelihood.module_outputs import Uncopied
 from lightning_bayes.private_torch import (
     is_in_backward,
     is_in_functorch,

@@ -25,12 +25,13 @@ from lightning_bayes.curvature.hooks import HookedCapture
 from lightning_bayes.curvature.layer_calls import LayerCall, in_full_precision
 from lightning_bayes.curvature.likelihood import Likelihood
 from lightning_bayes.curvature.loss import LossReduction
-from lightning_bayes.curvature.measured_modules import Uncopied, find_measured_modules, refuse, tied_parameters
+from lightning_bayes.curvature.measured_modules import find_measured_modules, refuse, tied_parameters
 from lightning_bayes.curvature.measurement import KroneckerFactors
 from lightning_bayes.curvature.rules.random_numbers import new_seed
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
 from lightning_bayes.errors import NoMeasurementError, UnsupportedLayerError, UnsupportedTrainingError
 from lightning_bayes.likelihood.loss_functions import likelihood_call
+from lightning_bayes.likelihood.module_outputs import Uncopied
 
 _NO_FACTORS = Request({})
 

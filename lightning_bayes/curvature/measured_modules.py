@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NoReturn
 
 import torch
@@ -20,6 +20,7 @@ from lightning_bayes.curvature.layer_graph import LAYER
 from lightning_bayes.curvature.rules import LayerRule, rule_for
 from lightning_bayes.curvature.rules.example_inputs import refuse_packed
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError, name_some
+from lightning_bayes.likelihood.module_outputs import Uncopied
 from lightning_bayes.private_torch import BatchNormBase, has_children, own_parameters, tree_leaves
 
 
@@ -51,17 +52,6 @@ class MeasuredModule:
             f"{self.label} got an input of shape {list(x.shape)} without a dimension for examples. Keep the batch in "
             "dimension 0; call the layer once for all examples as layer(x[None])[0]; or freeze it."
         )
-
-
-class Uncopied(partial[Any]):
-    """A hook on a module, bound to the arguments of a capture, that does nothing in a copy of the module."""
-
-    def __reduce__(self) -> Any:
-        return partial, (_ignore,)
-
-
-def _ignore(*args: Any, **kwargs: Any) -> None:
-    return
 
 
 def find_measured_modules(model: nn.Module) -> list[MeasuredModule]:

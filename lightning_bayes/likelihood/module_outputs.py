@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final, NamedTuple, final
 
+import torch
 from torch import Tensor, nn
 
 from lightning_bayes.likelihood.inputs import Arguments
@@ -61,7 +62,7 @@ class ModuleOutputs:
     def start(self) -> None:
         """Note outputs from now on."""
         for module in self._module.modules():
-            if hasattr(module, "_forward_hooks"):
+            if not isinstance(module, torch.jit.ScriptModule):  # which refuses hooks
                 before = module.register_forward_pre_hook(Uncopied(self._open), with_kwargs=True)
                 after = module.register_forward_hook(Uncopied(self._close), always_call=True)
                 self._undo.callback(before.remove)

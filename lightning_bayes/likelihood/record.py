@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from lightning_bayes.likelihood.batches import ReadBatch, ReadOutput
 from lightning_bayes.likelihood.calls import CallRecorder
 from lightning_bayes.likelihood.inputs import Inputs
+from lightning_bayes.likelihood.loss_functions import LossCall
 from lightning_bayes.likelihood.loss_reading import terms_of
 from lightning_bayes.likelihood.module_outputs import Leaf, ModuleOutputs
 from lightning_bayes.likelihood.paths import Path, entries
+from lightning_bayes.likelihood.positions import edge_of, nearest
 from lightning_bayes.likelihood.targets import targets_of
 from lightning_bayes.likelihood.terms import Term
 from lightning_bayes.likelihood.value import Departs, Likelihood, ScoredOutput, Targets
@@ -47,10 +49,10 @@ class StepRecorder:
         found = self._outputs.arguments
         return None if found is None else Inputs.found(*found, [(path, value) for path, value, _ in self._entries])
 
-    @property
-    def functions(self) -> frozenset[str]:
-        """Names of the loss functions that the step has called."""
-        return frozenset(noted.call.function.__name__ for noted in self._calls.losses.values())
+    def calls(self, loss: Tensor) -> list[LossCall]:
+        """The calls of loss functions that a loss depends on."""
+        reached = nearest(edge_of(loss), self._calls.losses)
+        return [noted.call for edge, noted in self._calls.losses.items() if edge in reached]
 
     def likelihood(self, loss: Tensor) -> Likelihood:
         """What a loss says about the outputs."""

@@ -165,6 +165,8 @@ def term_of(call: LossCall, leaf: Leaf, kind: OutputLikelihood, layout: Layout, 
         is_equal = not used.numel() or torch.allclose(used, used[:1].expand_as(used), rtol=1e-3)
         weights = None if is_equal else torch.where(mask, weights / used.mean(), 0)
     departs: Departs = "function" if scale.is_function else "" if weights is None else "weights"
+    if departs == "function" and isinstance(kind, (Gaussian, Poisson)):  # such as a squared error over a variance
+        kind = Raw(f"the loss weighs {call.function.__name__} by a function of the outputs")
     is_index = call.counted is not None
     ignored = float(call.options.get("ignore_index", -100)) if is_index else None
     return Term((leaf,), kind, targets, None if bool(mask.all()) else mask, weights, departs, ignored)

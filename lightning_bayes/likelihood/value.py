@@ -7,12 +7,14 @@ checkpoint and in a posterior file, readable without the user's module.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias, final
 
-from lightning_bayes.errors import PosteriorError
+from lightning_bayes.errors import HyperparameterError, PosteriorError
 from lightning_bayes.likelihood.base import OutputLikelihood
+from lightning_bayes.likelihood.family import Family
 from lightning_bayes.likelihood.inputs import Inputs
+from lightning_bayes.likelihood.names import find_kind
 from lightning_bayes.likelihood.paths import Path
 
 _FORMAT: Final = 1  # of `Likelihood.state`
@@ -87,6 +89,22 @@ class Likelihood:
         """The term that takes the output at a path; None without one."""
         return next((scored for scored in self.outputs if path in scored.paths), None)
 
+    def completed(self, stated: OutputLikelihood | None) -> Likelihood:
+        """This recorded value with a stated kind of its only output; raises a `HyperparameterError` if they contradict."""
+        if stated is None:
+            return self
+        if not self.outputs:
+            return replace(self, outputs=(ScoredOutput(((),), stated),))
+        if self.only is None:
+            names = ", ".join(f"{scored.kind!r} of {scored.paths}" for scored in self.outputs)
+            raise HyperparameterError(
+                f"The stated likelihood {stated!r} is one, but the training loss scores several outputs: {names}. Leave out "
+                "link=... to use the loss's."
+            )
+        kind = stated.completed(self.only.kind)
+        paths = ((),) if isinstance(kind, Family) else self.only.paths  # a function takes all that forward returns
+        return replace(self, outputs=(replace(self.only, kind=kind, paths=paths),))
+
     def state(self) -> dict[str, Any]:
         """This value as plain data."""
         outputs = [
@@ -129,3 +147,11 @@ def _scored(state: Mapping[str, Any]) -> ScoredOutput:
 
 def _plain(targets: Targets) -> dict[str, Any]:
     return {**vars(targets), "path": None if targets.path is None else list(targets.path)}
+
+
+def stored_likelihood(state: Mapping[str, Any]) -> Likelihood:
+    """The likelihood in a callback's state; of one from before it was stored, what its link says."""
+    if "likelihood" in state:
+        return Likelihood.of_state(state["likelihood"])
+    link = state.get("link")
+    return Likelihood() if link is None else Likelihood((ScoredOutput(((),), find_kind(link)),))
