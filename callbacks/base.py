@@ -41,6 +41,7 @@ from lightning_bayes.callbacks.swap import swap_optimizer
 from lightning_bayes.callbacks.training_inputs import FIRST_BATCHES
 from lightning_bayes.optim import VariationalOptimizer
 from lightning_bayes.optim.default_noise import DefaultNoise, follows_fit
+from lightning_bayes.optim.groups import KEY
 from lightning_bayes.optim.readout import CALLBACK_KEY, callback_state
 from lightning_bayes.optim.schedules import Schedule
 from lightning_bayes.predictive import LinearizedSamples, PosteriorSamples, Samples
@@ -209,8 +210,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Set the default noise scale of later updates, now that the loss and the trained layers are known."""
-        if self._recorder is not None:
-            self._stop_recording()
+        self._stop_recording()
         if self.optimizer is None or not self.optimizer.num_updates:
             return
         link = self.link_of(pl_module)
@@ -218,6 +218,7 @@ class VariationalCallback(EvaluationCallback, ABC):
             self._noise.apply(self.optimizer, link, self._rule.share)
         if not self._is_announced:
             self._is_announced, self._follows_fit = True, self.compares_validations(pl_module)
+            self.optimizer.param_groups[0][KEY]["likelihood"] = self.loss_likelihood.state()
             rank_zero_info(summary.at_the_start(self.optimizer, self.name, link, self.eval_samples, self._follows_fit))
         if self._follows_fit:
             self._rule.add(outputs, trainer.accumulate_grad_batches)

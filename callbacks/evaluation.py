@@ -22,7 +22,7 @@ from lightning_bayes.callbacks.patches import Patches
 from lightning_bayes.callbacks.recalibration import recalibrated
 from lightning_bayes.callbacks.sampled_forward import SampledForward
 from lightning_bayes.callbacks.spread import distinct_sum, spread
-from lightning_bayes.callbacks.stated_likelihood import link_of_likelihood, stated_by
+from lightning_bayes.callbacks.stated_likelihood import stated_by
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.likelihood import Likelihood, find_kind
 from lightning_bayes.likelihood.value import stored_likelihood
@@ -33,6 +33,8 @@ from lightning_bayes.predictive import (
     SampledModule,
     Samples,
 )
+from lightning_bayes.predictive.links import link_of_likelihood
+from lightning_bayes.predictive.observations import observation_of
 from lightning_bayes.predictive.recorded_noise import RecordedNoise
 
 FEW_SAMPLES: Final = 3  # for validation in a fit, which runs in every epoch
@@ -110,7 +112,7 @@ class EvaluationCallback(Callback, ABC):
 
     def observation_of(self, module: LightningModule) -> Observation | None:
         """The distribution of real-valued targets given outputs: the argument's, the module's, or the loss's."""
-        noise, stated = self.loss_noise, getattr(self._stated or stated_by(module), "distribution", None)
+        noise, stated = self.loss_noise, observation_of(self._stated or stated_by(module))
         if stated is not None or noise is None or self.link_of(module) not in {"identity", "exp"}:
             return stated
         weights = {**dict(module.named_parameters()), **dict(module.named_buffers())}

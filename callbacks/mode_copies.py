@@ -60,4 +60,4 @@ def with_constants(posterior: Any, mode: Mode) -> AbstractPosterior:
     """A copy of a posterior, which is a dataclass, with the constants of a mode; masks stay those of the module."""
     rest = {name: value for name, value in mode.items() if name + ORIGINAL not in posterior.mean}
     changed: AbstractPosterior = replace(posterior, constants=constants_of(rest, posterior.mean))
-    return changed
+    return changed.with_likelihood(posterior.likelihood)

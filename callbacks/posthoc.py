@@ -49,7 +49,9 @@ class PosthocCallback(EvaluationCallback, ABC):
 
     def keep(self, posterior: AbstractPosterior) -> None:
         """Evaluate under this posterior around the module's weights from now on."""
-        self._posterior = posterior.to("cpu")
+        self._posterior = posterior.to("cpu").with_likelihood(
+            self.loss_likelihood if self.loss_likelihood.outputs else None
+        )
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Require that no other callback averages predictions in a fit, and let evaluation loops compute gradients."""

@@ -29,8 +29,10 @@ def export(words: Sequence[str]) -> None:
         saved = saved_run(options.run)
         from lightning_bayes.zoo import save_posterior
 
-        contents = {name: value for name, value in vars(saved).items() if name not in {"model", "posterior"}}
-        card = save_posterior(options.file, saved.model, saved.posterior, **contents)
+        contents = {
+            name: value for name, value in vars(saved).items() if name not in {"model", "posterior", "likelihood"}
+        }
+        card = save_posterior(options.file, saved.model, saved.posterior, link=saved.likelihood, **contents)
     except BayesError as error:
         raise SystemExit(f"lightning-bayes: {type(error).__name__}: {error}") from error
     print(f'wrote {options.file} and {card}; serve it with Predictor.load("{options.file}")')
@@ -66,7 +68,7 @@ def saved_run(folder: str | Path) -> Any:
         metrics=_metrics(Path(folder)),
         config=settings,
         temperature=posterior.temperature,
-        link=run.model.lightning_bayes_link,
+        likelihood=posterior.likelihood,
     )
 
 

@@ -10,7 +10,7 @@ probabilities), so that a person or a better model can decide.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
@@ -19,19 +19,18 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.errors import HyperparameterError, ShapeError
+from lightning_bayes.likelihood import Categorical, Moments, Observed, Prediction
 from lightning_bayes.predictive import (
     Exported,
-    Moments,
     PosteriorSamples,
-    Prediction,
     as_input,
     check_threshold,
     evaluation_mode,
     export,
     predictive_samples,
-    summarise,
 )
-from lightning_bayes.predictive.repeated import Repeatable
+from lightning_bayes.predictive.known_outputs import called, known_outputs, the_output
+from lightning_bayes.predictive.links import link_of_kind
 
 if TYPE_CHECKING:  # the zoo imports torchvision, which tabular models do not need
     from lightning_bayes.zoo import SavedPosterior
@@ -53,6 +52,9 @@ class ValuePrediction(NamedTuple):
 
     mean: Tensor  # over weight samples, [B, …]
     std: Tensor  # over weight samples, without the observation noise, [B, …]
+    noise_std: Tensor | None = None  # of the observation noise, [B, …]; None if the training loss does not tell it
+    lower: Tensor | None = None  # ends of the central 90 % interval of the targets
+    upper: Tensor | None = None
 
 
 @final
@@ -88,7 +90,9 @@ class Predictor:
         self._model = saved.model.to(device)
         self._posterior = posterior = saved.posterior.to(device)
         drawn = PosteriorSamples(posterior, samples, seed)
-        self._draws = predictive_samples(drawn, posterior.linearized, saved.link)
+        self._known = known_outputs(posterior, saved.likelihood)
+        self._kind = the_output(self._known).kind
+        self._draws = predictive_samples(drawn, posterior.linearized, link_of_kind(self._kind))
         self._example = next(iter(posterior.mean.values()))  # has the device and dtype of the weights
 
     @classmethod
@@ -144,7 +148,7 @@ class Predictor:
             path,
             self._to_model(inputs),
             self.samples,
-            link=saved.link,
+            link=self._known,
             seed=self.seed,
             temperature=saved.temperature,
         )
@@ -154,10 +158,14 @@ class Predictor:
         """Predict, with one row per example; see `prepare` for the inputs."""
         batch = self.prepare(inputs)
         with evaluation_mode(self._model):
-            outputs = self._draws.outputs(self._model, Repeatable(self._model, batch))
-        prediction = summarise(outputs / self.saved.temperature, self.saved.link)
+            outputs = self._draws.outputs(self._model, called(self._model, self._known, batch))
+        temperature = self.saved.temperature
+        prediction = self._kind.summarise(outputs if temperature == 1 else outputs / temperature)
         if isinstance(prediction, Moments):
             return ValuePrediction(prediction.mean, prediction.variance.sqrt())
+        if isinstance(prediction, Observed):
+            noise, ends = prediction.aleatoric.sqrt(), (prediction.lower, prediction.upper)
+            return ValuePrediction(prediction.mean, prediction.epistemic.sqrt(), noise, *ends)
         return self._classify(prediction)
 
     def prepare(self, inputs: Any) -> Any:
@@ -167,7 +175,8 @@ class Predictor:
             inputs: One image or a list of images: paths, PIL images, uint8 arrays of NumPy (``[H, W]``, ``[H, W, C]`` or
                 ``[B, H, W, C]``), or uint8 tensors (``[C, H, W]`` or ``[B, C, H, W]``). They require a transform in the
                 file. Other inputs, such as floats ``[B, …]``, are passed to the model without a transform. Items of a list
-                are concatenated along the batch.
+                are concatenated along the batch. A dictionary holds arguments of the model by name; a tuple holds them in
+                order, for a model that takes several.
 
         Returns:
             One batch on the device of the weights; floats are cast to the dtype of the weights.
@@ -175,6 +184,10 @@ class Predictor:
         Raises:
             ShapeError: If a list is empty.
         """
+        if isinstance(inputs, Mapping):
+            return {name: self._to_model(value) for name, value in inputs.items()}
+        if isinstance(inputs, tuple) and self._known.inputs is not None and self._known.inputs.count > 1:
+            return tuple(map(self._to_model, inputs))
         if isinstance(inputs, (list, tuple)):
             if not inputs:
                 raise ShapeError("There is nothing to predict: the list of inputs is empty. Pass at least one.")
@@ -209,10 +222,10 @@ class Predictor:
 
     def _classify(self, prediction: Prediction) -> ClassPrediction:
         probs, names = prediction.probs, self.saved.class_names
-        if self.saved.link == "sigmoid":
-            largest, classes = probs.maximum(1 - probs), (probs > 0.5).long()
+        if isinstance(self._kind, Categorical):
+            largest, classes = probs.amax(self._kind.classes), probs.argmax(self._kind.classes)
         else:
-            largest, classes = probs.amax(1), probs.argmax(1)
+            largest, classes = probs.maximum(1 - probs), (probs > 0.5).long()
         labels = tuple(names[index] for index in classes.tolist()) if names and classes.ndim == 1 else ()
         reject = largest < self.reject_below if self.reject_below is not None else None
         return ClassPrediction(probs, prediction.entropy, prediction.mutual_information, classes, labels, reject)

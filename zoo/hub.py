@@ -151,7 +151,9 @@ def _usage(file_name: str, content: dict[str, Any]) -> Iterator[str]:
         yield "prediction = predict(image)  # a path, a PIL image, or bytes"
     else:
         yield "prediction = predict(inputs)  # floats [B, ...]"
-    fields = ("mean", "std") if content["link"] == "identity" else ("probs", "entropy", "mutual_information")
+    fields = (
+        ("mean", "std") if content["link"] in {None, "identity", "exp"} else ("probs", "entropy", "mutual_information")
+    )
     yield ", ".join(f"prediction.{name}" for name in fields)
 
 

@@ -23,8 +23,11 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from lightning_bayes.errors import HyperparameterError, PosteriorError
+from lightning_bayes.likelihood import Likelihood, LinkArgument, find_kind
+from lightning_bayes.likelihood.value import stored_likelihood
 from lightning_bayes.posteriors import FAMILIES, AbstractPosterior, FileKind, atomic_write, named_if_unreadable
-from lightning_bayes.predictive import Link, check_fits, find_link
+from lightning_bayes.predictive import check_fits
+from lightning_bayes.predictive.links import link_of_likelihood
 from lightning_bayes.zoo.create import class_names as known_class_names
 from lightning_bayes.zoo.create import input_transform
 from lightning_bayes.zoo.hub import card_of, find_posterior, model_card
@@ -55,7 +58,7 @@ class SavedPosterior:
         metrics: Metric values by name.
         config: The training configuration.
         temperature: Temperature that divides the logits; 1 means no scaling.
-        link: How outputs become predictions, see `mc_predict`.
+        likelihood: What the training loss said about the outputs; None if unknown.
     """
 
     model: nn.Module
@@ -65,7 +68,7 @@ class SavedPosterior:
     metrics: dict[str, float]
     config: dict[str, Any]
     temperature: float
-    link: Link = "softmax"
+    likelihood: Likelihood | None = None
 
 
 def save_posterior(
@@ -78,7 +81,7 @@ def save_posterior(
     metrics: Mapping[str, Any] | None = None,
     config: Mapping[str, Any] | None = None,
     temperature: float | None = None,
-    link: Link = "softmax",
+    link: LinkArgument | Likelihood | None = None,
     factory: str | None = None,
     arguments: Mapping[str, Any] | None = None,
 ) -> Path:
@@ -100,7 +103,7 @@ def save_posterior(
         metrics: Metric values by name, such as ``trainer.callback_metrics``.
         config: The training configuration, such as the YAML of the run; plain values only.
         temperature: Divides the logits, for example from `lightning_bayes.predictive.fit_temperature`; None: posterior's.
-        link: How outputs become predictions, see `lightning_bayes.mc_predict`; ``"identity"`` for regression.
+        link: What the outputs are, see `lightning_bayes.mc_predict`; None: what the posterior tells.
         factory: ``"package.module:function"``, a function or class that builds the model.
         arguments: Keyword arguments of the factory, plain values. Without them, `load` needs the model.
 
@@ -112,7 +115,7 @@ def save_posterior(
             the path ends in ``.md``.
     """
     check_fits(model, posterior)
-    link = find_link(link)
+    known = _known(posterior, link)
     origin = origin_of(model, factory, arguments)
     temperature = posterior.temperature if temperature is None else float(temperature)
     transform = transform or input_transform(model)
@@ -126,7 +129,8 @@ def save_posterior(
         "metrics": {str(name): float(value) for name, value in (metrics or {}).items()},
         "config": dict(config or {}),
         "temperature": temperature,
-        "link": link,
+        "link": None if known is None else link_of_likelihood(known) or "identity",  # for earlier versions
+        "likelihood": None if known is None else known.state(),
     }
     not_plain = _not_plain(content, "")
     if not_plain:
@@ -192,8 +196,18 @@ def _decoded(
     vars(model).update(zoo_transform=transform, zoo_class_names=class_names)
     _check_values(origin, class_names, temperature)
     metrics = {str(name): float(value) for name, value in content["metrics"].items()}
-    link = find_link(content["link"])
-    return SavedPosterior(model, posterior, transform, class_names, metrics, dict(content["config"]), temperature, link)
+    known = stored_likelihood(content) if content.get("likelihood") or content.get("link") else None
+    posterior, config = posterior.with_likelihood(known), dict(content["config"])
+    return SavedPosterior(model, posterior, transform, class_names, metrics, config, temperature, known)
+
+
+def _known(posterior: AbstractPosterior, link: LinkArgument | Likelihood | None) -> Likelihood | None:
+    """What is stated of the outputs, or told by the posterior; None if nothing is known."""
+    if isinstance(link, Likelihood):
+        return link
+    recorded: Likelihood = posterior.likelihood or Likelihood()
+    known = recorded.completed(None if link is None else find_kind(link))
+    return known if known.outputs else None
 
 
 def _check_values(origin: Mapping[str, Any], class_names: Sequence[str], temperature: float) -> None:

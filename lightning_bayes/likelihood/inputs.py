@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, final
 
@@ -42,9 +43,16 @@ class Inputs:
             {name: _value(argument, batch) for name, argument in kwargs.items()},
         )
 
-    def paths(self) -> Iterator[Path]:
-        """The paths of all arguments that are entries of the batch."""
-        return (value for kind, value in (*self.args, *self.kwargs.values()) if kind == "path")
+    @property
+    def count(self) -> int:
+        """The number of arguments that are entries of the batch."""
+        return sum(kind == "path" for kind, _ in (*self.args, *self.kwargs.values()))
+
+    def filled(self, values: Sequence[Any]) -> Arguments:
+        """The arguments with these values, in order, in place of entries of a batch."""
+        given = iter(values)
+        args = tuple(next(given) if kind == "path" else value for kind, value in self.args)
+        return args, {n: next(given) if kind == "path" else value for n, (kind, value) in self.kwargs.items()}
 
     def state(self) -> dict[str, Any]:
         """This value as plain data."""
@@ -60,6 +68,35 @@ class Inputs:
             tuple(_of_plain(*each) for each in state["args"]),
             {name: _of_plain(*each) for name, each in state["kwargs"].items()},
         )
+
+
+def arguments_of(forward: Callable[..., Any], x: Any, inputs: Inputs | None) -> Arguments:
+    """The arguments of a network for its inputs, one, a tuple of several or a dictionary, or for a batch with targets."""
+    if isinstance(x, Mapping):
+        return _named_arguments(forward, x, inputs)
+    if not isinstance(x, (tuple, list)) or (inputs is not None and inputs.count < 2):
+        return (x,), {}
+    if inputs is None:
+        return (tuple(x), {}) if len(x) == _num_required(forward) > 1 else ((x,), {})
+    return inputs.of(x) if len(x) > inputs.count else inputs.filled(x)
+
+
+def _named_arguments(forward: Callable[..., Any], x: Mapping[Any, Any], inputs: Inputs | None) -> Arguments:
+    takes_whole = inputs is not None and inputs.args == (("path", ()),)
+    if inputs is not None and not takes_whole and all(_is_in(x, argument) for argument in inputs.args):
+        args, kwargs = inputs.of(x)
+        if args or kwargs:
+            return args, kwargs
+    parameters = inspect.signature(forward).parameters.values()
+    is_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    named = {str(name): value for name, value in x.items() if is_any or name in {each.name for each in parameters}}
+    return ((), named) if named and not takes_whole else ((x,), {})
+
+
+def _num_required(forward: Callable[..., Any]) -> int:
+    """The number of positional arguments without a default."""
+    parameters = inspect.signature(forward).parameters.values()
+    return sum(p.default is p.empty and p.kind in {p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD} for p in parameters)
 
 
 def _argument(value: Any, places: Mapping[int, Path]) -> tuple[str, Any] | None:

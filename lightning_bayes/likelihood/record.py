@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import AbstractContextManager, nullcontext
 from itertools import groupby
 from typing import Any, final
 
@@ -17,7 +19,7 @@ from lightning_bayes.likelihood.module_outputs import Leaf, ModuleOutputs
 from lightning_bayes.likelihood.paths import Path, entries
 from lightning_bayes.likelihood.positions import edge_of, nearest
 from lightning_bayes.likelihood.targets import targets_of
-from lightning_bayes.likelihood.terms import Term
+from lightning_bayes.likelihood.terms import Term, joint_kind
 from lightning_bayes.likelihood.value import Departs, Likelihood, ScoredOutput, Targets
 from lightning_bayes.private_torch import version_of, without_torch_functions
 
@@ -67,18 +69,18 @@ class StepRecorder:
 
     def _by_output(self, loss: Tensor) -> list[list[Term]]:
         """The terms of each output."""
-        with without_torch_functions(), torch.enable_grad():
+        with without_torch_functions(), torch.enable_grad(), _backpack_left_alone():
             terms = terms_of(loss, self._outputs.leaves, self._calls, has_own=self._outputs.is_own)
         return [list(group) for _, group in groupby(sorted(terms, key=_name), _name)]
 
     def _scored(self, terms: list[Term]) -> ScoredOutput | None:
         """The terms of one output as one; None if they contradict each other."""
-        first = terms[0]
-        if any(term.kind.state() != first.kind.state() for term in terms):
+        first, kind = terms[0], joint_kind([term.kind for term in terms])
+        if kind is None:
             return None
         departs: Departs = next((term.departs for term in terms if term.departs), "")
         targets = self._targets(first) if len(terms) == 1 else Targets()
-        return ScoredOutput(tuple(leaf.path for leaf in first.leaves), first.kind, targets, departs)
+        return ScoredOutput(tuple(leaf.path for leaf in first.leaves), kind, targets, departs)
 
     def _targets(self, term: Term) -> Targets:
         """Where the batch holds the targets of a term, unless the step has changed the entry in place."""
@@ -94,6 +96,12 @@ class StepRecorder:
         if term.mask is not None and term.mask.shape == targets.shape:  # a void class is no class
             targets = torch.where(term.mask, targets, torch.zeros_like(targets))
         return ReadOutput(scored, values if len(values) > 1 else values[0], targets, term.mask, term.weights)
+
+
+def _backpack_left_alone() -> AbstractContextManager[Any]:
+    """Context in which BackPACK's hooks on modules, if there are any, do nothing and forget nothing."""
+    backpack = sys.modules.get("backpack")
+    return nullcontext() if backpack is None else backpack.backpack(retain_graph=True)
 
 
 def _version(value: Any) -> int:

@@ -150,6 +150,14 @@ def _pos_weight(call: LossCall, layout: Layout) -> Any:
     return weights[0].tolist()
 
 
+def joint_kind(kinds: Sequence[OutputLikelihood]) -> OutputLikelihood | None:
+    """The kind of an output with several terms: their own, that of means for several errors, or None for a contradiction."""
+    if all(kind.state() == kinds[0].state() for kind in kinds):
+        return kinds[0]
+    reasons = [kind.why for kind in kinds if isinstance(kind, Raw)]
+    return Raw(reasons[0]) if reasons and all(isinstance(kind, (Gaussian, Raw)) for kind in kinds) else None
+
+
 def term_of(call: LossCall, leaf: Leaf, kind: OutputLikelihood, layout: Layout, scale: Scale) -> Term:
     """The term of a call, whose targets count unless they are ignored, not selected, or multiplied by zero."""
     mask, targets, weights = layout.read.clone(), None, None

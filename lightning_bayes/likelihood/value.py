@@ -151,7 +151,7 @@ def _plain(targets: Targets) -> dict[str, Any]:
 
 def stored_likelihood(state: Mapping[str, Any]) -> Likelihood:
     """The likelihood in a callback's state; of one from before it was stored, what its link says."""
-    if "likelihood" in state:
+    if state.get("likelihood") is not None:
         return Likelihood.of_state(state["likelihood"])
     link = state.get("link")
     return Likelihood() if link is None else Likelihood((ScoredOutput(((),), find_kind(link)),))

@@ -66,7 +66,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         super().__init__(*(shared or (params, defaults)))
         self._holder = self.groups_owner or self._holder
         # What the last loss read was. Part of the state, so that a resumed run opens the same kind of pass.
-        self.param_groups[0][KEY].update(loss_is_mean=False, loss_link=None, writes_data=False)
+        self.param_groups[0][KEY].update(loss_is_mean=False, loss_link=None, writes_data=False, likelihood=None)
 
     @abstractmethod
     def capture_pass(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture | BarePass]:

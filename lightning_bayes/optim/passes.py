@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -32,6 +32,7 @@ from lightning_bayes.errors import NoMeasurementError, UnsupportedTrainingError
 from lightning_bayes.optim.finished_pass import BarePass, Curvature, FinishedPass
 from lightning_bayes.optim.groups import KEY
 from lightning_bayes.optim.noise import CounterNoise
+from lightning_bayes.optim.noted_likelihood import likelihood_noted
 from lightning_bayes.optim.step_changes import change_means
 from lightning_bayes.private_torch import version_of
 
@@ -204,9 +205,9 @@ def open_pass(
             param.grad = None
         capture = optimizer.capture_pass(sample, loss_scale)
         with at_sample(optimizer, update, sample):
-            with capture as captured:
+            with capture as captured, ExitStack() as undo:
                 if watch_backward and not isinstance(captured, BarePass):
-                    captured.recorder.observe = captured.observe
+                    captured.recorder.observe = undo.enter_context(likelihood_noted(optimizer, captured.observe))
                 yield captured
             if captured.squares or any(param.grad is not None for param in before):
                 if not isinstance(captured, BarePass):

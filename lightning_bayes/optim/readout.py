@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.errors import PosteriorError
+from lightning_bayes.likelihood import Likelihood
+from lightning_bayes.likelihood.value import stored_likelihood
 from lightning_bayes.optim.covariance import diagonal, kronecker
 from lightning_bayes.optim.covariance.diagonal import is_noisy
 from lightning_bayes.optim.effective import effective
@@ -148,12 +150,20 @@ def load_posterior(path: str | os.PathLike[str], map_location: str | torch.devic
     """
     checkpoint = read_checkpoint(path)
     posterior = posterior_from_checkpoint(checkpoint, str(path)).to(map_location)
+    posterior = posterior.with_likelihood(likelihood_from_checkpoint(checkpoint))
     scale_state = checkpoint.get("callbacks", {}).get(CALIBRATION_KEY, {})
     if scale_state.get("scale") is None:
         return posterior
     scale, linearized, temperature = (scale_state[key] for key in ("scale", "linearized", "temperature"))
     inputs = scale_state.get("input_means", {})
     return ScaledPosterior(posterior, scale, linearized, temperature, inputs).to(map_location)
+
+
+def likelihood_from_checkpoint(checkpoint: Mapping[str, Any]) -> Likelihood | None:
+    """What the training loss of a fit says about the network's outputs; None if no callback has stored it."""
+    states = [state for state in checkpoint.get("callbacks", {}).values() if isinstance(state, dict)]
+    found = (stored_likelihood(state) for state in states if "likelihood" in state or "link" in state)
+    return next((likelihood for likelihood in found if likelihood.outputs), None)
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:

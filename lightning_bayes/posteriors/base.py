@@ -13,6 +13,7 @@ The prior is p(θ) = Π_j N(θ_j; μ₀_j, 1/δ_j), with μ₀ = 0 by default, s
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
@@ -40,6 +41,8 @@ class AbstractPosterior(ABC):
         prior_mean: μ₀ by parameter name, for parameters whose prior is not centred at zero.
         linearized: Whether predictions are linearised by default; see `ScaledPosterior`.
         temperature: What divides logits in predictions by default; see `ScaledPosterior`.
+        likelihood: What the training loss says about the network's outputs, a `lightning_bayes.likelihood.Likelihood`; None
+            if unknown. See `with_likelihood`.
     """
 
     mean: TensorDict
@@ -49,6 +52,7 @@ class AbstractPosterior(ABC):
     prior_mean: Mapping[str, Tensor] = MappingProxyType({})
     linearized: bool = False
     temperature: float = 1.0
+    likelihood: Any = None
 
     @abstractmethod
     def transform(self, noise: TensorDict) -> TensorDict:
@@ -102,7 +106,13 @@ class AbstractPosterior(ABC):
         Returns:
             The marginal, with the prefix removed from all names.
         """
-        return type(self)(**self._selected_fields(prefix))
+        return type(self)(**self._selected_fields(prefix)).with_likelihood(self.likelihood)
+
+    def with_likelihood(self: PosteriorT, likelihood: Any) -> PosteriorT:
+        """The same posterior with what is known of the network's outputs."""
+        found = copy.copy(self)
+        object.__setattr__(found, "likelihood", likelihood)  # the families are frozen
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """The fields of the dataclass: tensors, numbers and names, safe for ``torch.load(..., weights_only=True)``."""
@@ -153,7 +163,7 @@ class AbstractPosterior(ABC):
 
     def to(self: PosteriorT, device: torch.device | str) -> PosteriorT:
         """The posterior on another device."""
-        return self.from_state_dict(moved(self.state_dict(), device))
+        return self.from_state_dict(moved(self.state_dict(), device)).with_likelihood(self.likelihood)
 
     @classmethod
     def from_state_dict(cls: type[PosteriorT], state: dict[str, Any]) -> PosteriorT:

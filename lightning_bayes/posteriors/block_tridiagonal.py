@@ -84,7 +84,7 @@ class BlockTridiagonal(AbstractPosterior):
                 f"{prefix!r} selects the layers {', '.join(inside) or 'none'} of the chain {', '.join(names)}, and "
                 "their marginal is not block-tridiagonal. Sample from the whole posterior and keep these layers."
             )
-        return BlockTridiagonal(**selected)
+        return BlockTridiagonal(**selected).with_likelihood(self.likelihood)
 
     @cached_property
     def _covariance(self) -> BlockTridiagonalInverse:

@@ -85,7 +85,7 @@ class FullGaussian(AbstractPosterior):
         """The marginal posterior of a submodule, see `AbstractPosterior.select`; its precision is not a block of P."""
         selected = self._selected_fields(prefix)
         selected["precision"] = self._marginal_precision([name.startswith(prefix) for name in self.mean])
-        return FullGaussian(**selected)
+        return FullGaussian(**selected).with_likelihood(self.likelihood)
 
     @cached_property
     def _root(self) -> Tensor:

@@ -72,6 +72,7 @@ class ScaledPosterior(AbstractPosterior):
         self.temperature = float(temperature)
         self.mean, self.constants = posterior.mean, posterior.constants
         self.prior_precision, self.prior_mean = posterior.prior_precision, posterior.prior_mean
+        self.likelihood = posterior.likelihood
         self.num_data = posterior.num_data
         self.input_means: InputMeans = getattr(posterior, "input_means", {}) if input_means is None else input_means
 

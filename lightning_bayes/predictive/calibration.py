@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lightning_bayes.errors import DataError, NonFiniteError
+from lightning_bayes.likelihood import LinkArgument
 from lightning_bayes.likelihood.line_search import minimise_over_logarithm
 from lightning_bayes.posteriors import AbstractPosterior, ScaledPosterior
 from lightning_bayes.predictive.closed_form import Linearized, predictive_samples
@@ -35,9 +36,9 @@ from lightning_bayes.predictive.densities import (
     poisson_log_density,
     shaped_like_sample,
 )
-from lightning_bayes.predictive.links import LikelihoodName, Link, combine, find_link
+from lightning_bayes.predictive.known_outputs import called, known_outputs, the_output
+from lightning_bayes.predictive.links import Link, combine, link_of_kind
 from lightning_bayes.predictive.recalibration import recalibrate
-from lightning_bayes.predictive.repeated import Repeatable
 from lightning_bayes.predictive.samples import PosteriorSamples, at_posterior_mean
 from lightning_bayes.predictive.temperature import LARGEST, SMALLEST
 
@@ -85,7 +86,7 @@ def calibrate(
     loader: Iterable[Any],
     samples: int = 32,
     *,
-    link: Link | LikelihoodName = "softmax",
+    link: LinkArgument | None = None,
     seed: int = 0,
     noise_std: float | None = None,
     linearized: Linearized = False,
@@ -119,19 +120,20 @@ def calibrate(
         >>> mean = {"weight": torch.tensor([[8.0], [0.0]])}
         >>> q = MeanField(mean, {"weight": torch.full((2, 1), 1e4)}, {"weight": 1.0}, num_data=40)
         >>> labels = (torch.arange(40) % 4 == 0).long()  # three of four have class 0
-        >>> found = calibrate(model, q, [(x, labels)], samples=4)
+        >>> found = calibrate(model, q, [(x, labels)], samples=4, link="classification")
         >>> found.calibration.choice, round(found.posterior.temperature, 1)
         ('temperature', 7.4)
     """
-    device, link = next(model.parameters()).device, find_link(link)
-    draws: Any = predictive_samples(PosteriorSamples(posterior.to(device), samples, seed), linearized, link)
+    device, known = next(model.parameters()).device, known_outputs(posterior, link, stacklevel=4)
+    of_outputs = link_of_kind(the_output(known).kind)
+    draws: Any = predictive_samples(PosteriorSamples(posterior.to(device), samples, seed), linearized, of_outputs)
     batches = [(inputs, targets.cpu()) for inputs, targets in islice(loader, max_batches)]
     if not batches:
         raise DataError(
             "calibrate needs validation data, but the loader yields no batch. Hold out some training examples."
         )
-    runs = [Repeatable(model, inputs) for inputs in recalibrate_on]
-    calls = [Repeatable(model, inputs) for inputs, _ in batches]
+    runs = [called(model, known, inputs) for inputs in recalibrate_on]
+    calls = [called(model, known, inputs) for inputs, _ in batches]
 
     def outputs_at(scale: float) -> Tensor:
         scaled = draws.scaled(scale)
@@ -140,7 +142,7 @@ def calibrate(
         return torch.cat([scaled.outputs(model, call).cpu() for call in calls], 1)
 
     with at_posterior_mean(model, posterior):
-        chosen = choose_calibration(outputs_at, torch.cat([targets for _, targets in batches]), link, noise_std)
+        chosen = choose_calibration(outputs_at, torch.cat([targets for _, targets in batches]), of_outputs, noise_std)
     return Calibrated(ScaledPosterior(posterior, chosen.scale, bool(linearized), chosen.temperature), chosen)
 
 

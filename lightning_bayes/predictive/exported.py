@@ -20,8 +20,20 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError
+from lightning_bayes.likelihood import (
+    Bernoulli,
+    Categorical,
+    Likelihood,
+    LinkArgument,
+    Moments,
+    Poisson,
+    Prediction,
+    as_dict,
+    leaf_at,
+)
+from lightning_bayes.likelihood.predictions import moments_of
 from lightning_bayes.posteriors import AbstractPosterior, atomic_write
-from lightning_bayes.predictive.links import Link, Moments, Prediction, as_dict, find_link, summarise
+from lightning_bayes.predictive.known_outputs import known_outputs, the_output
 from lightning_bayes.predictive.samples import PosteriorSamples, at_posterior_mean
 from lightning_bayes.predictive.weights import temporary_weights
 
@@ -44,7 +56,7 @@ class MonteCarloNetwork(nn.Module):
         model: nn.Module,
         posterior: AbstractPosterior,
         samples: int,
-        link: Link = "softmax",
+        link: LinkArgument | Likelihood | None = None,
         seed: int = 0,
         temperature: float | None = None,
     ) -> None:
@@ -54,7 +66,7 @@ class MonteCarloNetwork(nn.Module):
                 "This posterior's scale was fitted for the linearised predictive, which is not an average over networks and "
                 "cannot be exported. Choose it with Calibration(linearized=False)."
             )
-        self.link, self.temperature = find_link(link), posterior.temperature if temperature is None else temperature
+        self.known, self.temperature = known_outputs(posterior, link), temperature or posterior.temperature
         draws = PosteriorSamples(posterior.to(next(model.parameters()).device), samples, seed)
         with at_posterior_mean(model, posterior):
             shared = _deterministic_copies(model, draws.tensors(0))
@@ -64,9 +76,22 @@ class MonteCarloNetwork(nn.Module):
         self.requires_grad_(False)
 
     def forward(self, *inputs: Any) -> tuple[Tensor, ...]:
-        """Return ``(probs, entropy, mutual_information)``, or ``(mean, variance)`` for the identity link."""
-        outputs = torch.stack([network(*inputs) for network in self.networks]) / self.temperature
-        return tuple(as_dict(summarise(outputs, self.link)).values())
+        """Return ``(probs, entropy, mutual_information)``, or ``(mean, variance)`` of values."""
+        scored = the_output(self.known)
+        outputs = torch.stack([leaf_at(network(*inputs), scored.paths[0]) for network in self.networks])
+        return tuple(self._summary(outputs if self.temperature == 1 else outputs / self.temperature).values())
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the results."""
+        has_classes = isinstance(the_output(self.known).kind, (Categorical, Bernoulli))
+        return (Prediction if has_classes else Moments)._fields[:-1]  # the last field holds the samples
+
+    def _summary(self, outputs: Tensor) -> dict[str, Tensor]:
+        kind = the_output(self.known).kind
+        if isinstance(kind, (Categorical, Bernoulli)):
+            return as_dict(kind.summarise(outputs))
+        return as_dict(moments_of(kind.rate(outputs) if isinstance(kind, Poisson) else outputs))
 
 
 def export(
@@ -76,7 +101,7 @@ def export(
     inputs: Tensor | tuple[Tensor, ...],
     samples: int = 16,
     *,
-    link: Link = "softmax",
+    link: LinkArgument | Likelihood | None = None,
     seed: int = 0,
     temperature: float | None = None,
 ) -> Exported:
@@ -114,10 +139,9 @@ def export(
             "file."
         )
     network = MonteCarloNetwork(model, posterior, samples, link, seed, temperature).eval()
-    names = (Moments if link in {"identity", "exp"} else Prediction)._fields[:-1]  # the last field holds the samples
-    data = _traced(network, inputs, path.suffix, names)
+    data = _traced(network, inputs, path.suffix, network.names)
     atomic_write(path, data, "exported predictive", "Free space, or choose another directory.")
-    return Exported(path, names)
+    return Exported(path, network.names)
 
 
 def _traced(

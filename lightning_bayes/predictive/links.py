@@ -11,6 +11,8 @@ from lightning_bayes.likelihood.base import OutputLikelihood
 from lightning_bayes.likelihood.categorical import Categorical
 from lightning_bayes.likelihood.names import LikelihoodName, find_kind
 from lightning_bayes.likelihood.predictions import Moments, Prediction, as_dict, moments_of
+from lightning_bayes.likelihood.raw import Raw
+from lightning_bayes.likelihood.value import Likelihood
 
 __all__ = [
     "CLASS_DIMS",
@@ -22,6 +24,8 @@ __all__ = [
     "combine",
     "find_link",
     "kind_of",
+    "link_of_kind",
+    "link_of_likelihood",
     "predicted",
     "summarise",
 ]
@@ -74,3 +78,9 @@ def summarise(outputs: Tensor, link: Link) -> Prediction | Moments:
     prediction = kind_of(link).summarise(outputs)
     assert isinstance(prediction, Prediction)
     return prediction
+
+
+def link_of_likelihood(likelihood: Likelihood) -> Link | None:
+    """The link that all outputs of a likelihood share; None if they do not, or if it is unknown."""
+    links = {link_of_kind(s.kind) for s in likelihood.outputs if s.kind.state() != Raw().state()}
+    return links.pop() if len(links) == 1 else None

@@ -10,11 +10,12 @@ import torch
 from torch import nn
 
 from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.likelihood import LinkArgument
 from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.predictive.closed_form import Linearized, predictive_samples
-from lightning_bayes.predictive.links import Link, Moments, Prediction, find_link, summarise
+from lightning_bayes.predictive.known_outputs import called, known_outputs, the_output
+from lightning_bayes.predictive.links import link_of_kind
 from lightning_bayes.predictive.recalibration import recalibrate
-from lightning_bayes.predictive.repeated import Repeatable
 from lightning_bayes.predictive.samples import PosteriorSamples, as_input, at_posterior_mean
 
 
@@ -33,7 +34,7 @@ def mc_predict(
     x: Any,
     samples: int = 32,
     *,
-    link: Link = "softmax",
+    link: LinkArgument | None = None,
     seed: int = 0,
     temperature: float | None = None,
     recalibrate_on: Sequence[Any] = (),
@@ -48,10 +49,13 @@ def mc_predict(
         model: The trained architecture. Its own weights are not used.
         posterior: A posterior that fits the model, from `load_posterior` or an optimizer's `posterior()`; or the result of
             `laplace`.
-        x: One batch of model inputs. A NumPy array becomes a tensor on the device of the weights; a floating-point array is
-            also cast to their dtype.
+        x: One batch of model inputs: a tensor, a tuple of several arguments, or a dictionary by the names of arguments; or a
+            batch as the training loader yields it. A NumPy array becomes a tensor on the device of the weights; a
+            floating-point array is also cast to their dtype.
         samples: S, at least 1. The average of several samples is exactly the posterior mean; see `PosteriorSamples`.
-        link: ``"softmax"`` for logits ``[B, C]``, ``"sigmoid"`` for Bernoulli logits, ``"identity"`` for regression.
+        link: What the outputs are, as in the callbacks: ``"classification"``, ``"binary"``, ``"regression"``, ``"counts"``,
+            …. None: what the training loss has told (`AbstractPosterior.likelihood`). Where neither tells, raw outputs are
+            averaged, with a warning.
         seed: Seed of the weight samples. The same seed gives the same samples for every batch.
         temperature: Divides the logits of every sample; see `fit_temperature`. None uses the posterior's, which is 1 unless
             `calibrate` has chosen one.
@@ -67,17 +71,18 @@ def mc_predict(
 
     Returns:
         `Prediction` with ``probs [B, C]``, ``entropy [B]`` and ``mutual_information [B]`` in nats, and ``sample_probs
-        [S, B, C]``. `Moments` with ``mean``, ``variance`` and ``samples`` for the identity link.
+        [S, B, C]``. `Moments` with ``mean``, ``variance`` and ``samples`` for values, `Observed` if their noise is known.
 
     Raises:
-        HyperparameterError: If `samples`, `link`, `temperature` or `linearized` is invalid.
+        HyperparameterError: If `samples`, `link`, `temperature` or `linearized` is invalid, or `link` contradicts the loss.
     """
-    link = find_link(link)
     if not isinstance(posterior, AbstractPosterior):
         posterior = posterior.posterior
+    known = known_outputs(posterior, link, stacklevel=4)
+    scored = the_output(known)
     if temperature is None:
         temperature = posterior.temperature
-    if not temperature > 0 or (link == "identity" and temperature != 1):
+    if not temperature > 0 or (not scored.kind.has_temperature and temperature != 1):
         raise HyperparameterError(f"temperature={temperature} must be positive, and 1 for outputs that are not logits.")
     weight = next(model.parameters())
     if isinstance(x, np.ndarray):
@@ -85,9 +90,10 @@ def mc_predict(
     if linearized is None:
         linearized = posterior.linearized
     with at_posterior_mean(model, posterior):
-        draws = predictive_samples(PosteriorSamples(posterior.to(weight.device), samples, seed), linearized, link)
+        drawn = PosteriorSamples(posterior.to(weight.device), samples, seed)
+        draws = predictive_samples(drawn, linearized, link_of_kind(scored.kind))
         if len(recalibrate_on):
-            batches = [Repeatable(model, inputs) for inputs in recalibrate_on]
+            batches = [called(model, known, inputs) for inputs in recalibrate_on]
             draws = recalibrate(model, draws, batches, of="mean" if linearized else "sample")
-        prediction: Prediction | Moments = summarise(draws.outputs(model, Repeatable(model, x)) / temperature, link)
-        return prediction
+        outputs = draws.outputs(model, called(model, known, x))
+        return scored.kind.summarise(outputs if temperature == 1 else outputs / temperature)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from lightning_bayes.likelihood.base import OutputLikelihood
 from lightning_bayes.likelihood.family import Family, Observation
 from lightning_bayes.likelihood.mixtures import grouped, observed
 from lightning_bayes.likelihood.names import LinkArgument, find_kind
@@ -39,14 +40,15 @@ def log_densities(distribution: Distribution, samples: int, targets: Tensor) -> 
 
 def find_observation(link: LinkArgument) -> tuple[Link, Observation | None]:
     """The link of an argument, and the distribution of targets given outputs, if it states one."""
-    kind = find_kind(link)
+    observation = observation_of(kind := find_kind(link))
+    return ("identity", observation) if observation is not None else (link_of_kind(kind), None)
+
+
+def observation_of(kind: OutputLikelihood | None) -> Observation | None:
+    """The distribution of targets given outputs that a kind states; None if it states none."""
     if isinstance(kind, PredictedGaussian):
-        return "identity", kind.distribution
-    if isinstance(kind, Family):
-        return "identity", kind.function
-    if isinstance(kind, Quantiles):
-        return "identity", kind
-    return link_of_kind(kind), None
+        return kind.distribution
+    return kind.function if isinstance(kind, Family) else kind if isinstance(kind, Quantiles) else None
 
 
 def form_of(outputs: Tensor, mean: Tensor, variance: Tensor) -> Form | None:

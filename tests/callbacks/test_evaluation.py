@@ -291,9 +291,14 @@ def test_an_unknown_link_is_named():
 
 
 def test_one_output_under_softmax_is_refused_and_not_averaged_to_a_constant():
-    net, _, host = fitted(net=Net(1, squares, "softmax"))
+    net, _, host = fitted(net=Net(1, lambda f, y: squares(f, y) + 0 * f.square().mean(), "softmax"))  # an unknown loss
     with pytest.raises(ShapeError, match=r"Pass link='identity' for regression, or link='sigmoid' for one logit"):
         host.test(net, loader(), verbose=False)
+
+
+def test_a_stated_link_that_contradicts_the_loss_is_refused_with_both():
+    with pytest.raises(HyperparameterError, match=r"Categorical.* contradicts that of the training loss, Gaussian\(\)"):
+        fitted(net=Net(1, squares, "softmax"))
 
 
 @pytest.mark.parametrize("callback", [vogn(eval_samples=0), OGNCallback(eval_samples=S)], ids=["no samples", "OGN"])

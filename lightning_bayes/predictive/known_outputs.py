@@ -1,0 +1,55 @@
+"""What is known of a network's outputs where a posterior predicts: stated, or recorded with the posterior."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Final
+
+from torch import nn
+
+from lightning_bayes.errors import UnsupportedTrainingError
+from lightning_bayes.likelihood import Likelihood, LinkArgument, Raw, ScoredOutput, find_kind, leaf_at
+from lightning_bayes.likelihood.inputs import arguments_of
+from lightning_bayes.posteriors import AbstractPosterior
+from lightning_bayes.predictive.repeated import Repeatable
+
+_UNKNOWN: Final = (
+    "The posterior does not tell how outputs become predictions, so the raw outputs are averaged. Pass "
+    "link='classification', 'binary', 'regression' or 'counts'; 'mean_variance' or 'mean_log_variance' for networks that "
+    "return both; or a function from outputs to a torch.distributions."
+)
+
+
+def known_outputs(
+    posterior: AbstractPosterior | None, link: LinkArgument | Likelihood | None, stacklevel: int = 3
+) -> Likelihood:
+    """The likelihood of a posterior, completed by a stated link; of raw outputs, with a warning, if nothing is known."""
+    if isinstance(link, Likelihood):
+        return link
+    recorded = posterior.likelihood if posterior is not None and posterior.likelihood is not None else Likelihood()
+    known: Likelihood = recorded.completed(None if link is None else find_kind(link))
+    if not known.outputs:
+        warnings.warn(_UNKNOWN, stacklevel=stacklevel)
+        return Likelihood((ScoredOutput(((),), Raw()),), known.inputs)
+    return known
+
+
+def the_output(likelihood: Likelihood) -> ScoredOutput:
+    """The only output that a likelihood tells of."""
+    if likelihood.only is None:
+        names = ", ".join(str(scored.paths) for scored in likelihood.outputs)
+        raise UnsupportedTrainingError(f"The training loss scores several outputs ({names}); predict with a callback.")
+    return likelihood.only
+
+
+def called(model: nn.Module, likelihood: Likelihood, x: Any) -> Repeatable:
+    """A repeatable call of a network on inputs as its training step passed them, which returns the scored output."""
+    args, kwargs = arguments_of(model.forward, x, likelihood.inputs)
+    paths = the_output(likelihood).paths
+
+    def output(*args: Any, **kwargs: Any) -> Any:
+        result = model(*args, **kwargs)
+        found = tuple(leaf_at(result, path) for path in paths)
+        return found if len(paths) > 1 else found[0]
+
+    return Repeatable(model if paths == ((),) else output, *args, **kwargs)
