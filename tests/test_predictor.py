@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from of_classes import mc_predict, save_posterior
 from PIL import Image
 from posterior_around import mean_field_around
 
-from lightning_bayes import Predictor, mc_predict, zoo
+from lightning_bayes import Predictor, zoo
 from lightning_bayes.errors import HyperparameterError, ShapeError
 from lightning_bayes.posteriors import ScaledPosterior
 
@@ -21,9 +22,7 @@ def file(tmp_path_factory):
     model = zoo.create_model("mlp", num_classes=3, in_channels=3, image_size=8, hidden=(5,))
     path = tmp_path_factory.mktemp("files") / "q.safetensors"
     transform = zoo.ImageTransform(8, resize=9)
-    zoo.save_posterior(
-        path, model, mean_field_around(model, 30.0), transform=transform, class_names=NAMES, temperature=2.0
-    )
+    save_posterior(path, model, mean_field_around(model, 30.0), transform=transform, class_names=NAMES, temperature=2.0)
     return path
 
 
@@ -91,7 +90,7 @@ def test_small_probabilities_are_rejected(file, pixels):
 def test_a_regression_network_gives_mean_and_standard_deviation(tmp_path, generator):
     model = zoo.create_model("mlp", num_classes=1, in_channels=1, image_size=2, hidden=())
     posterior = ScaledPosterior(mean_field_around(model, 30.0), 0.5, linearized=True)
-    zoo.save_posterior(tmp_path / "r.safetensors", model, posterior, link="identity")
+    save_posterior(tmp_path / "r.safetensors", model, posterior, link="identity")
     x = torch.randn(4, 1, 2, 2, generator=generator)
     found = Predictor.load(tmp_path / "r.safetensors", samples=5)(x)
     wanted = mc_predict(model, posterior, x, 5, link="identity")
@@ -102,9 +101,7 @@ def test_a_regression_network_gives_mean_and_standard_deviation(tmp_path, genera
 
 def test_independent_labels_are_rejected_where_either_answer_is_unlikely(tmp_path, generator):
     model = zoo.create_model("mlp", num_classes=3, in_channels=1, image_size=2, hidden=())
-    zoo.save_posterior(
-        tmp_path / "s.safetensors", model, mean_field_around(model, 30.0), link="sigmoid", class_names=NAMES
-    )
+    save_posterior(tmp_path / "s.safetensors", model, mean_field_around(model, 30.0), link="sigmoid", class_names=NAMES)
     found = Predictor.load(tmp_path / "s.safetensors", samples=4, reject_below=0.7)(
         torch.randn(5, 1, 2, 2, generator=generator)
     )
@@ -115,7 +112,7 @@ def test_independent_labels_are_rejected_where_either_answer_is_unlikely(tmp_pat
 
 def test_images_need_a_transform(tmp_path):
     model = zoo.create_model("mlp", num_classes=2, in_channels=1, image_size=2, hidden=())
-    zoo.save_posterior(tmp_path / "t.safetensors", model, mean_field_around(model, 30.0))
+    save_posterior(tmp_path / "t.safetensors", model, mean_field_around(model, 30.0))
     with pytest.raises(HyperparameterError, match=r"no transform.*Pass floats .* or save the file again"):
         Predictor.load(tmp_path / "t.safetensors")(np.zeros((2, 2), np.uint8))
 

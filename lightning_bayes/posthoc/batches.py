@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias, final
 
 import torch
@@ -98,6 +99,12 @@ def _term(kind: OutputLikelihood, read: ReadOutput) -> Term:
         assert isinstance(kind, Categorical)
         mask = mask.all(kind.classes)
     return Term(kind, outputs, targets, log_prob, mask.reshape(log_prob.shape), read.weights)
+
+
+def with_kind(likelihood: Likelihood | None, kind: OutputLikelihood) -> Likelihood:
+    """The same output with a kind whose noise is chosen; without a likelihood, that of a network with one output."""
+    only = ScoredOutput(((),), kind) if likelihood is None or likelihood.only is None else likelihood.only
+    return replace(likelihood or Likelihood(), outputs=(replace(only, kind=kind),))
 
 
 def pairs(model: nn.Module, kind: OutputLikelihood) -> Reader:

@@ -26,7 +26,15 @@ from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError, n
 from lightning_bayes.likelihood import Gaussian, Likelihood, OutputLikelihood, Raw, find_kind
 from lightning_bayes.likelihood.names import LikelihoodName, ObservationName
 from lightning_bayes.posteriors import AbstractPosterior
-from lightning_bayes.posthoc.batches import Reader, Reading, on_device, pairs, reader, require_evaluation_mode
+from lightning_bayes.posthoc.batches import (
+    Reader,
+    Reading,
+    on_device,
+    pairs,
+    reader,
+    require_evaluation_mode,
+    with_kind,
+)
 from lightning_bayes.posthoc.evidence import RANGE, Evidence, log_evidence, maximise
 from lightning_bayes.posthoc.full import Full
 from lightning_bayes.posthoc.kronecker import Kronecker
@@ -157,7 +165,9 @@ def laplace(
         kind = Gaussian((std * torch.tensor(kind.std, dtype=torch.float64)).tolist())
     searched = RANGE if validation is None else VALIDATION_RANGE
     at_edge = () if fixed_delta is not None else _warned_of_edges(prior, searched)
-    return Laplace(evidence.posterior(prior, std), kind, log_marginal, prior, at_edge)
+    known = with_kind(likelihood if isinstance(likelihood, Likelihood) else None, kind)
+    posterior = evidence.posterior(prior, std).with_likelihood(known)
+    return Laplace(posterior, kind, log_marginal, prior, at_edge)
 
 
 def check_settings(structure: str, prior_precision: float | str, prior_structure: str) -> None:

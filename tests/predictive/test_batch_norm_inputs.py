@@ -6,10 +6,11 @@ from functools import partial
 
 import pytest
 import torch
+from of_classes import export, mc_predict, save_posterior
 from posterior_around import mean_field_around
 from torch import nn
 
-from lightning_bayes import export, mc_predict, zoo
+from lightning_bayes import zoo
 from lightning_bayes.posteriors import ScaledPosterior
 from lightning_bayes.predictive import PosteriorSamples
 from lightning_bayes.predictive.batch_norm_inputs import centred_means, input_means
@@ -169,7 +170,7 @@ def test_predictions_files_and_exports_move_the_means(deep, tmp_path):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
         plain = ScaledPosterior(posterior.posterior, 0.7, temperature=1.3)
         assert (mc_predict(model, plain, x, samples=S).probs - expected).abs().max() > 0.01
-        zoo.save_posterior(tmp_path / "file.safetensors", model, posterior)
+        save_posterior(tmp_path / "file.safetensors", model, posterior)
         saved = zoo.load(tmp_path / "file.safetensors", model=model)
         assert torch.equal(mc_predict(saved.model, saved.posterior, x, samples=S).probs, found)
         export(model, posterior, tmp_path / "file.pt2", x, samples=S)

@@ -6,13 +6,14 @@ import math
 
 import pytest
 import torch
+from of_classes import MonteCarloNetwork, calibrate, mc_predict
 from random_matrices import F64
 from torch import nn
 
-from lightning_bayes import MeanField, calibrate, mc_predict
+from lightning_bayes import MeanField
 from lightning_bayes.errors import DataError, NonFiniteError
 from lightning_bayes.posteriors import ScaledPosterior
-from lightning_bayes.predictive import MonteCarloNetwork, PosteriorSamples, choose_calibration, predictive_nll
+from lightning_bayes.predictive import PosteriorSamples, choose_calibration, predictive_nll
 
 CLASSES, ROWS = 4, 400
 

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from of_classes import mc_predict
 from torch import nn
 from torch.func import functional_call, jacrev
 
@@ -13,7 +14,7 @@ from lightning_bayes import laplace
 from lightning_bayes.curvature.fused import FusedEngine
 from lightning_bayes.errors import ExampleDimensionError, HyperparameterError
 from lightning_bayes.posteriors import FullGaussian, MeanField, ScaledPosterior
-from lightning_bayes.predictive import LinearizedSamples, PosteriorSamples, mc_predict, output_moments, probit
+from lightning_bayes.predictive import LinearizedSamples, PosteriorSamples, output_moments, probit
 from lightning_bayes.predictive.closed_form import BatchMoments, Room, probit_samples, spread_points
 from lightning_bayes.predictive.links import predicted
 from lightning_bayes.predictive.scores import mutual_information

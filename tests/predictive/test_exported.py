@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from of_classes import MonteCarloNetwork, export, mc_predict, save_posterior
 from torch import nn
 
-from lightning_bayes import MeanField, Predictor, mc_predict, zoo
+from lightning_bayes import MeanField, Predictor, zoo
 from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError
 from lightning_bayes.posteriors import ScaledPosterior
-from lightning_bayes.predictive import MonteCarloNetwork, export
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
@@ -80,7 +80,7 @@ def test_the_model_is_unchanged_and_copies_share_deterministic_tensors():
 def test_a_predictor_exports_its_own_samples(tmp_path, generator):
     model = zoo.create_model("mlp", num_classes=2, in_channels=1, image_size=4, hidden=())
     transform = zoo.ImageTransform(4, mean=(0.5,), std=(0.5,))
-    zoo.save_posterior(tmp_path / "q.safetensors", model, posterior_of(model), transform=transform, temperature=2.0)
+    save_posterior(tmp_path / "q.safetensors", model, posterior_of(model), transform=transform, temperature=2.0)
     predict = Predictor.load(tmp_path / "q.safetensors", samples=3, seed=4)
     network = torch.export.load(predict.export(tmp_path / "q.pt2").path).module()
     x = torch.randn(5, 1, 4, 4, generator=generator)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from of_classes import mc_predict
 from packaging.version import Version
 from posterior_around import mean_field_around
 from random_matrices import F64, spd
@@ -17,7 +18,6 @@ from lightning_bayes.predictive import (
     MemberSamples,
     PosteriorSamples,
     RecalibratedSamples,
-    mc_predict,
     recalibrate,
 )
 

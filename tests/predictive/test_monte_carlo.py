@@ -6,12 +6,13 @@ import math
 
 import pytest
 import torch
+from of_classes import mc_predict
 from posterior_around import mean_field_around
 from torch import nn
 
 from lightning_bayes.errors import HyperparameterError, PosteriorError, ShapeError
 from lightning_bayes.posteriors import MeanField
-from lightning_bayes.predictive import PosteriorSamples, mc_predict
+from lightning_bayes.predictive import PosteriorSamples
 
 F64 = torch.float64
 

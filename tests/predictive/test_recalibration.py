@@ -6,12 +6,13 @@ import copy
 
 import pytest
 import torch
+from of_classes import mc_predict
 from posterior_around import mean_field_around
 from torch import nn
 from torch.optim.swa_utils import update_bn
 
 from lightning_bayes.errors import HyperparameterError
-from lightning_bayes.predictive import DropoutSamples, MemberSamples, PosteriorSamples, mc_predict, recalibrate
+from lightning_bayes.predictive import DropoutSamples, MemberSamples, PosteriorSamples, recalibrate
 from lightning_bayes.predictive.recalibration import running_statistics
 
 S = 3

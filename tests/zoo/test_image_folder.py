@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 from fake_images import write_image_folder
+from of_classes import save_posterior
 from posterior_around import mean_field_around
 from torch import nn
 from torchvision.models import ResNet18_Weights
 from torchvision.transforms.v2 import functional
 
 from lightning_bayes.errors import DataError, DatasetError, HyperparameterError
-from lightning_bayes.zoo import BayesClassifier, create_model, load, save_posterior
+from lightning_bayes.zoo import BayesClassifier, create_model, load
 from lightning_bayes.zoo.data import ImageFolderDataModule
 from lightning_bayes.zoo.data.images import read_image
 

@@ -12,16 +12,17 @@ import re
 import pytest
 import torch
 import torchvision
+from of_classes import mc_predict, save_posterior
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tiny_training import assert_same_bits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_bayes import VOGNCallback, composition, load_posterior, mc_predict, zoo
+from lightning_bayes import VOGNCallback, composition, load_posterior, zoo
 from lightning_bayes.errors import CheckpointError, HyperparameterError, PosteriorError
 from lightning_bayes.posteriors import FullGaussian, LowRankGaussian, MatrixGaussian, MeanField, ScaledPosterior
-from lightning_bayes.zoo import BayesClassifier, ImageTransform, create_model, hub, save_posterior
+from lightning_bayes.zoo import BayesClassifier, ImageTransform, create_model, hub
 from lightning_bayes.zoo.posterior_file import read_content, to_bytes
 
 TRANSFORM = ImageTransform(32, mean=(0.5,), std=(0.25,), resize=36)

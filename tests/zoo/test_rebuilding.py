@@ -8,12 +8,13 @@ import sys
 import pytest
 import torch
 from lightning.pytorch import LightningModule
+from of_classes import mc_predict, save_posterior
 from posterior_around import mean_field_around
 from torch import nn
 
-from lightning_bayes import Predictor, mc_predict, zoo
+from lightning_bayes import Predictor, zoo
 from lightning_bayes.errors import HyperparameterError, PosteriorError
-from lightning_bayes.zoo import load, save_posterior
+from lightning_bayes.zoo import load
 
 HERE = __name__
 
