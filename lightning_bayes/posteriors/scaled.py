@@ -126,7 +126,8 @@ class ScaledPosterior(AbstractPosterior):
             name: (weight.removeprefix(prefix), mean)
             for name, (weight, mean) in strip_prefix(self.input_means, prefix).items()
         }
-        return ScaledPosterior(self.posterior.select(prefix), self.scale, self.linearized, self.temperature, inputs)
+        selected = ScaledPosterior(self.posterior.select(prefix), self.scale, self.linearized, self.temperature, inputs)
+        return selected.with_likelihood(self.likelihood)
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors, numbers and names only, safe for ``torch.load(..., weights_only=True)``."""

@@ -292,7 +292,7 @@ def test_an_unknown_link_is_named():
 
 def test_one_output_under_softmax_is_refused_and_not_averaged_to_a_constant():
     net, _, host = fitted(net=Net(1, lambda f, y: squares(f, y) + 0 * f.square().mean(), "softmax"))  # an unknown loss
-    with pytest.raises(ShapeError, match=r"Pass link='identity' for regression, or link='sigmoid' for one logit"):
+    with pytest.raises(ShapeError, match=r"For one logit per label, use link='binary'; for values"):
         host.test(net, loader(), verbose=False)
 
 

@@ -119,7 +119,7 @@ def test_the_log_says_what_is_measured_where(caplog):
     module.lightning_bayes_likelihood = Softmax()
     with caplog.at_level(logging.INFO):
         fit(module, NoisyKFACCallback())
-    assert "factors for 3 layers, labels drawn from Softmax (Fisher)" in caplog.text
+    assert "factors for 3 layers, labels drawn from Categorical (Fisher)" in caplog.text
 
 
 def test_the_checkpoint_holds_the_posterior(tmp_path):

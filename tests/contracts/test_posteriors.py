@@ -261,7 +261,7 @@ def test_predictions_take_any_family(posterior):
     chosen = changed(posterior, constants={}).select("net.")
     x, draws = torch.ones(4, 2, dtype=F64), PosteriorSamples(chosen, 5, seed=2)
     expected = torch.stack([torch.func.functional_call(net, draws.weights(k), (x,)) for k in range(5)])
-    found = mc_predict(net, chosen, x, samples=5, seed=2).sample_probs
+    found = mc_predict(net, chosen, x, samples=5, seed=2, link="classification").sample_probs
     torch.testing.assert_close(found, expected.softmax(-1))
 
 

@@ -42,7 +42,7 @@ def expected(model, posterior, x, **options):
 def test_the_network_matches_mc_predict(link, classes, options, generator):
     model = network(classes).train()
     posterior, x = posterior_of(model), torch.randn(4, 1, 4, 4, generator=generator)
-    found = MonteCarloNetwork(model, posterior, 5, link, **options).eval()(x)
+    found = MonteCarloNetwork(model, posterior, 5, link=link, **options).eval()(x)
     wanted = expected(model, posterior, x, samples=5, link=link, **options)
     torch.testing.assert_close(list(found), wanted, **CLOSE)
     assert model.training

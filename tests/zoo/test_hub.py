@@ -51,7 +51,9 @@ def hub(tmp_path, monkeypatch):
 @pytest.fixture
 def file(tmp_path):
     model = zoo.create_model("mlp", num_classes=2, in_channels=1, image_size=2, hidden=())
-    zoo.save_posterior(tmp_path / "tiny.safetensors", model, mean_field_around(model), class_names=["no", "yes"])
+    zoo.save_posterior(
+        tmp_path / "tiny.safetensors", model, mean_field_around(model), link="classification", class_names=["no", "yes"]
+    )
     return tmp_path / "tiny.safetensors"
 
 
