@@ -27,8 +27,8 @@ from lightning_bayes.callbacks import checks, summary
 from lightning_bayes.callbacks.calibration_lenient import beside, calibration_of
 from lightning_bayes.callbacks.checkpoint_io import store_mean, use_atomic_files, use_plain_numbers
 from lightning_bayes.callbacks.closure import MonteCarloClosure, noise_samples
-from lightning_bayes.callbacks.evaluated_posterior import EvaluatedPosterior
-from lightning_bayes.callbacks.evaluation import EvaluationCallback, sample_count
+from lightning_bayes.callbacks.evaluated_posterior import EvaluatedPosterior, sample_count
+from lightning_bayes.callbacks.evaluation import EvaluationCallback
 from lightning_bayes.callbacks.fields import CallbackFields, complete_arguments, documented, refuse_unnamed, shared_help
 from lightning_bayes.callbacks.last_epoch import fit_kept
 from lightning_bayes.callbacks.loaders import sum_over_processes

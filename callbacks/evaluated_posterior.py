@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, final
+from typing import Any, Final, final
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -12,6 +12,8 @@ from lightning_bayes.errors import PosteriorError
 from lightning_bayes.optim import VariationalOptimizer
 from lightning_bayes.optim.readout import posterior_from_checkpoint
 from lightning_bayes.posteriors import AbstractPosterior
+
+FEW_SAMPLES: Final = 3  # for validation in a fit, which runs in every epoch
 
 
 @final
@@ -51,3 +53,10 @@ class EvaluatedPosterior:
 def is_mean_of(posterior: AbstractPosterior, weights: dict[str, torch.Tensor]) -> bool:
     """Whether weights, by name, equal the mean of a posterior bit by bit."""
     return all(n in weights and torch.equal(weights[n].cpu(), mean.cpu()) for n, mean in posterior.mean.items())
+
+
+def sample_count(trainer: Trainer, eval_samples: int, stated: int | None) -> int:
+    """The number of weight samples of the current evaluation."""
+    if trainer.state.fn != "fit" or trainer.training:
+        return eval_samples
+    return min(FEW_SAMPLES, eval_samples) if stated is None else stated

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -33,11 +33,10 @@ from lightning_bayes.predictive import (
     SampledModule,
     Samples,
 )
+from lightning_bayes.predictive.known_outputs import UNKNOWN
 from lightning_bayes.predictive.links import link_of_likelihood
 from lightning_bayes.predictive.observations import observation_of
 from lightning_bayes.predictive.recorded_noise import RecordedNoise
-
-FEW_SAMPLES: Final = 3  # for validation in a fit, which runs in every epoch
 
 
 @runtime_checkable
@@ -123,11 +122,7 @@ class EvaluationCallback(Callback, ABC):
         link = self.link_of(module)
         if link is None and not self._has_told_link:
             self._has_told_link = True
-            rank_zero_info(
-                f"{type(self).__name__}: the training loss does not tell how outputs become predictions, so the raw outputs "
-                "are averaged. Pass link='classification', 'binary', 'regression' or 'counts'; 'mean_variance' or "
-                "'mean_log_variance' for networks that return both; or a function from outputs to a torch.distributions."
-            )
+            rank_zero_info(UNKNOWN.format(f"{type(self).__name__}: the training loss"))
         return link or "identity"
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -300,10 +295,3 @@ def require_single_evaluation(trainer: Trainer) -> None:
     names = [type(callback).__name__ for callback in averaging]
     if len(names) > 1:
         raise UnsupportedTrainingError(f"{' and '.join(names)} each average predictions. Keep one of them.")
-
-
-def sample_count(trainer: Trainer, eval_samples: int, stated: int | None) -> int:
-    """The number of weight samples of the current evaluation."""
-    if trainer.state.fn != "fit" or trainer.training:
-        return eval_samples
-    return min(FEW_SAMPLES, eval_samples) if stated is None else stated

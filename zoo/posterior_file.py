@@ -23,10 +23,11 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from lightning_bayes.errors import HyperparameterError, PosteriorError
-from lightning_bayes.likelihood import Likelihood, LinkArgument, find_kind
+from lightning_bayes.likelihood import Likelihood, LinkArgument
 from lightning_bayes.likelihood.value import stored_likelihood
 from lightning_bayes.posteriors import FAMILIES, AbstractPosterior, FileKind, atomic_write, named_if_unreadable
 from lightning_bayes.predictive import check_fits
+from lightning_bayes.predictive.known_outputs import told_outputs
 from lightning_bayes.predictive.links import link_of_likelihood
 from lightning_bayes.zoo.create import class_names as known_class_names
 from lightning_bayes.zoo.create import input_transform
@@ -115,7 +116,7 @@ def save_posterior(
             the path ends in ``.md``.
     """
     check_fits(model, posterior)
-    known = _known(posterior, link)
+    known = told_outputs(posterior, link)
     origin = origin_of(model, factory, arguments)
     temperature = posterior.temperature if temperature is None else float(temperature)
     transform = transform or input_transform(model)
@@ -199,15 +200,6 @@ def _decoded(
     known = stored_likelihood(content) if content.get("likelihood") or content.get("link") else None
     posterior, config = posterior.with_likelihood(known), dict(content["config"])
     return SavedPosterior(model, posterior, transform, class_names, metrics, config, temperature, known)
-
-
-def _known(posterior: AbstractPosterior, link: LinkArgument | Likelihood | None) -> Likelihood | None:
-    """What is stated of the outputs, or told by the posterior; None if nothing is known."""
-    if isinstance(link, Likelihood):
-        return link
-    recorded: Likelihood = posterior.likelihood or Likelihood()
-    known = recorded.completed(None if link is None else find_kind(link))
-    return known if known.outputs else None
 
 
 def _check_values(origin: Mapping[str, Any], class_names: Sequence[str], temperature: float) -> None:

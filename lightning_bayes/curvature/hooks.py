@@ -41,11 +41,7 @@ from lightning_bayes.curvature.measured_modules import MeasuredModule, has_only_
 from lightning_bayes.curvature.parameters import buffers_kept, user_hooks_off
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError, UnsupportedTrainingError
 from lightning_bayes.likelihood.module_outputs import Uncopied
-from lightning_bayes.private_torch import (
-    is_in_backward,
-    is_in_functorch,
-    will_execute,
-)
+from lightning_bayes.private_torch import is_in_backward, is_in_functorch, will_execute
 
 _HALF = {torch.float16, torch.bfloat16}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -43,7 +43,7 @@ def likelihood_noted(optimizer: HasLikelihood, observe: Callable[[Tensor], None]
         recorder.stop()
 
 
-def noted_likelihood(settings: dict[str, Any]) -> Likelihood | None:
-    """The likelihood among the settings of a group; None before the first loss."""
-    state = settings.get("likelihood")
+def noted_likelihood(groups: Iterable[Mapping[str, Any]]) -> Likelihood | None:
+    """The likelihood that a group holds; None before the first loss."""
+    state = next((state for group in groups if (state := group[KEY].get("likelihood")) is not None), None)
     return None if state is None else Likelihood.of_state(state)

@@ -20,6 +20,7 @@ from lightning_bayes.optim.covariance import diagonal, kronecker
 from lightning_bayes.optim.covariance.diagonal import is_noisy
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.groups import FORMAT, state_of
+from lightning_bayes.optim.noted_likelihood import noted_likelihood
 from lightning_bayes.optim.parameters import names_of
 from lightning_bayes.optim.weight_prior import stated_prior_of
 from lightning_bayes.posteriors import (
@@ -93,7 +94,8 @@ def posterior_of_model(
     entries = zip(names, pairs, strict=True)
     posterior = posterior_of(Entry(name, param, group, states[param]) for name, (group, param) in entries)
     constants = constants_of(model.state_dict(), posterior.mean)
-    return replace(posterior, constants={name: value.detach().clone() for name, value in constants.items()})
+    copied = replace(posterior, constants={name: value.detach().clone() for name, value in constants.items()})
+    return copied.with_likelihood(noted_likelihood(group for group, _ in pairs))
 
 
 def constants_of(values: Mapping[str, Any], mean: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -34,7 +34,6 @@ from lightning_bayes.optim.hyperparameters import (
 )
 from lightning_bayes.optim.measuring import FIRST_UPDATES
 from lightning_bayes.optim.noise import CounterNoise
-from lightning_bayes.optim.noted_likelihood import noted_likelihood
 from lightning_bayes.optim.optimizer import NoisyOptimizer
 from lightning_bayes.optim.parameters import StartingStates, trainable
 from lightning_bayes.optim.passes import UpdateMeasurement
@@ -286,8 +285,7 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
     def posterior(self) -> WeightPosterior:
         """The posterior by the model's parameter names, as copies; deterministic parameters are among the constants."""
         self.family.start_curvature()
-        posterior = posterior_of_model(self.model, self.trained(), self.state)
-        return posterior.with_likelihood(noted_likelihood(self.param_groups[0][KEY]))
+        return posterior_of_model(self.model, self.trained(), self.state)
 
     @torch.no_grad()
     def effective_parameters(self) -> Tensor:

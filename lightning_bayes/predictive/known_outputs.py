@@ -13,25 +13,31 @@ from lightning_bayes.likelihood.inputs import arguments_of
 from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.predictive.repeated import Repeatable
 
-_UNKNOWN: Final = (
-    "The posterior does not tell how outputs become predictions, so the raw outputs are averaged. Pass "
+UNKNOWN: Final = (
+    "{} does not tell how outputs become predictions, so the raw outputs are averaged. Pass "
     "link='classification', 'binary', 'regression' or 'counts'; 'mean_variance' or 'mean_log_variance' for networks that "
     "return both; or a function from outputs to a torch.distributions."
 )
 
 
 def known_outputs(
-    posterior: AbstractPosterior | None, link: LinkArgument | Likelihood | None, stacklevel: int = 3
+    posterior: AbstractPosterior, link: LinkArgument | Likelihood | None, stacklevel: int = 3
 ) -> Likelihood:
     """The likelihood of a posterior, completed by a stated link; of raw outputs, with a warning, if nothing is known."""
+    known = told_outputs(posterior, link)
+    if known is None:
+        warnings.warn(UNKNOWN.format("The posterior"), stacklevel=stacklevel)
+        return Likelihood((ScoredOutput(((),), Raw()),), getattr(posterior.likelihood, "inputs", None))
+    return known
+
+
+def told_outputs(posterior: AbstractPosterior, link: LinkArgument | Likelihood | None) -> Likelihood | None:
+    """What is stated of the outputs, or told by the posterior; None if nothing is known."""
     if isinstance(link, Likelihood):
         return link
-    recorded = posterior.likelihood if posterior is not None and posterior.likelihood is not None else Likelihood()
-    known: Likelihood = recorded.completed(None if link is None else find_kind(link))
-    if not known.outputs:
-        warnings.warn(_UNKNOWN, stacklevel=stacklevel)
-        return Likelihood((ScoredOutput(((),), Raw()),), known.inputs)
-    return known
+    recorded: Likelihood = posterior.likelihood or Likelihood()
+    known = recorded.completed(None if link is None else find_kind(link))
+    return known if known.outputs else None
 
 
 def the_output(likelihood: Likelihood) -> ScoredOutput:
