@@ -53,22 +53,34 @@ class BatchReader:
         return self._of_step(copied(batch), batch_idx)
 
     def _of_step(self, batch: Any, batch_idx: int) -> ReadBatch:
-        module = self.module
-        if not module.automatic_optimization:
-            raise UnsupportedTrainingError(
-                f"Only {type(module).__name__}.training_step tells the targets of a batch, but with manual optimization it "
-                "also updates the weights. Take the loss of the batch's own targets, or state the likelihood with link=..."
-            )
-        recorder = StepRecorder(module)
-        with unchanged(module), torch.inference_mode(False), torch.enable_grad():
-            recorder.start(batch)
-            try:
-                loss = _loss_of(_called(module, batch, batch_idx))
-                if loss is None:
-                    raise DataError(f"{type(module).__name__}.training_step returns no loss for a batch.")
-                return recorder.read(loss)
-            finally:
-                recorder.stop()
+        with recorded_step(self.module, batch, batch_idx) as (recorder, loss):
+            return recorder.read(loss)
+
+
+def recorded_likelihood(module: LightningModule, batch: Any) -> Likelihood:
+    """What the training step says about the outputs on a batch that was not recorded in a fit."""
+    with recorded_step(module, copied(batch)) as (recorder, loss):
+        return recorder.likelihood(loss)
+
+
+@contextmanager
+def recorded_step(module: LightningModule, batch: Any, batch_idx: int = 0) -> Iterator[tuple[StepRecorder, Tensor]]:
+    """Context with the record of an additional training step and its loss; see `unchanged`."""
+    if not module.automatic_optimization:
+        raise UnsupportedTrainingError(
+            f"Only {type(module).__name__}.training_step tells the targets of a batch, but with manual optimization it "
+            "also updates the weights. Take the loss of the batch's own targets, or state the likelihood with link=..."
+        )
+    recorder = StepRecorder(module)
+    with unchanged(module), torch.inference_mode(False), torch.enable_grad():
+        recorder.start(batch)
+        try:
+            loss = _loss_of(_called(module, batch, batch_idx))
+            if loss is None:
+                raise DataError(f"{type(module).__name__}.training_step returns no loss for a batch.")
+            yield recorder, loss
+        finally:
+            recorder.stop()
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final, final
 
 import torch
@@ -10,29 +11,24 @@ from lightning.pytorch.trainer.states import RunningStage
 from lightning_utilities.core.rank_zero import rank_zero_info
 
 from lightning_bayes.callbacks.arguments import checked
+from lightning_bayes.callbacks.laplace_batches import TermReader, known_likelihood
 from lightning_bayes.callbacks.last_epoch import fit_kept, is_last_epoch
 from lightning_bayes.callbacks.loaders import OnDevice, ValidationSet, random_state_kept, training_loader
-from lightning_bayes.callbacks.loss_targets import require_gaussian, require_known_noise, require_targets_of_batch
 from lightning_bayes.callbacks.posthoc import PosthocCallback
 from lightning_bayes.callbacks.private_lightning import training_batches
 from lightning_bayes.curvature.output_roots import CurvatureName
 from lightning_bayes.curvature.parameters import require_full_precision
 from lightning_bayes.errors import BayesError, HyperparameterError, UnsupportedTrainingError
-from lightning_bayes.likelihood import Bernoulli, Categorical, Gaussian, LikelihoodName, OutputLikelihood, Poisson
+from lightning_bayes.likelihood import Gaussian, Likelihood, LikelihoodName, OutputLikelihood, PredictedGaussian
 from lightning_bayes.optim.base_optimizer import decay_kind
 from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.posthoc import Laplace, PriorPrecision, PriorStructure, StructureName, laplace
+from lightning_bayes.posthoc.batches import with_kind
 from lightning_bayes.posthoc.full import require_full_size
 from lightning_bayes.posthoc.laplace import check_settings, chosen_names, kind_of
-from lightning_bayes.predictive import Linearized, Link, evaluation_mode
+from lightning_bayes.predictive import Linearized, evaluation_mode
 from lightning_bayes.predictive.recorded_noise import RecordedNoise
 
-_NAMES: Final[dict[Link, LikelihoodName]] = {
-    "softmax": "classification",
-    "sigmoid": "binary",
-    "identity": "regression",
-    "exp": "counts",
-}
 _REASONS: Final = {"marglik": " by marginal likelihood", "validation": " by the NLL of the validation set"}
 
 
@@ -45,7 +41,9 @@ class LaplaceCallback(PosthocCallback):
     without a posterior, such as one trained with Adam without this callback, it computes the posterior before the test,
     validation or prediction: ``lightning-bayes laplace --config … --ckpt_path …``.
 
-    The module is called on the inputs of batches ``(inputs, targets)``.
+    Batches are read as the training step reads them: any inputs, nested outputs, ignored, missing and weighted targets.
+    Where a batch alone does not tell its targets, because the step selects or changes them, the training step itself is run:
+    it logs nothing, and the module is as before afterwards.
 
     Args:
         structure: ``"diagonal"``, ``"kronecker"`` or ``"full"``.
@@ -63,8 +61,8 @@ class LaplaceCallback(PosthocCallback):
         mc_samples: Labels drawn per example for ``"fisher"``.
         online_every: Epochs between maximisations of the marginal likelihood during the fit. Each sets the optimizer's
             weight decay to δ/N (Immer et al. 2021, https://arxiv.org/abs/2104.04975). None disables them.
-        likelihood: Likelihood of the targets. None: the module's attribute ``lightning_bayes_likelihood``, else the
-            likelihood of its ``lightning_bayes_link``, else of the training loss; where none of them tells, an error asks.
+        likelihood: Likelihood of the targets, which completes that of the training loss. None: the module's attribute
+            ``lightning_bayes_likelihood`` or ``lightning_bayes_link``, else the loss's; where none tells, an error asks.
         seed: Seed of drawn labels and samples.
         save_to: Where to write a checkpoint whose posterior was computed before an evaluation; None does not write it.
 
@@ -107,6 +105,7 @@ class LaplaceCallback(PosthocCallback):
         self._validation = ValidationSet(type(self).__name__, "prior precision", "lightning_bayes.laplace")
         self._fitted_on: Any = None
         self._chose_noise = False  # with the prior
+        self._without_noise: Likelihood | None = None  # the likelihood before its noise was chosen
 
     # -- the fit ------------------------------------------------------------------------------------------------------
 
@@ -114,7 +113,7 @@ class LaplaceCallback(PosthocCallback):
         """Check what the end of the fit needs."""
         _require_one_process(trainer)
         require_full_precision(pl_module.parameters())
-        self._has_tried = self._chose_noise = False
+        self._has_tried, self._chose_noise, self._without_noise = False, False, None
         if self.prior_precision == "validation":
             self._validation.require(trainer)
         if self.online_every is not None:
@@ -136,15 +135,14 @@ class LaplaceCallback(PosthocCallback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Try the first batch of a fit: what the end of the fit needs of loss, targets and batches is asked for now."""
-        targets = self.loss_targets
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
         if not self._has_tried:
             self._has_tried, first = True, self._first_batch
             with torch.inference_mode(False), evaluation_mode(pl_module), random_state_kept(pl_module):
                 try:
-                    require_targets_of_batch(first, targets)
-                    likelihood = self._likelihood_of(pl_module)
+                    likelihood = self._likelihood_of(pl_module, [first])
                     options: dict[str, Any] = {"prior_precision": 1.0, "require_trained": False}
+                    options["read"] = TermReader(pl_module, likelihood)
                     laplace(pl_module, [first], likelihood, "diagonal", self.subset, **options)
                 except (BayesError, RuntimeError, TypeError, ValueError) as error:
                     raise UnsupportedTrainingError(
@@ -180,53 +178,37 @@ class LaplaceCallback(PosthocCallback):
         _require_one_process(trainer)
         return self._approximate(trainer, pl_module).posterior
 
-    def _validation_loader(self, trainer: Trainer, module: LightningModule) -> Any:
+    def _validation_loader(self, trainer: Trainer, kind: OutputLikelihood) -> Any:
         """The validation loader that chooses δ; None if δ is chosen otherwise."""
         if self.prior_precision == "validation":
             return self._validation.loader(trainer)
         if self.prior_precision is not None or self.online_every is not None:
             return None
-        has_classes = isinstance(kind_of(self._likelihood_of(module)), (Categorical, Bernoulli, Poisson))
-        return self._validation.find(trainer) if has_classes else None
+        return None if isinstance(kind, (Gaussian, PredictedGaussian)) else self._validation.find(trainer)
 
-    def _likelihood_of(self, module: LightningModule) -> OutputLikelihood | LikelihoodName:
-        likelihood = self.likelihood or getattr(module, "lightning_bayes_likelihood", None)
-        if likelihood is None:
-            require_known_noise(self.loss_noise)
-            link = self.link_of(module)
-            if link == "softmax_last":
-                raise UnsupportedTrainingError(
-                    f"The outputs of {type(module).__name__} are [batch, tokens, classes], but {type(self).__name__} takes "
-                    "[batch, classes, tokens]. Return outputs.transpose(1, 2) from forward, or use VOGNCallback or "
-                    "SWAGCallback."
-                )
-            if link == "identity":
-                require_gaussian(self.loss_functions)
-            likelihood = None if link is None else _NAMES.get(link)
-        if likelihood is None:
-            raise HyperparameterError(
-                f"{type(self).__name__} does not know the likelihood of the targets: the training loss of "
-                f"{type(module).__name__} does not tell. Pass likelihood='classification', "
-                "'binary', 'multilabel', 'regression' or 'counts'."
-            )
-        return likelihood
+    def _likelihood_of(self, module: LightningModule, batches: Iterable[Any]) -> Likelihood:
+        recorded = self.likelihood_of(module) if self._without_noise is None else self._without_noise
+        return known_likelihood(module, recorded, self.likelihood, batches)
 
-    def _state_noise(self, likelihood: OutputLikelihood) -> None:
-        """Predict with the noise of the likelihood, where the training loss states none."""
-        if isinstance(likelihood, Gaussian) and (self.loss_noise is None or self._chose_noise):
-            arguments, targets = {"loc": ("output", 0), "scale": likelihood.std}, ("batch", -1)
+    def _state_noise(self, likelihood: Likelihood, kind: OutputLikelihood) -> None:
+        """Predict with the noise of the result, where the training loss states none."""
+        self.loss_likelihood, self._without_noise = with_kind(likelihood, kind), likelihood
+        if isinstance(kind, Gaussian) and (self.loss_noise is None or self._chose_noise):
+            arguments, targets = {"loc": ("output", 0), "scale": ("tensor", kind.std)}, ("batch", -1)
             self.loss_noise, self._chose_noise = RecordedNoise("Normal", arguments, targets), True
 
     def _approximate(self, trainer: Trainer, module: LightningModule) -> Laplace:
         loader = training_loader(trainer, module, self._fitted_on, type(self).__name__)
-        validation = self._validation_loader(trainer, module)
-        prior = self.prior_precision or ("marglik" if validation is None else "validation")
+        batches = OnDevice(trainer, loader, RunningStage.TRAINING)
         # Tests run in inference mode, whose tensors have no gradients.
         with torch.inference_mode(False), evaluation_mode(module), random_state_kept(module):
+            likelihood = self._likelihood_of(module, batches)
+            validation = self._validation_loader(trainer, kind_of(likelihood))
+            prior = self.prior_precision or ("marglik" if validation is None else "validation")
             self.result = laplace(
                 module,
-                OnDevice(trainer, loader, RunningStage.TRAINING),
-                self._likelihood_of(module),
+                batches,
+                likelihood,
                 self.structure,
                 self.subset,
                 self.curvature,
@@ -236,8 +218,9 @@ class LaplaceCallback(PosthocCallback):
                 mc_samples=self.mc_samples,
                 seed=self.seed,
                 require_trained=trainer.state.fn != "fit",  # do not lose a finished fit to an error
+                read=TermReader(module, likelihood),
             )
-        self._state_noise(self.result.likelihood)
+        self._state_noise(likelihood, self.result.likelihood)
         deltas = ", ".join(f"{delta:.3g}" for delta in _by_layer(self.result).values())
         rank_zero_info(
             f"LaplaceCallback: the log marginal likelihood is {self.result.log_marginal_likelihood:.1f} nats, the prior "

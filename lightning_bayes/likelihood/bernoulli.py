@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
+from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.likelihood.base import OutputLikelihood, finite, one_output, require_same_shape
 from lightning_bayes.likelihood.predictions import Prediction, entropy
 
@@ -74,7 +75,10 @@ class Bernoulli(OutputLikelihood):
     def root(self, outputs: Tensor, index: int) -> Tensor:
         """√(p (1 - p)) of one output."""
         if not self.is_logits:
-            return super().root(outputs, index)
+            raise HyperparameterError(
+                "The network returns the means of its targets, of which the loss takes the logarithm, but the curvature is "
+                "that of logits. Return them from forward and train with F.binary_cross_entropy_with_logits."
+            )
         probs = outputs.sigmoid()
         return one_output((probs * (1 - probs)).sqrt(), index)
 

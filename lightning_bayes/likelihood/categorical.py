@@ -122,7 +122,10 @@ class Categorical(OutputLikelihood):
     def root(self, outputs: Tensor, index: int) -> Tensor:
         """√p_c (e_c - p) at one position; the outer products sum to diag p - p pᵀ."""
         if not self.is_logits:
-            return super().root(outputs, index)
+            raise HyperparameterError(
+                "The network returns the means of its targets, of which the loss takes the logarithm, but the curvature is "
+                "that of logits. Return them from forward and train with F.cross_entropy."
+            )
         probs = self._checked(outputs, 1).softmax(self.classes).movedim(self.classes, 1)
         grid = probs.reshape(*probs.shape[:2], -1)  # [batch, classes, positions]
         label, position = divmod(index, grid.shape[2])

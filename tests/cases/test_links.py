@@ -103,8 +103,9 @@ def test_outputs_that_are_means_already_are_averaged_as_they_are(name):
     assert callback.loss_link == "identity"
     mean = torch.cat([batch["mean"] for batch in trainer.predict(module, LOADER)])
     torch.testing.assert_close(mean, module.eval()(X), rtol=1e-4, atol=1e-6)
-    with pytest.raises(UnsupportedTrainingError, match=r"returns the means .* Return them from forward"):
-        fit(Means(loss, head), LaplaceCallback())
+    if name != "rates":  # whose curvature is that of rates
+        with pytest.raises(UnsupportedTrainingError, match=r"returns the means .* Return them from forward"):
+            fit(Means(loss, head), LaplaceCallback())
 
 
 class Text(Net):
