@@ -121,7 +121,8 @@ def categorical(call: LossCall, dim: int | None, is_logits: bool = True) -> Cate
     """The classes of a call; weights alone where the loss has them."""
     weight = call.options.get("weight") if call.function in (F.cross_entropy, F.nll_loss) else None
     smoothing = float(call.options.get("label_smoothing", 0.0))
-    return Categorical(dim, None if weight is None else weight.tolist(), smoothing, is_logits) if dim else None
+    given = None if weight is None else weight.tolist()
+    return Categorical(dim, given, smoothing, is_logits, call.reduction == "mean" or given is None) if dim else None
 
 
 _OF_LOGITS: Final = {"same", "logit"}

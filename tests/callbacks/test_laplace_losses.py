@@ -116,6 +116,15 @@ CASES = {
         lambda m, b: F.cross_entropy(m(b[0]), b[1], WEIGHT),
         lambda f: N * F.cross_entropy(f, CLASSES, WEIGHT.to(f)),
     ),
+    **{
+        f"class weights, {name}": Case(
+            (X, CLASSES), C, step, lambda f: F.cross_entropy(f, CLASSES, WEIGHT.to(f), reduction="sum")
+        )
+        for name, step in {
+            "summed": lambda m, b: F.cross_entropy(m(b[0]), b[1], WEIGHT, reduction="sum"),
+            "averaged by hand": lambda m, b: F.cross_entropy(m(b[0]), b[1], WEIGHT, reduction="none").mean(),
+        }.items()
+    },
     "label smoothing": Case(
         (X, CLASSES),
         C,
