@@ -20,8 +20,8 @@ from lightning_bayes.callbacks.neighbours import callbacks_of, insert_after
 from lightning_bayes.callbacks.recalibration import recalibrated_examples
 from lightning_bayes.callbacks.training_inputs import FIRST_BATCHES
 from lightning_bayes.callbacks.validation_rows import rows_of
-from lightning_bayes.curvature import Gaussian
 from lightning_bayes.errors import PosteriorError
+from lightning_bayes.likelihood import Gaussian
 from lightning_bayes.posteriors import AbstractPosterior, ScaledPosterior
 from lightning_bayes.predictive import (
     LinearizedSamples,

@@ -55,10 +55,12 @@ def _sigint():
 @pytest.fixture
 def same_labels(monkeypatch):
     """Both engines "draw" the labels that the test says."""
-    from lightning_bayes.curvature import Softmax  # not before it is needed: an import of the package takes seconds
+    from lightning_bayes.likelihood import (
+        Categorical,  # not before it is needed: an import of the package takes seconds
+    )
 
     def fix(labels):
-        monkeypatch.setattr(Softmax, "sample", lambda self, outputs, generator: labels)
+        monkeypatch.setattr(Categorical, "sample", lambda self, outputs, generator: labels)
         monkeypatch.setattr(torch.distributions.Categorical, "sample", lambda self, shape: labels.expand(*shape, -1))
 
     return fix

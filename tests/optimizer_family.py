@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lightning_bayes.optim  # noqa: F401  its import defines the subclasses
-from lightning_bayes.curvature import Softmax
+from lightning_bayes.likelihood import Categorical
 from lightning_bayes.optim import NoisyOptimizer
 from lightning_bayes.optim.diagonal.estimators import SecondOrder
 from lightning_bayes.optim.diagonal.reparameterised import Reparameterised
@@ -33,7 +33,11 @@ OPTIMIZERS = sorted(set(concrete(NoisyOptimizer)), key=lambda cls: cls.__name__)
 # train without.
 NEEDS: dict[str, dict[str, Any]] = {
     "FullVON": {"lr": 0.1, "damping": 2.0, "damping_in_noise": True},  # Hessians of networks have negative eigenvalues
-    "NNGFull": {"lr": 0.05, "damping": 0.1, "likelihood": Softmax()},  # one draw of labels leaves most directions out
+    "NNGFull": {
+        "lr": 0.05,
+        "damping": 0.1,
+        "likelihood": Categorical(),
+    },  # one draw of labels leaves most directions out
 }
 NATURAL_RATES = {"IVON": 0.5}  # of the natural step, where 0.01 does not train
 

@@ -26,7 +26,7 @@ from benchmarks.papers.regression.data import Batch, Splits, epoch_of, load_spli
 from benchmarks.papers.regression.learner import GammaPrecision
 from benchmarks.provenance import save_json
 from lightning_bayes import VOGN, BlockTridiagonalKFAC, NNGFull, NoisyKFAC
-from lightning_bayes.curvature import Gaussian
+from lightning_bayes.likelihood import Gaussian
 from lightning_bayes.posteriors import AbstractPosterior
 
 METHODS: Final[dict[str, Callable[..., Any]]] = {

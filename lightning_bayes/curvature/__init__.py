@@ -15,7 +15,6 @@ Only this package imports BackPACK.
 
 from lightning_bayes.curvature.capture import Capture
 from lightning_bayes.curvature.engine import AbstractEngine, EngineName, GradientCapture, GradientEngine
-from lightning_bayes.curvature.likelihood import Bernoulli, Gaussian, Likelihood, Poisson, Softmax
 from lightning_bayes.curvature.loss import LossReduction, with_per_example_loss
 from lightning_bayes.curvature.measure import check_names, make_engine, measure
 from lightning_bayes.curvature.measurement import KroneckerFactors, Measurement, Quantity
@@ -25,19 +24,14 @@ from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
 __all__ = [
     "DEFAULT_MIB",
     "AbstractEngine",
-    "Bernoulli",
     "Capture",
     "EngineName",
-    "Gaussian",
     "GradientCapture",
     "GradientEngine",
     "KroneckerFactors",
-    "Likelihood",
     "LossReduction",
     "Measurement",
-    "Poisson",
     "Quantity",
-    "Softmax",
     "Workspace",
     "check_names",
     "make_engine",

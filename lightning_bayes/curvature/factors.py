@@ -40,13 +40,13 @@ from typing import Any, Literal, NamedTuple, final
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.likelihood import Likelihood
 from lightning_bayes.curvature.measurement import KroneckerFactors
 from lightning_bayes.curvature.rules.conv import conv
 from lightning_bayes.curvature.rules.conv.windows import Conv, input_patches, padded
 from lightning_bayes.curvature.rules.linear import linear
 from lightning_bayes.curvature.rules.registry import rule_for
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
+from lightning_bayes.likelihood import OutputLikelihood
 
 MIN_BLOCKED_SIDE, BLOCKS = 256, 4
 
@@ -148,7 +148,7 @@ class Request:
     """
 
     layers: Mapping[nn.Module, bool]
-    likelihood: Likelihood | Literal["of_loss"] | None = None
+    likelihood: OutputLikelihood | Literal["of_loss"] | None = None
     seed: int = 0
     loss_scale: float = 1.0
     mc_samples: int = 1

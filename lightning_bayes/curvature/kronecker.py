@@ -23,13 +23,13 @@ from lightning_bayes.curvature.factors import FactorMoments, LayerRecords, Reque
 from lightning_bayes.curvature.fused import ExampleLoop, HookedEngine
 from lightning_bayes.curvature.hooks import HookedCapture
 from lightning_bayes.curvature.layer_calls import LayerCall, in_full_precision
-from lightning_bayes.curvature.likelihood import Likelihood
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.measured_modules import find_measured_modules, refuse, tied_parameters
 from lightning_bayes.curvature.measurement import KroneckerFactors
 from lightning_bayes.curvature.rules.random_numbers import new_seed
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
 from lightning_bayes.errors import NoMeasurementError, UnsupportedLayerError, UnsupportedTrainingError
+from lightning_bayes.likelihood import OutputLikelihood
 from lightning_bayes.likelihood.loss_functions import likelihood_call
 from lightning_bayes.likelihood.module_outputs import Uncopied
 
@@ -64,7 +64,7 @@ class KroneckerEngine(HookedEngine):
     def check_reached(self, captured: Capture) -> None:
         """Require a measurement of each parameter that has a gradient; see `AbstractEngine.check_reached`."""
         assert isinstance(captured, KroneckerCapture)
-        if isinstance(captured.request.likelihood, Likelihood):
+        if isinstance(captured.request.likelihood, OutputLikelihood):
             self._check_outputs(captured)
         super().check_reached(captured)
 
@@ -151,7 +151,7 @@ class KroneckerCapture(HookedCapture):
         elif labels is not None and self.model_outputs and not (self.squares or self.in_factors):
             self._measure_with_sampled_labels(labels, self.model_outputs)
 
-    def _measure_with_sampled_labels(self, likelihood: Likelihood, outputs: list[Tensor], terms: int = 1) -> None:
+    def _measure_with_sampled_labels(self, likelihood: OutputLikelihood, outputs: list[Tensor], terms: int = 1) -> None:
         generator = Generator(outputs[0].device).manual_seed(self.request.seed)
         scale = self.request.loss_scale / math.sqrt(terms)
         with self.records.sampling():

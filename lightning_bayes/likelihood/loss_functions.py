@@ -4,7 +4,7 @@
                sigmoid    BCE with logits, multi-label soft margin
                exp        Poisson NLL of log-rates
                identity   MSE, L1, smooth L1, Huber, Gaussian NLL, BCE of probabilities, Poisson NLL of rates
-    likelihood cross_entropy                       Softmax
+    likelihood cross_entropy                       Categorical
                mse_loss                            Gaussian with variance ½: its -log p is |f - y|² + constant
                binary_cross_entropy_with_logits    Bernoulli
 

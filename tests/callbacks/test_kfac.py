@@ -34,8 +34,8 @@ from tiny_training import (
 from torch import nn
 
 from lightning_bayes import KFACCallback, MatrixGaussian, NoisyKFACCallback, load_posterior, mc_predict
-from lightning_bayes.curvature import Softmax
 from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.likelihood import Categorical
 from lightning_bayes.optim import NoisyKFAC
 
 CALLBACKS = [KFACCallback, NoisyKFACCallback]
@@ -116,7 +116,7 @@ def test_the_log_says_what_is_measured_where(caplog):
     assert expected in caplog.text
     rest = "mean-field: net.1.conv (side 36 > max_side=16), net.3 (side 17 > max_side=16), net.0.2, net.1.norm."
     assert rest in caplog.text
-    module.lightning_bayes_likelihood = Softmax()
+    module.lightning_bayes_likelihood = Categorical()
     with caplog.at_level(logging.INFO):
         fit(module, NoisyKFACCallback())
     assert "factors for 3 layers, labels drawn from Categorical (Fisher)" in caplog.text
@@ -170,7 +170,7 @@ class CountReductions(Callback):
 def train(batches, sampled=False, **options):
     module = Classifier(adamw, mlp())
     if sampled:
-        module.lightning_bayes_likelihood = Softmax()
+        module.lightning_bayes_likelihood = Categorical()
     callback, count = NoisyKFACCallback(stats_interval=2, inverse_interval=3, num_data=48), CountReductions()
     trainer = quiet_trainer(callback, count, max_epochs=1, **options)
     trainer.fit(module, fixed_loader(batches))

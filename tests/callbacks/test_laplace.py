@@ -10,8 +10,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bayes import Calibration, LaplaceCallback, laplace, load_posterior, mc_predict
-from lightning_bayes.curvature import Gaussian
 from lightning_bayes.errors import HyperparameterError, PosteriorError, UnsupportedLayerError, UnsupportedTrainingError
+from lightning_bayes.likelihood import Gaussian
 from lightning_bayes.posteriors import EigenGaussian, MeanField
 from lightning_bayes.zoo import BayesRegressor
 

@@ -13,8 +13,8 @@ from tiny_training import EXAMPLES, Classifier, fit, loader
 import lightning_bayes
 from lightning_bayes import ExponentialSchedule, OGNCallback, VadamCallback, VOGNCallback
 from lightning_bayes.callbacks.presets import Preset, all_presets, presets_of
-from lightning_bayes.curvature import Softmax
 from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.likelihood import Categorical
 from lightning_bayes.optim.diagonal.state import MeanFieldState
 from lightning_bayes.optim.diagonal.vogn import update
 from lightning_bayes.posteriors import precision
@@ -130,7 +130,7 @@ def test_the_first_precision_of_lenet_with_batchnorm_is_that_of_its_first_curvat
 def test_every_preset_trains(preset):
     whole = "all examples in one batch" in preset.setting
     callback, module = build(preset), Classifier()
-    module.lightning_bayes_likelihood = Softmax()  # labels for the Fisher
+    module.lightning_bayes_likelihood = Categorical()  # labels for the Fisher
     fit(module, callback, data=loader(EXAMPLES if whole else 8), max_epochs=None, max_steps=2)
     assert callback.optimizer.num_updates == 2
     assert all(param.isfinite().all() for param in callback.optimizer.model.parameters())

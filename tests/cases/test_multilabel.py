@@ -11,8 +11,8 @@ from torch.distributions import Bernoulli as BernoulliLaw
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bayes import IVONCallback, LaplaceCallback, MCDropoutCallback, VOGNCallback, laplace, mc_predict
-from lightning_bayes.curvature import Bernoulli, Poisson
 from lightning_bayes.errors import UnsupportedTrainingError
+from lightning_bayes.likelihood import Bernoulli, Poisson
 from lightning_bayes.predictive import output_moments, predictive_nll
 
 X = torch.randn(48, 3, generator=torch.Generator().manual_seed(0))

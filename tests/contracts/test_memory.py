@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from optimizer_family import OPTIMIZERS, construct, train_on
 from torch import nn
 
-from lightning_bayes.curvature import Softmax
+from lightning_bayes.likelihood import Categorical
 from lightning_bayes.optim import VOGN
 
 SIDE = 160
@@ -38,7 +38,7 @@ def test_living_memory_is_the_same_after_more_updates(optimizer, fisher):
     side = 8 if optimizer.joins_weights else SIDE
     model = nn.Sequential(nn.Linear(side, side), nn.Tanh(), nn.Linear(side, 3))
     if fisher == "drawn":
-        model.lightning_bayes_likelihood = Softmax()
+        model.lightning_bayes_likelihood = Categorical()
     opt = construct(optimizer, model, lr=1e-4, num_data=100, damping=1e-2, init_precision=1e4)
     x, y = torch.randn(8, side), torch.arange(8) % 3
     living = []

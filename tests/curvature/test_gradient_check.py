@@ -9,8 +9,8 @@ from oracles import mean_squares
 from torch import nn
 
 from lightning_bayes import VOGN, NoisyKFAC
-from lightning_bayes.curvature import Softmax
 from lightning_bayes.errors import UnsupportedLayerError
+from lightning_bayes.likelihood import Categorical
 
 BATCHES, SIZE = 4, 6
 pytestmark = pytest.mark.filterwarnings("ignore:.*one backward pass for each of the")
@@ -206,7 +206,7 @@ def test_noisy_kfac_loops_over_the_parameter_with_the_labels_of_the_data():
 def test_noisy_kfac_refuses_the_parameter_at_once_with_sampled_labels():
     model, xs, y = built(ZeroHead)
     base = torch.optim.SGD(model.parameters(), lr=0.5)
-    optimizer = NoisyKFAC(model, base=base, num_data=100, likelihood=Softmax())
+    optimizer = NoisyKFAC(model, base=base, num_data=100, likelihood=Categorical())
     with pytest.raises(UnsupportedLayerError, match=r"measure w:"):
         list(steps(model, optimizer, xs, y))
     assert optimizer.num_updates == 0

@@ -12,7 +12,7 @@ from backpack.context import CTX
 from oracles import relative_error
 from torch import nn
 
-from lightning_bayes.curvature import Bernoulli, Gaussian, KroneckerFactors, Poisson, Softmax, measure
+from lightning_bayes.curvature import KroneckerFactors, measure
 from lightning_bayes.curvature.measurement import SecondOrderDiagonal
 from lightning_bayes.errors import (
     ExampleDimensionError,
@@ -21,6 +21,7 @@ from lightning_bayes.errors import (
     UnsupportedLayerError,
     UnsupportedTrainingError,
 )
+from lightning_bayes.likelihood import Bernoulli, Categorical, Gaussian, Poisson
 
 SAMPLES = 400
 
@@ -262,7 +263,7 @@ def z_scores(draws, truth):
 
 
 LIKELIHOODS = {
-    "softmax": (Softmax(), F.cross_entropy, lambda y: y),
+    "softmax": (Categorical(), F.cross_entropy, lambda y: y),
     "bernoulli": (Bernoulli(), lambda f, t: F.binary_cross_entropy_with_logits(f, t, reduction="sum"), None),
     "poisson": (Poisson(), lambda f, t: F.poisson_nll_loss(f, t, reduction="sum"), None),
     "gaussian": (Gaussian(0.5), lambda f, t: 0.5 * F.mse_loss(f / 0.5, t / 0.5, reduction="sum"), None),
@@ -298,7 +299,7 @@ def test_monte_carlo_ggn_is_the_ggn_on_average(generator):
 
 def test_samples_follow_the_likelihood(generator):
     logits = torch.tensor([[0.0, 1.0, -1.0], [2.0, 0.0, 0.0]], dtype=torch.float64)
-    draws = torch.stack([Softmax().sample(logits, generator) for _ in range(4000)])
+    draws = torch.stack([Categorical().sample(logits, generator) for _ in range(4000)])
     counts = F.one_hot(draws, 3).double()
     assert z_scores(counts, logits.softmax(1)) < 4.5
     assert z_scores(torch.stack([Bernoulli().sample(logits, generator) for _ in range(4000)]), logits.sigmoid()) < 4.5
@@ -309,9 +310,9 @@ def test_samples_follow_the_likelihood(generator):
 
 def test_nll_is_that_of_torch_distributions(generator):
     outputs = torch.randn(4, 3, 2, generator=generator, dtype=torch.float64)
-    classes = Softmax().sample(outputs, generator)
+    classes = Categorical().sample(outputs, generator)
     truth = torch.distributions.Categorical(logits=outputs.movedim(1, -1)).log_prob(classes)
-    torch.testing.assert_close(Softmax().nll(outputs, classes), -truth.sum(1))
+    torch.testing.assert_close(Categorical().nll(outputs, classes), -truth.sum(1))
     binary = Bernoulli().sample(outputs, generator)
     truth = torch.distributions.Bernoulli(logits=outputs).log_prob(binary)
     torch.testing.assert_close(Bernoulli().nll(outputs, binary), -truth.sum((1, 2)))
@@ -332,14 +333,14 @@ def test_sampled_labels_take_the_outputs_in_either_argument_of_the_loss(generato
 def test_labels_come_from_the_given_generator_alone(generator):
     outputs = torch.randn(5, 3, generator=generator)
     state = torch.get_rng_state()
-    for likelihood in (Softmax(), Bernoulli(), Gaussian(1.0)):
+    for likelihood in (Categorical(), Bernoulli(), Gaussian(1.0)):
         one = likelihood.sample(outputs, torch.Generator().manual_seed(3))
         assert torch.equal(one, likelihood.sample(outputs, torch.Generator().manual_seed(3)))
         assert not torch.equal(one, likelihood.sample(outputs, torch.Generator().manual_seed(4)))
     assert torch.equal(state, torch.get_rng_state())
 
 
-@pytest.mark.parametrize("likelihood", [Softmax(), Bernoulli(), Gaussian(1.0)], ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("likelihood", [Categorical(), Bernoulli(), Gaussian(1.0)], ids=lambda one: type(one).__name__)
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_outputs_that_are_not_finite_give_a_loss_that_is_not_finite(likelihood, value):
     outputs = torch.zeros(5, 3)
@@ -352,7 +353,7 @@ def test_bad_likelihoods_are_named():
         with pytest.raises(HyperparameterError, match=rf"std={std} must be a positive, finite standard deviation"):
             Gaussian(std)
     with pytest.raises(ShapeError, match=r"Categorical.* needs .*\[batch, classes, …\].* got \[4, 1\].*link='binary'"):
-        Softmax().nll(torch.zeros(4, 1), torch.zeros(4))
+        Categorical().nll(torch.zeros(4, 1), torch.zeros(4))
     with pytest.raises(ShapeError, match=r"Poisson got log-rates \[4, 1\] and counts \[4\]"):
         Poisson().nll(torch.zeros(4, 1), torch.zeros(4))
     with pytest.raises(ShapeError, match=r"Gaussian got means \[4, 1\] and targets \[4\]"):

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
-from lightning_bayes.curvature import Likelihood, Softmax
 from lightning_bayes.errors import HyperparameterError, ShapeError
+from lightning_bayes.likelihood import Categorical, OutputLikelihood
 from lightning_bayes.metrics import classification_metrics
 from lightning_bayes.predictive import OOD_SCORES, combine
 from lightning_bayes.zoo.create import known_architecture
@@ -62,8 +62,8 @@ class BayesClassifier(SupervisedTask):
     """
 
     lightning_bayes_link: ClassVar[str] = "softmax"  # how callbacks turn outputs into predictions
-    lightning_bayes_likelihood: ClassVar[Likelihood] = (
-        Softmax()
+    lightning_bayes_likelihood: ClassVar[OutputLikelihood] = (
+        Categorical()
     )  # distribution of the sampled labels of a Fisher estimate
 
     def __init__(

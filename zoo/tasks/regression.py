@@ -16,8 +16,8 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from lightning_bayes.curvature import Gaussian
 from lightning_bayes.errors import ShapeError, UnknownNumDataError
+from lightning_bayes.likelihood import Gaussian
 from lightning_bayes.metrics import observed_metrics, sampled_regression_metrics
 from lightning_bayes.predictive.observations import observed
 from lightning_bayes.zoo.tasks.base import SupervisedTask, split_batch

@@ -20,7 +20,7 @@ from benchmarks.papers.regression.data import Batch
 from benchmarks.papers.regression.learner import Learner, Problem, predict_with
 from benchmarks.papers.regression.network import Blocks, Trace, Weights, fisher_blocks, forward, mean_gradient
 from lightning_bayes import NoisyKFAC
-from lightning_bayes.curvature import Likelihood
+from lightning_bayes.likelihood import OutputLikelihood
 from lightning_bayes.linalg import BlockTridiagonalInverse, KroneckerProduct
 from lightning_bayes.optim.dense.block_tridiagonal import ChainCurvature, ChainState, damped_inverse, sample, update
 from lightning_bayes.optim.kronecker.curvature import is_due
@@ -49,7 +49,7 @@ class StackedNetworks(nn.Module):
 
 
 @final
-class StackedGaussian(Likelihood):
+class StackedGaussian(OutputLikelihood):
     """N(f, 1/τ) for every split. A label one standard deviation from the output has δ² = E[δ²] = τ."""
 
     def __init__(self, precision: Tensor) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from benchmarks.papers.vime.gain import LayerPass, diagonal_gain, matrix_gain
-from lightning_bayes.curvature import Gaussian
+from lightning_bayes.likelihood import Gaussian
 from lightning_bayes.optim import BBB, NoisyKFAC, VariationalOptimizer
 from lightning_bayes.posteriors import MatrixGaussian
 

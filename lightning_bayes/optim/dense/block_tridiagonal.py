@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, final
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from lightning_bayes.curvature import Likelihood
+from lightning_bayes.likelihood import OutputLikelihood
 from lightning_bayes.linalg import BlockTridiagonalInverse, KroneckerProduct, pi_damped
 from lightning_bayes.optim.dense.measurements import ChainFactors
 from lightning_bayes.optim.dense.shell import DenseOptimizer, JointState, reduction_of
@@ -207,7 +207,7 @@ class BlockTridiagonalKFAC(DenseOptimizer):
         model: nn.Module,
         *,
         fisher: FisherName | None = None,
-        likelihood: Likelihood | None = None,
+        likelihood: OutputLikelihood | None = None,
         kl_clip: float | None = None,
         limit_mib: float = DEFAULT_LIMIT_MIB,
         **arguments: Unpack[OptimizerFields],

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from lightning_bayes.curvature import Likelihood
+from lightning_bayes.likelihood import OutputLikelihood
 from lightning_bayes.linalg import cholesky, inverse_root
 from lightning_bayes.linalg.factors import add_to_diagonal
 from lightning_bayes.optim.dense.measurements import HessianMeasurement, OuterProducts
@@ -206,7 +206,7 @@ class NNGFull(DenseOptimizer):
         model: nn.Module,
         *,
         limit_mib: float = DEFAULT_LIMIT_MIB,
-        likelihood: Likelihood | None = None,
+        likelihood: OutputLikelihood | None = None,
         **arguments: Unpack[OptimizerFields],
     ) -> None:
         equations = FullCovariance(model, limit_mib)

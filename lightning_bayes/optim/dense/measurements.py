@@ -12,11 +12,12 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature import AbstractEngine, Capture, GradientEngine, Likelihood, LossReduction
+from lightning_bayes.curvature import AbstractEngine, Capture, GradientEngine, LossReduction
 from lightning_bayes.curvature.factors import ExampleRows, LayerRows, Request
 from lightning_bayes.curvature.hessian import HessianCapture
 from lightning_bayes.curvature.kronecker import KroneckerEngine
 from lightning_bayes.errors import ShapeError, UnsupportedLayerError
+from lightning_bayes.likelihood import OutputLikelihood
 from lightning_bayes.optim.fisher import FisherName, check_fisher, label_source
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer, partition_layers
 
@@ -58,7 +59,7 @@ class RowsMeasurement(JointMeasurement):
         params: Sequence[nn.Parameter],
         optimizer: str,
         fisher: FisherName | None,
-        likelihood: Likelihood | None,
+        likelihood: OutputLikelihood | None,
         loss_reduction: LossReduction,
     ) -> None:
         check_fisher(fisher)

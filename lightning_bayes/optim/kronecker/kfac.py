@@ -9,9 +9,9 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypedDict, cast
 from torch import nn
 from typing_extensions import Unpack
 
-from lightning_bayes.curvature import Likelihood
 from lightning_bayes.curvature.measurement import KroneckerQuantity
 from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.likelihood import OutputLikelihood
 from lightning_bayes.optim.diagonal.estimators import CurvatureEstimator
 from lightning_bayes.optim.diagonal.vogn import update as vogn_update
 from lightning_bayes.optim.fisher import FisherName, check_fisher, label_source
@@ -56,7 +56,7 @@ class KroneckerOwn(TypedDict, total=False):
     max_side: Annotated[int, Setting(POSITIVE_COUNT, 4096, in_group=False)]  # such a factor takes 64 MiB in float32
     limit_mib: Annotated[float, Setting(default=4096.0, in_group=False)]
     fisher: Annotated[FisherName | None, Setting(in_group=False)]
-    likelihood: Annotated[Likelihood | None, Setting(in_group=False)]
+    likelihood: Annotated[OutputLikelihood | None, Setting(in_group=False)]
     factors: Annotated[KroneckerQuantity, Setting(choice(*get_args(KroneckerQuantity)), "kfac", in_group=False)]
     unsupported_layers: Annotated[
         UnsupportedLayers, Setting(choice(*get_args(UnsupportedLayers)), "refuse", in_group=False)

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, final
 
 from torch import nn
 
-from lightning_bayes.curvature import Likelihood
 from lightning_bayes.curvature.factors import Request, has_factors
 from lightning_bayes.curvature.kronecker import KroneckerEngine
 from lightning_bayes.errors import UnsupportedLayerError, name_some
+from lightning_bayes.likelihood import OutputLikelihood
 from lightning_bayes.optim.fisher import label_source
 from lightning_bayes.optim.kronecker.layer import KroneckerLayer
 from lightning_bayes.optim.kronecker.matrix_layers import LayerPartition, partition_layers
@@ -109,7 +109,7 @@ class KroneckerLayers:
         labels = self._likelihood() if self._draws_labels() else None
         return Request(layers, labels, label_seed, loss_scale, loops=labels is None)
 
-    def _likelihood(self) -> Likelihood | None:
+    def _likelihood(self) -> OutputLikelihood | None:
         """The likelihood to sample labels from; None uses the labels of the data."""
         return label_source(self._settings["fisher"], self._settings["likelihood"], self._optimizer.model)
 

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from optimizer_family import train_on, weights
 from torch import nn
 
-from lightning_bayes.curvature import Gaussian, Softmax
 from lightning_bayes.curvature.hessian import hessian_of
 from lightning_bayes.errors import (
     HyperparameterError,
@@ -18,6 +17,7 @@ from lightning_bayes.errors import (
     UnsupportedLayerError,
     UnsupportedTrainingError,
 )
+from lightning_bayes.likelihood import Categorical, Gaussian
 from lightning_bayes.optim import VONG, BlockTridiagonalKFAC, FullVON, NNGFull
 from lightning_bayes.posteriors import BlockTridiagonal, FullGaussian
 
@@ -277,9 +277,11 @@ def test_a_vanishing_factor_without_prior_and_damping_names_layer_and_factor(dat
 
 
 def test_labels_that_cannot_be_drawn_are_refused():
-    with pytest.raises(HyperparameterError, match=r"fisher='sampled' requires a likelihood.*likelihood=Softmax\(\)"):
+    with pytest.raises(
+        HyperparameterError, match=r"fisher='sampled' requires a likelihood.*likelihood=Categorical\(\)"
+    ):
         NNGFull(small())
-    NNGFull(small(out=2), likelihood=Softmax())
+    NNGFull(small(out=2), likelihood=Categorical())
 
 
 @every_optimizer

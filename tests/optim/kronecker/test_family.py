@@ -13,7 +13,6 @@ from oracles import mean_squares
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from lightning_bayes.curvature import Likelihood, Softmax
 from lightning_bayes.errors import (
     HyperparameterError,
     NoMeasurementError,
@@ -21,6 +20,7 @@ from lightning_bayes.errors import (
     PosteriorError,
     UnsupportedLayerError,
 )
+from lightning_bayes.likelihood import Categorical, OutputLikelihood
 from lightning_bayes.linalg import KroneckerProduct, pi_damped
 from lightning_bayes.optim import KFAC, NoisyKFAC
 from lightning_bayes.optim.kronecker.layer import KroneckerLayer
@@ -65,7 +65,7 @@ def test_labels_drawn_from_softmax_give_the_fisher_not_the_empirical_one(generat
     x, y = torch.randn(n, 2, generator=generator, dtype=F64), torch.zeros(n, dtype=torch.long)
     exact = torch.eye(3, dtype=F64) / 3 - 1 / 9
     for fisher, is_fisher in (("sampled", True), ("empirical", False)):
-        model.lightning_bayes_likelihood = Softmax()
+        model.lightning_bayes_likelihood = Categorical()
         opt = KFAC(copy.deepcopy(model), num_data=N, fisher=fisher)
         with opt.sampled_params():
             F.cross_entropy(opt.model(x), y).backward()
@@ -78,7 +78,7 @@ def test_drawn_labels_leave_gradients_statistics_and_random_numbers_alone(genera
     model, (x, y) = small_net(), images(generator)
     plain = copy.deepcopy(model)
     F.cross_entropy(plain(x), y).backward()
-    opt = NoisyKFAC(model, num_data=N, likelihood=Softmax())
+    opt = NoisyKFAC(model, num_data=N, likelihood=Categorical())
     state = torch.get_rng_state()
     with opt.sampled_params():
         F.cross_entropy(model(x), y).backward()
@@ -95,9 +95,9 @@ def test_drawn_labels_measure_the_other_layers_too(generator):
     empirical = KFAC(copy.deepcopy(model), num_data=N, fisher="empirical")
     drawn = {}
 
-    class Recording(Likelihood):
+    class Recording(OutputLikelihood):
         def sample(self, outputs, generator):
-            drawn["y"] = Softmax().sample(outputs, generator)
+            drawn["y"] = Categorical().sample(outputs, generator)
             return drawn["y"]
 
         def log_prob(self, outputs, targets):
@@ -141,7 +141,7 @@ def measured_state(likelihood, use_reentrant, generator):
     return {f"{i}/{k}": v for i, p in enumerate(model.parameters()) for k, v in opt.state[p].items()}
 
 
-@pytest.mark.parametrize(("likelihood", "use_reentrant"), [(None, False), (None, True), (Softmax(), False)])
+@pytest.mark.parametrize(("likelihood", "use_reentrant"), [(None, False), (None, True), (Categorical(), False)])
 def test_activation_checkpoints_change_nothing(likelihood, use_reentrant):
     found = measured_state(likelihood, use_reentrant, torch.Generator().manual_seed(1))
     expected = measured_state(likelihood, None, torch.Generator().manual_seed(1))
@@ -151,7 +151,7 @@ def test_activation_checkpoints_change_nothing(likelihood, use_reentrant):
 
 def test_labels_cannot_be_drawn_behind_a_reentrant_checkpoint(generator):
     with pytest.raises(UnsupportedLayerError, match=r"measure first\.weight.*pass use_reentrant=False instead"):
-        measured_state(Softmax(), True, generator)
+        measured_state(Categorical(), True, generator)
 
 
 def test_a_layer_that_is_called_twice_has_its_calls_for_positions(generator):
@@ -172,7 +172,7 @@ def test_a_layer_that_is_called_twice_has_its_calls_for_positions(generator):
 
 def test_a_grad_scaler_leaves_the_factors_unscaled(generator):
     data = images(generator)
-    for likelihood in (None, Softmax()):
+    for likelihood in (None, Categorical()):
         opts = [NoisyKFAC(small_net(), num_data=N, likelihood=likelihood) for _ in range(2)]
         for opt, scale in zip(opts, (1.0, 1024.0), strict=True):
             with opt.sampled_params(loss_scale=scale):
@@ -235,7 +235,13 @@ def test_resume_between_two_inversions_is_bit_equal(optimizer, steps, generator)
 
     def build():
         model = small_net()
-        arguments = {"lr": 1e-2, "damping": 1e-2, "stats_interval": 3, "inverse_interval": 7, "likelihood": Softmax()}
+        arguments = {
+            "lr": 1e-2,
+            "damping": 1e-2,
+            "stats_interval": 3,
+            "inverse_interval": 7,
+            "likelihood": Categorical(),
+        }
         return model, optimizer(model, num_data=N, **arguments)
 
     model, opt = build()
@@ -352,7 +358,7 @@ def test_the_rest_is_mean_field_and_said_in_the_summary(generator):
     summary = "NoisyKFAC: Kronecker factors for 1 layers, labels from the data (empirical Fisher)"
     assert opt.family.layers.describe().startswith(summary)
     assert opt.family.layers.describe().endswith("mean-field: 0 (side 19 > max_side=18), 1.")
-    drawn = NoisyKFAC(small_net(), num_data=N, likelihood=Softmax())
+    drawn = NoisyKFAC(small_net(), num_data=N, likelihood=Categorical())
     assert "labels drawn from Categorical (Fisher)" in drawn.family.layers.describe()
 
 
@@ -380,7 +386,7 @@ def test_what_all_examples_share_is_mean_field(generator):
     with pytest.raises(
         UnsupportedLayerError, match=r"measure table\.weight: all examples share them.*fisher='empirical'"
     ):
-        train(model, NoisyKFAC(model, num_data=N, likelihood=Softmax()), (x, y), 1)
+        train(model, NoisyKFAC(model, num_data=N, likelihood=Categorical()), (x, y), 1)
 
 
 def test_tied_weights_are_mean_field(generator):
@@ -498,7 +504,7 @@ def test_a_likelihood_that_cannot_be_sampled_is_refused():
 
 def test_outputs_that_nobody_saw_are_explained(generator):
     model, (x, y) = small_net(), images(generator)
-    opt = NoisyKFAC(model, num_data=N, likelihood=Softmax())
+    opt = NoisyKFAC(model, num_data=N, likelihood=Categorical())
     with (
         pytest.raises(
             NoMeasurementError, match=r"does not depend on an output of Sequential's forward.*fisher='empirical'"
@@ -519,7 +525,7 @@ def test_parameters_beside_the_outputs_are_named(generator):
             return self.head(self.body(x))
 
     model, x = TwoHeads(), torch.randn(6, 3, generator=generator)
-    opt = NoisyKFAC(model, num_data=N, likelihood=Softmax())
+    opt = NoisyKFAC(model, num_data=N, likelihood=Categorical())
     labels = torch.zeros(6, dtype=torch.long)
     with (
         pytest.raises(

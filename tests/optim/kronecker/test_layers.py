@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from optimizer_family import train_on
 from torch import nn
 
-from lightning_bayes.curvature import Softmax
 from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError, UnsupportedTrainingError
+from lightning_bayes.likelihood import Categorical
 from lightning_bayes.optim import KFAC, NoisyKFAC
 from lightning_bayes.zoo.models import VGG16, AlexNet, LeNet5, ResNet18
 
@@ -60,7 +60,7 @@ def test_linear_layers_train_alike_by_both_engines(optimizer, same_labels):
     results = []
     for engine in ("fused", "backpack"):
         model = mlp()
-        opt = build(model, optimizer, engine=engine, likelihood=Softmax())
+        opt = build(model, optimizer, engine=engine, likelihood=Categorical())
         train(model, opt, data, 5)
         results.append(model.state_dict())
     torch.testing.assert_close(*results)
@@ -74,8 +74,8 @@ def test_factors_pass_through_batch_norm_and_through_what_backpack_does_not_know
         nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.GELU(), nn.Conv2d(4, 4, 1, groups=2), nn.Flatten(), nn.Linear(4, 3)
     ).double()
     ours, theirs = copy.deepcopy(model), copy.deepcopy(model)
-    one = KFAC(ours, lr=0.05, num_data=N, damping=0.1, likelihood=Softmax())
-    other = build(theirs, KFAC, unsupported_layers="fused", likelihood=Softmax())
+    one = KFAC(ours, lr=0.05, num_data=N, damping=0.1, likelihood=Categorical())
+    other = build(theirs, KFAC, unsupported_layers="fused", likelihood=Categorical())
     for net, opt in ((ours, one), (theirs, other)):
         train(net, opt, (x, y), 1)
     for index in (0, 3, 5):
@@ -92,7 +92,7 @@ def test_layers_without_factors_are_refused_by_name_when_the_optimizer_is_built(
 
 
 @pytest.mark.parametrize(("rule", "layers"), [("mean_field", [0, 7]), ("fused", [0, 3, 7])])
-@pytest.mark.parametrize("labels", [Softmax(), None])
+@pytest.mark.parametrize("labels", [Categorical(), None])
 def test_the_other_layers_follow_the_argument(rule, layers, labels):
     model = mixed()
     opt = build(model, unsupported_layers=rule, likelihood=labels)
