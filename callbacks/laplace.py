@@ -142,7 +142,7 @@ class LaplaceCallback(PosthocCallback):
                 try:
                     likelihood = self._likelihood_of(pl_module, [first])
                     options: dict[str, Any] = {"prior_precision": 1.0, "require_trained": False}
-                    options["read"] = TermReader(pl_module, likelihood)
+                    options["read"] = self._reader(pl_module, likelihood)
                     laplace(pl_module, [first], likelihood, "diagonal", self.subset, **options)
                 except (BayesError, RuntimeError, TypeError, ValueError) as error:
                     raise UnsupportedTrainingError(
@@ -190,6 +190,9 @@ class LaplaceCallback(PosthocCallback):
         recorded = self.likelihood_of(module) if self._without_noise is None else self._without_noise
         return known_likelihood(module, recorded, self.likelihood, batches)
 
+    def _reader(self, module: LightningModule, likelihood: Likelihood) -> TermReader:
+        return TermReader(module, likelihood, self.likelihood is not None)
+
     def _state_noise(self, likelihood: Likelihood, kind: OutputLikelihood) -> None:
         """Predict with the noise of the result, where the training loss states none."""
         self.loss_likelihood, self._without_noise = with_kind(likelihood, kind), likelihood
@@ -218,7 +221,7 @@ class LaplaceCallback(PosthocCallback):
                 mc_samples=self.mc_samples,
                 seed=self.seed,
                 require_trained=trainer.state.fn != "fit",  # do not lose a finished fit to an error
-                read=TermReader(module, likelihood),
+                read=self._reader(module, likelihood),
             )
         self._state_noise(likelihood, self.result.likelihood)
         deltas = ", ".join(f"{delta:.3g}" for delta in _by_layer(self.result).values())

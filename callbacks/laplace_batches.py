@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, final
 
+import torch
 from lightning.pytorch import LightningModule
 
 from lightning_bayes.callbacks.batch_reader import BatchReader, recorded_likelihood
@@ -86,18 +87,35 @@ class TermReader:
     Args:
         module: The user's module.
         likelihood: Of one output.
+        is_stated: Whether the user states the kind: several terms that score the same targets are then one.
     """
 
-    def __init__(self, module: LightningModule, likelihood: Likelihood) -> None:
+    def __init__(self, module: LightningModule, likelihood: Likelihood, is_stated: bool) -> None:
         assert likelihood.only is not None
         self._of_step, self._of_pair = BatchReader(module, likelihood), pairs(module, likelihood.only.kind)
+        self._is_stated = is_stated
         self._reads_pairs: bool | None = None  # until the first batch tells
 
     def __call__(self, batch: Any) -> list[ReadOutput]:
         """The terms of the loss on a batch."""
+        terms = [] if self._reads_pairs else self._of_step(batch).terms
         if self._reads_pairs is None:
-            terms = self._of_step(batch).terms
             self._reads_pairs = not terms
-            if terms:
-                return terms
-        return self._of_pair(batch) if self._reads_pairs else self._of_step(batch).terms
+        if self._reads_pairs:
+            return self._of_pair(batch)
+        return terms[:1] if self._is_stated and _are_one(terms) else terms
+
+
+def _are_one(terms: list[ReadOutput]) -> bool:
+    """Whether terms of a loss score the same targets of the same output."""
+    first, others = terms[0], terms[1:]
+    return all(
+        other.outputs is first.outputs
+        and torch.equal(other.targets, first.targets)
+        and torch.equal(_counted(other), _counted(first))
+        for other in others
+    )
+
+
+def _counted(term: ReadOutput) -> torch.Tensor:
+    return torch.ones_like(term.targets, dtype=torch.bool) if term.mask is None else term.mask

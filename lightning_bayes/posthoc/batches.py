@@ -79,9 +79,11 @@ class Reading:
         """The outputs that the loss scores, as one tensor with its graph."""
         terms = self._read(copied(self._batch))
         if len(terms) != 1:
+            kinds = ", ".join(repr(term.scored.kind) for term in terms)
             raise UnsupportedTrainingError(
-                f"The loss has {len(terms)} terms on the outputs, but Laplace measures the curvature of one: what weight "
-                "they have as likelihoods is not known. Score one output with one loss function, or use VOGNCallback."
+                f"The loss has {len(terms)} terms on the outputs ({kinds}), but Laplace measures the curvature of one: what "
+                "weight they have as likelihoods is not known. Score one output with one loss function, pass likelihood=... "
+                "for several that score the same targets, or use VOGNCallback."
             )
         self.term = _term(self._kind, terms[0])
         return self.term.outputs

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bayes import IVONCallback, LaplaceCallback, MCDropoutCallback, VOGNCallback, laplace, mc_predict
 from lightning_bayes.errors import UnsupportedTrainingError
-from lightning_bayes.likelihood import Bernoulli, Poisson
+from lightning_bayes.likelihood import Bernoulli, Poisson, PredictedGaussian
 from lightning_bayes.predictive import output_moments, predictive_nll
 
 X = torch.randn(48, 3, generator=torch.Generator().manual_seed(0))
@@ -128,11 +128,13 @@ def test_an_error_that_is_only_logged_is_no_part_of_the_loss():
     predicted(LaplaceCallback(), loss, X[:, :1].sin())
 
 
-def test_laplace_refuses_noise_that_the_network_predicts_and_names_what_takes_it():
+def test_laplace_takes_noise_that_the_network_predicts():
     def loss(f, y):
         return F.gaussian_nll_loss(f[:, 0], y[:, 0], f[:, 1].exp())
 
-    with pytest.raises(
-        UnsupportedTrainingError, match=r"\(gaussian_nll_loss\) gives each target a noise.*Use VOGNCallback"
-    ):
-        predicted(LaplaceCallback(), loss, torch.cat([COUNTS, COUNTS], 1))
+    callback = LaplaceCallback()
+    module, found = predicted(callback, loss, torch.cat([COUNTS, COUNTS], 1))
+    assert callback.result.likelihood.state() == PredictedGaussian("log_variance").state()
+    with torch.no_grad():
+        torch.testing.assert_close(found["mean"], module.eval()(X)[:, 0])
+    assert (found["aleatoric"] > 0).all()
