@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from inspect import signature
 from typing import Any, ClassVar, TypeVar, final
 
 from torch import Generator, Tensor
@@ -148,9 +149,10 @@ class OutputLikelihood(ABC):
             KINDS[cls.name] = cls
 
     def __repr__(self) -> str:
-        """The constructor's call with the settings that are not None."""
-        settings = ", ".join(f"{name}={value!r}" for name, value in vars(self).items() if value is not None)
-        return f"{type(self).__name__}({settings})"
+        """The constructor's call with the settings that are not its defaults."""
+        defaults = {name: each.default for name, each in signature(type(self)).parameters.items()}
+        settings = (f"{name}={value!r}" for name, value in vars(self).items() if value != defaults.get(name))
+        return f"{type(self).__name__}({', '.join(settings)})"
 
     @final
     def nll(self, outputs: Any, targets: Tensor) -> Tensor:

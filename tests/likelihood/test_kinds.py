@@ -332,6 +332,12 @@ def test_a_contradiction_shows_both(stated, recorded):
     assert repr(recorded) in str(error.value)
 
 
+def test_a_kind_shows_what_differs_from_its_defaults():
+    assert repr(Categorical(-1)) == "Categorical(dim=-1)"
+    assert repr(Gaussian()) == "Gaussian()"
+    assert repr(Bernoulli([1.0, 2.0])) == "Bernoulli(pos_weight=[1.0, 2.0])"
+
+
 def test_a_function_states_the_whole_distribution():
     kind = Family(lambda f: D.StudentT(4.0, f))
     assert kind.completed(Gaussian()) is kind
