@@ -117,7 +117,8 @@ def _ends(bound: object, mean: Tensor, samples: int) -> Tensor:
 def _values(distribution: Distribution, count: int) -> Tensor:
     """Quantiles at equal distances ``[count, S · B, …]``, or draws from a family without them."""
     number = _affordable(distribution, count)
-    levels = (torch.arange(number, dtype=torch.float64) + 0.5) / number
+    device = _drawn(distribution, 1).device
+    levels = (torch.arange(number, dtype=torch.float64, device=device) + 0.5) / number
     try:
         shaped = levels.reshape(-1, *[1] * len(distribution.batch_shape))
         values: Tensor = unvalidated(distribution).icdf(shaped)
