@@ -74,9 +74,14 @@ class MonteCarloClosure(Closure):
         block_sync = getattr(trainer.strategy, "block_backward_sync", nullcontext)
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         loss_scale = scaler.get_scale() if scaler is not None else 1.0
-        is_only_batch = trainer.accumulate_grad_batches == 1 and trainer.world_size == 1
+        micro_batches = trainer.accumulate_grad_batches
+        is_only_batch = micro_batches == 1 and trainer.world_size == 1
         measured_pass = self._optimizer.measured_pass(
-            index, loss_scale=loss_scale, is_only_batch=is_only_batch, always_measures=self._always_measures
+            index,
+            loss_scale=loss_scale,
+            is_only_batch=is_only_batch,
+            always_measures=self._always_measures,
+            share=None if micro_batches == 1 else 1 / (micro_batches * len(self._sample_indices)),
         )
         with block_sync(), measured_pass as captured:
             result = self._parts.step()
@@ -86,8 +91,8 @@ class MonteCarloClosure(Closure):
                     result.extra[PER_EXAMPLE_LOSSES] = losses.detach()
                     loss = with_per_example_loss(loss, losses)
                 captured.observe(loss, divided_by_host=True)
-                # Undo Lightning's division by the number of micro-batches: passes are averaged by their examples.
-                backward(result.closure_loss * trainer.accumulate_grad_batches)
+                # Measure the mean loss, without Lightning's division by the number of micro-batches; `share` divides by it.
+                backward(result.closure_loss * micro_batches)
         if self.on_first_capture is not None and result.closure_loss is not None:
             self.on_first_capture(captured)
             self.on_first_capture = None

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
+from lightning_bayes.curvature.host_division import possible_divisors
 from lightning_bayes.curvature.layer_graph import LAYER, can_repeat_backward
 from lightning_bayes.curvature.layout_probe import LayoutProbe, ModelCall, PassLayouts, ProbedPass
 from lightning_bayes.curvature.layouts import LayerOutput, retained_grads_kept
@@ -46,6 +47,7 @@ class Capture(ABC):
         unmeasured: The parameters whose gradient is not the sum of the measured contributions.
         scale: The record of the last observed loss, with its reduction settled.
         loss: The observed loss, detached; None before `observe`.
+        divisors: The numbers of micro-batches by which the training loop may have divided the loss; see `host_division`.
         outputs: The calls of measured modules.
         recorder: Records the loss functions of the forward pass; set when the pass begins.
         model_call: The first call of the whole model with equally many input and output rows.
@@ -70,6 +72,7 @@ class Capture(ABC):
         self.unmeasured: set[nn.Parameter] = set()
         self.scale = LossRecord()
         self.loss: Tensor | None = None
+        self.divisors: frozenset[int] = frozenset()
         self.paddings: Mapping[Tensor, Collection[int | None]] = {}
 
     def observe(self, loss: Tensor, divided_by_host: bool = False) -> None:
@@ -98,6 +101,8 @@ class Capture(ABC):
         previous = self.scale
         n, order = self.known_batch_size, self.layouts.order if self.layouts.num_examples else None
         record = self.recorder.read(loss, n, order, divided_by_host)
+        divisors = frozenset() if divided_by_host else possible_divisors(self.recorder.record.terms_of(loss), n)
+        self.divisors = divisors if self.loss is None else self.divisors & divisors
         self.scale = settled(record, self.loss_reduction, n)
         if self.loss is not None and self.scale.reduction != previous.reduction:
             raise UnsupportedTrainingError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias, final
 
@@ -10,6 +10,11 @@ import torch
 from torch import Tensor, nn
 
 Curvature: TypeAlias = dict[Any, Tensor]  # by parameter, or by another key of its estimator
+
+
+def rescaled(curvature: Curvature, factor: float, degree_of: Callable[[Any], int]) -> Curvature:
+    """ĥ of a loss that is `factor` times as large; `degree_of` a key is the power of the loss it is proportional to."""
+    return {key: value * factor ** degree_of(key) for key, value in curvature.items()}
 
 
 @final
@@ -20,6 +25,7 @@ class BarePass:
     num_examples, gradient_factor = 1, 1.0
     squares: Mapping[nn.Parameter, Tensor] = {}
     paddings: Mapping[nn.Parameter, Any] = {}
+    divisors: frozenset[int] = frozenset()
 
     def observe(self, loss: Tensor, divided_by_host: bool = False) -> None:
         """Store the loss."""
@@ -53,12 +59,6 @@ class FinishedPass:
 
     def add_to_gradient_(self, param: nn.Parameter, term: Tensor) -> None:
         """Add a term to ĝ of a parameter."""
-        term.div_(self.gradient_factor)
         if param.grad is None:
             param.grad = torch.zeros_like(param)
-        param.grad.add_(term)
-
-    def add_prior_at_sample_(self, param: nn.Parameter, prior: float | Tensor) -> None:
-        """Add δ̃ (θ - μ) to ĝ of a sampled parameter."""
-        if param in self.means:
-            self.add_to_gradient_(param, (param.detach() - self.means[param]).mul_(prior))
+        param.grad.add_(term, alpha=1 / self.gradient_factor)

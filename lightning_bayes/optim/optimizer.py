@@ -38,7 +38,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         engine: Measures the curvature of passes.
         params: Parameters or parameter groups; or another optimizer, whose list of groups is then shared.
         defaults: Settings of the groups, including ``noise_seed`` and ``step``; see `optim.groups`.
-        mc_samples: K, weight samples per ``step(closure)``.
+        mc_samples: K, weight samples per batch, whose gradients are averaged.
         max_nonfinite_steps: Number of consecutive non-finite updates after which `step` raises `NonFiniteError`.
     """
 
@@ -144,8 +144,8 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
     def sampled_params(self, sample: int | None = None, *, loss_scale: float = 1.0) -> AbstractContextManager[None]:
         """Open a pass: inside the context the weights are a posterior sample, and backward is measured.
 
-        Run forward and backward inside. All passes before a `step` are averaged. Under ``torch.no_grad()`` the context only
-        samples.
+        Run forward and backward inside. The gradients of all passes before a `step` add up as in plain PyTorch; with
+        ``mc_samples=K``, those of K passes over one batch are averaged. Under ``torch.no_grad()`` the context only samples.
 
         Args:
             sample: Index of the noise; equal indices give equal noise until the next `step`. Default: the number of passes
@@ -166,13 +166,14 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         watch_backward: bool = False,
         is_only_batch: bool = False,
         always_measures: bool = False,
+        share: float | None = None,
     ) -> Iterator[Any]:
-        """Like `sampled_params`, for hosts that pass the loss to the capture that it yields; see `OpenUpdate`."""
+        """Like `sampled_params`, for hosts that pass the loss to the capture and state the gradient's share."""
         update = self._open_update
         if update.means is not None:
             raise UnsupportedTrainingError("sampled_params() is open already; passes cannot be nested.")
         index = update.num_opened if sample is None else sample
-        update.num_opened, update.is_only_batch = update.num_opened + 1, is_only_batch
+        update.num_opened, update.is_only_batch, update.share = update.num_opened + 1, is_only_batch, share
         update.always_measures |= always_measures
         self.start_groups()
         if torch.is_grad_enabled():
@@ -244,7 +245,6 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         """Update the posterior from the passes since the last step.
 
         A non-finite measurement is skipped with a warning; `max_nonfinite_steps` of them in a row raise `NonFiniteError`.
-        Without a measured pass, `NoMeasurementError` is raised.
 
         Args:
             closure: As in `torch.optim`: clears the gradients, calls backward, returns the loss. Runs at K weight samples.

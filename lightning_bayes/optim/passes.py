@@ -1,11 +1,18 @@
 """The passes of one update, and the measurement that they add up to.
 
-The passes between two updates may be weight samples, micro-batches, or both. Each is weighted by its number of examples:
+The passes between two updates may be weight samples, micro-batches, or both. Their gradients add up in ``param.grad`` as in
+plain PyTorch, so accumulation keeps its meaning, whether a loop divides its losses by the number of micro-batches or not.
+Only the K weight samples of a batch (`mc_samples`) are averaged:
 
-    ĝ = Σ_p n_p ĝ_p / Σ_p n_p        ĥ = Σ_p n_p ĥ_p / Σ_p n_p
+    g = (1/K) Σ_p g_p
 
-so micro-batches under the same noise equal one large batch. ĝ is stored in ``param.grad``, where gradient clipping expects
-it. Under a GradScaler it stays scaled until the scaler divides. ĥ is never scaled.
+Curvatures and the gradients of summed losses are weighted by the number of examples, so micro-batches under the same noise
+equal one large batch:
+
+    ĥ = Σ_p n_p ĥ_p / Σ_p n_p
+
+Gradient clipping finds g in ``param.grad``. Under a GradScaler it stays scaled until the scaler divides. ĥ is that of the
+mean loss. It is never scaled, and a loop's division by the number of micro-batches is undone (`curvature.host_division`).
 
 The number of examples also converts the gradient of a summed loss to that of the mean. A pass without curvature skips
 counting the examples and reading the loss if the number cancels: the update has a single batch, the last loss read was a
@@ -74,7 +81,11 @@ class OpenUpdate:
     means: dict[nn.Parameter, Tensor] | None = None  # μ of the parameters that hold a sample now; None outside a pass
     num_opened: int = 0  # number of passes opened
     samples: set[int] = field(default_factory=set)  # indices of the weight samples
+    share: float | None = None  # weight of the running pass's gradient, where its host states it
+    num_passes: int = 0  # number of passes with gradients
     examples: float = 0.0  # Σ_p n_p; a pass whose examples are not counted has weight 1
+    sample_priors: dict[nn.Parameter, Tensor] = field(default_factory=dict)  # mean δ̃ (θ - μ) of the passes so far
+    divisors: frozenset[int] = frozenset()  # by which the training loop may have divided the loss of every pass
     curvature: Curvature = field(default_factory=dict)  # mean ĥ so far, by the keys of the estimator
     loss: Tensor | None = None  # mean loss so far; None before the first observed loss
     moved: dict[nn.Parameter, Tensor] = field(default_factory=dict)  # means that a pass has moved itself
@@ -92,25 +103,53 @@ class OpenUpdate:
         finished: FinishedPass,
         grads: Mapping[nn.Parameter, Tensor | None],
         curvature: Curvature,
+        weights: tuple[float, float],
     ) -> None:
-        """Add a pass to the averages. `grads` were ĝ before it; afterwards each ``param.grad`` is ĝ."""
+        """Add a pass to the averages. `grads` were g before it; `weights` are those of g and of the pass's gradient."""
         captured = finished.captured
         n, factor = captured.num_examples, captured.gradient_factor
         weight = n / (self.examples + n)
-        if weight == factor == 1:  # the first pass is the average
-            self.curvature, self.loss = curvature, captured.loss
-        else:
+        old, new = weights if factor == 1 else (1 - weight, weight * factor)  # of a mean, of a sum
+        if self.num_passes or new != 1:
             for param, before in grads.items():
-                param.grad = _weighted_mean(before if self.examples else None, param.grad, weight, factor)
-            for key in {**self.curvature, **curvature}:
-                new = _weighted_mean(self.curvature.get(key), curvature.get(key), weight, 1.0)
-                assert new is not None
-                self.curvature[key] = new
-            self.loss = _weighted_mean(self.loss, captured.loss, weight, factor)
+                param.grad = _weighted_sum(before if self.num_passes else None, param.grad, old, new)
+        for key in {**self.curvature, **curvature} if self.num_passes else ():
+            total = _weighted_sum(self.curvature.get(key), curvature.get(key), 1 - weight, weight)
+            assert total is not None
+            self.curvature[key] = total
+        if not self.num_passes:
+            self.curvature, self.divisors = curvature, captured.divisors
+        if self.num_passes or factor != 1:
+            self.loss = _weighted_sum(self.loss, captured.loss, 1 - weight, weight * factor)
+        else:
+            self.loss = captured.loss
+        self.divisors &= captured.divisors
         self.examples += n
+        self.num_passes += 1
         self.samples.add(finished.sample)
         self.is_counted &= not isinstance(captured, BarePass)
         self.final_curvature = None
+
+    def weights(self, mc_samples: int) -> tuple[float, float]:
+        """The weights of g and of the next pass's gradient: K passes are averaged, and the averages add up."""
+        if self.share is not None:
+            return 1.0, self.share
+        count = self.num_passes + 1
+        return ((count - 1) / count, 1 / count) if count <= mc_samples else (1.0, 1 / mc_samples)
+
+    def prior_term(self, param: nn.Parameter, term: Tensor, mc_samples: int) -> Tensor:
+        """What to add to the next pass's gradient so that g contains the mean of δ̃ (θ - μ), `term`, over all passes."""
+        old, new = self.weights(mc_samples)
+        before, count = self.sample_priors.get(param), self.num_passes + 1
+        self.sample_priors[param] = term if before is None else torch.lerp(before, term, 1 / count)
+        if self.share is not None or old != 1 or before is None:
+            return term
+        return (term - before) / (count * new)
+
+    def host_divisor(self, mc_samples: int) -> int:
+        """The number of micro-batches if the training loop has divided their losses by it; else 1."""
+        batches = self.num_passes // mc_samples
+        return batches if batches in self.divisors else 1
 
     def require_passes(self, optimizer: str, *, is_hosted: bool) -> None:
         """Require a measured pass, which a host has averaged over the processes that train together."""
@@ -138,6 +177,7 @@ class MeasuredOptimizer(Protocol):
 
     model: nn.Module
     engine: AbstractEngine
+    mc_samples: int
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -214,7 +254,10 @@ def open_pass(
                     _require_reached(optimizer, captured)
                 finished = FinishedPass(captured, sample, loss_scale, update.means or {})
                 with torch.no_grad():
-                    update.add(finished, before, optimizer.read_pass(finished))
+                    curvature = optimizer.read_pass(finished)
+                    is_alone = update.share is None and not update.num_passes
+                    weights = (0.0, 1.0) if is_alone else update.weights(optimizer.mc_samples)
+                    update.add(finished, before, curvature, weights)
             else:  # sampled, not differentiated
                 _restore(before)
     except BaseException:
@@ -239,10 +282,10 @@ def _restore(grads: Mapping[nn.Parameter, Tensor | None]) -> None:
         param.grad = grad
 
 
-def _weighted_mean(old: Tensor | None, new: Tensor | None, weight: float, factor: float) -> Tensor | None:
-    """(1-weight)·old + weight·factor·new; a missing tensor counts as zero."""
+def _weighted_sum(old: Tensor | None, new: Tensor | None, old_weight: float, weight: float) -> Tensor | None:
+    """old_weight · old + weight · new; a missing tensor counts as zero."""
     if new is None:
-        return None if old is None else old.mul_(1 - weight)
+        return None if old is None else old.mul_(old_weight)
     if old is None:
-        return new if factor * weight == 1 else new.mul_(factor * weight)
-    return old.mul_(1 - weight).add_(new, alpha=factor * weight)
+        return new if weight == 1 else new.mul_(weight)
+    return old.mul_(old_weight).add_(new, alpha=weight)

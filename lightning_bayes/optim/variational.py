@@ -24,14 +24,10 @@ from lightning_bayes.optim.diagonal.estimators import CurvatureEstimator, Square
 from lightning_bayes.optim.diagonal.signed_curvature import keep_all_positive_
 from lightning_bayes.optim.diagonal.state import MeanFieldState
 from lightning_bayes.optim.effective import effective
-from lightning_bayes.optim.finished_pass import BarePass, Curvature, FinishedPass
+from lightning_bayes.optim.finished_pass import BarePass, Curvature, FinishedPass, rescaled
 from lightning_bayes.optim.group_settings import GroupSettings
 from lightning_bayes.optim.groups import KEY, apart, beside
-from lightning_bayes.optim.hyperparameters import (
-    DeclaresArguments,
-    OptimizerFields,
-    StepRule,
-)
+from lightning_bayes.optim.hyperparameters import DeclaresArguments, OptimizerFields, StepRule
 from lightning_bayes.optim.measuring import FIRST_UPDATES
 from lightning_bayes.optim.noise import CounterNoise
 from lightning_bayes.optim.optimizer import NoisyOptimizer
@@ -213,9 +209,10 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
                 self.state[table].setdefault("rows_without_noise", [row])
         if self._open_update.to_measure:
             curvature = self.estimator.read(finished, self._measured_params(), self.family.scores)
-        if self.prior_at_sample:
-            for group, param in self.trained():
-                finished.add_prior_at_sample_(param, stated_prior_of(group, self.state[param]))
+        for group, param in self.trained() if self.prior_at_sample else ():
+            if (mean := finished.means.get(param)) is not None:
+                term = (param.detach() - mean).mul_(stated_prior_of(group, self.state[param]))
+                finished.add_to_gradient_(param, self._open_update.prior_term(param, term, self.mc_samples))
         return curvature
 
     def _measured_params(self) -> list[nn.Parameter]:
@@ -226,6 +223,9 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
 
     def _finalise_curvature(self, curvature: Curvature) -> Curvature:
         measured = self._open_update.to_measure or {}
+        if self._open_update.divisors:
+            divisor = self._open_update.host_divisor(self.mc_samples)
+            curvature = rescaled(curvature, divisor, self.estimator.degree_of)
         if measured and not self.estimator.is_linear:
             curvature = self.estimator.finalise(curvature, self.param_groups, self._open_update.examples)
         return {key: curvature[key] if key in curvature else torch.zeros_like(v) for key, v in measured.items()}

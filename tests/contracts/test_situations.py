@@ -52,23 +52,44 @@ def backward(model, rows=slice(None)):
     loss_of(model, rows).backward()
 
 
-def train(model, opt, passes, updates=3):
-    """Run updates, each from passes (noise index, rows)."""
+def train(model, opt, passes, updates=3, divisor=1):
+    """Run updates, each from passes (noise index, rows), whose losses are divided by a number."""
     for _ in range(updates):
         for sample, rows in passes:
             with opt.sampled_params(sample):
-                backward(model, rows)
+                loss = loss_of(model, rows)
+                (loss if divisor == 1 else loss / divisor).backward()
         opt.step()
     return weights(model)
 
 
 @same_labels
-def test_micro_batches_under_one_noise_are_one_large_batch(optimizer):
+def test_micro_batches_under_one_noise_whose_losses_are_divided_are_one_large_batch(optimizer):
     # A first pass without noise only guesses the reparameterised Hessian, so the initial precision is set.
     start = {"init_precision": 20.0} if is_reparameterised(optimizer) else {}
     whole = train(*build(optimizer, **start), [(0, slice(None))])
-    parts = train(*build(optimizer, **start), [(0, slice(0, 4)), (0, slice(4, 6)), (0, slice(6, 16))])
+    quarters = [(0, slice(first, first + 4)) for first in range(0, 16, 4)]
+    if from_backpack(optimizer):
+        with pytest.raises(
+            UnsupportedTrainingError, match=r"BackPACK needs a loss .* unchanged, without other terms or"
+        ):
+            train(*build(optimizer, **start), quarters, divisor=4)
+        return
+    parts = train(*build(optimizer, **start), quarters, divisor=4)
     torch.testing.assert_close(parts, whole, rtol=1e-9, atol=1e-11)
+
+
+@each_optimizer
+def test_gradients_of_passes_add_up(optimizer):
+    model, opt = build(optimizer, mc_samples=1)
+    grads = []
+    for _ in range(2):
+        with opt.sampled_params(0):
+            backward(model)
+        grads.append(torch.cat([param.grad.flatten() for param in model.parameters()]))
+    torch.testing.assert_close(
+        grads[1], 2 * grads[0], rtol=1e-6, atol=1e-4
+    )  # the prior's part at the sample is averaged
 
 
 @each_optimizer
@@ -180,4 +201,11 @@ def test_two_ranks_are_one_process_with_two_weight_samples(optimizer, ranks):
     """Batches of 4 and of 12 examples; both ranks are bitwise equal."""
     first, second = (rank[optimizer.__name__] for rank in ranks)
     assert torch.equal(first, second)
-    torch.testing.assert_close(first, train(*build(optimizer), list(enumerate(SHARDS))), rtol=1e-9, atol=1e-11)
+    model, opt = build(optimizer)
+    for _ in range(3):
+        for sample, rows in enumerate(SHARDS):
+            share = (rows.stop - rows.start) / 16
+            with opt.measured_pass(sample, watch_backward=True, share=share):
+                backward(model, rows)
+        opt.step()
+    torch.testing.assert_close(first, weights(model), rtol=1e-9, atol=1e-11)

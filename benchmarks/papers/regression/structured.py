@@ -84,6 +84,7 @@ class NoisyKFACLearner(Learner):
             inverse_interval=setting.inverse_interval,
             likelihood=self.likelihood,
             loss_reduction="mean",
+            mc_samples=self.mc_samples,
             seed=int(torch.randint(2**31, (), generator=problem.generator)),
         )
 

@@ -35,6 +35,10 @@ class JointMeasurement(ABC):
     def read(self, captured: Any, loss_scale: float) -> list[Tensor]:
         """Read the curvature of a finished pass, averaged over its examples."""
 
+    def degree_of(self, index: int) -> int:
+        """The power of the loss to which an entry of `read` is proportional."""
+        return 1
+
 
 @final
 class HessianMeasurement(JointMeasurement):
@@ -73,6 +77,10 @@ class RowsMeasurement(JointMeasurement):
         layers = {layer.module: layer.has_bias for layer in self.layers}
         return self.engine.capture(Request(layers, self._label_source(), label_seed, loss_scale))
 
+    def degree_of(self, index: int) -> int:
+        """The gradients of sampled labels do not depend on the loss; see `JointMeasurement`."""
+        return 2 if self._label_source() is None else 0
+
     def _rows(self, captured: Any) -> list[LayerRows]:
         """The rows of each layer; zeros for layers that the backward pass did not reach."""
         rows: dict[nn.Module, LayerRows] = captured.results()
@@ -98,6 +106,10 @@ class OuterProducts(RowsMeasurement):
 @final
 class ChainFactors(RowsMeasurement):
     """S and A of each layer, then of each pair of neighbours."""
+
+    def degree_of(self, index: int) -> int:
+        """Inputs do not depend on the loss; see `JointMeasurement`."""
+        return 0 if index % 2 else super().degree_of(index)
 
     def read(self, captured: Any, loss_scale: float) -> list[Tensor]:
         """Read the factors; raises `ShapeError` for layers with several positions per example."""

@@ -19,7 +19,7 @@ from lightning_bayes.curvature.parameters import require_full_precision
 from lightning_bayes.errors import HyperparameterError, PosteriorError, UnsupportedTrainingError
 from lightning_bayes.optim.dense.measurements import JointMeasurement
 from lightning_bayes.optim.effective import Effective, effective
-from lightning_bayes.optim.finished_pass import Curvature, FinishedPass
+from lightning_bayes.optim.finished_pass import Curvature, FinishedPass, rescaled
 from lightning_bayes.optim.groups import KEY
 from lightning_bayes.optim.hyperparameters import HostSettings, OptimizerFields, require_bounded_prior
 from lightning_bayes.optim.noise import CounterNoise
@@ -158,7 +158,9 @@ class DenseOptimizer(NoisyOptimizer, ABC):
         return dict(enumerate(self.joint_measurement.read(finished.captured, finished.loss_scale)))
 
     def _finalise_curvature(self, curvature: Curvature) -> Curvature:
-        return dict(curvature)
+        return dict(
+            rescaled(curvature, self._open_update.host_divisor(self.mc_samples), self.joint_measurement.degree_of)
+        )
 
     def _update_all(self, measurement: UpdateMeasurement) -> None:
         (group,), params = self.param_groups, self.equations.params

@@ -54,6 +54,10 @@ class BatchSquare(CurvatureEstimator):
         sums = {_Key(sample, p): grads[p] if p in grads else torch.zeros_like(p) for p in params}
         return {**sums, _Key(sample, None): params[0].new_ones(())}
 
+    def degree_of(self, key: Any) -> int:
+        """Gradients, and the weights of samples; see `CurvatureEstimator`."""
+        return 0 if isinstance(key, _Key) and key.param is None else 1
+
     def join_ranks(self, curvature: Curvature, num_examples: float, add_ranks: Callable[[list[Tensor]], None]) -> None:
         """Sum the gradients of each weight sample over processes; see `CurvatureEstimator`."""
         for sample in sorted({key.sample for key in curvature if isinstance(key, _Key)}):

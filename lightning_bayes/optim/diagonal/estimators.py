@@ -37,6 +37,7 @@ class CurvatureEstimator(ABC):
     quantity: ClassVar[EngineQuantity] = "gradient"  # what the curvature engine measures; "gradient" if that is enough
     allows_loss_scale: ClassVar[bool] = True  # whether it works under a scaled loss, such as a GradScaler's
     is_linear: ClassVar[bool] = True  # whether ĥ is a mean over passes; else `join_ranks` and `finalise` combine them
+    degree: ClassVar[int] = 1  # ĥ is proportional to this power of the loss
     reads_count: ClassVar[bool] = False  # whether ĥ of weights without noise depends on the number of examples
 
     def require_scalable_loss(self, optimizer: str) -> None:
@@ -50,6 +51,10 @@ class CurvatureEstimator(ABC):
     @abstractmethod
     def read(self, finished: FinishedPass, params: Sequence[nn.Parameter], scores: Scores) -> Curvature:
         """Tensors of one pass, by parameter or other keys; `scores` computes (θ - μ) / Σ of sampled parameters."""
+
+    def degree_of(self, key: Any) -> int:
+        """The power of the loss to which what `read` returns under a key is proportional."""
+        return self.degree
 
     def join_ranks(self, curvature: Curvature, num_examples: float, add_ranks: Callable[[list[Tensor]], None]) -> None:
         """Sum in place, over processes that share weight samples, what `finalise` does not average."""
@@ -65,6 +70,7 @@ class SquaredGradients(CurvatureEstimator):
     """Reads the squares that the curvature engine has summed."""
 
     quantity = "squared_gradients"
+    degree = 2
 
     def read(self, finished: FinishedPass, params: Sequence[nn.Parameter], scores: Scores) -> Curvature:
         """Read one pass; see `CurvatureEstimator`."""

@@ -37,6 +37,10 @@ class Reparameterised(CurvatureEstimator):
         without_noise = [param for param in params if param not in finished.means]
         return curvature | self._without_noise.read(finished, without_noise, scores) if without_noise else curvature
 
+    def degree_of(self, key: Any) -> int:
+        """Gradients, and the weights of samples; see `CurvatureEstimator`."""
+        return self._without_noise.degree_of(key)
+
     def join_ranks(self, curvature: Curvature, num_examples: float, add_ranks: Callable[[list[Tensor]], None]) -> None:
         """Sum the gradients of weights without noise; see `CurvatureEstimator`."""
         self._without_noise.join_ranks(curvature, num_examples, add_ranks)

@@ -8,7 +8,7 @@ Averages start from a single batch and change fast at first, so they are also in
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -30,8 +30,9 @@ _NAMES = ("output_factor", "input_factor")  # of S and A
 class KroneckerFactorsEstimator(CurvatureEstimator):
     """Reads S and A, which are averaged separately, by weight and name, and squared gradients by parameter."""
 
-    def __init__(self, quantity: KroneckerQuantity = "kfac") -> None:
+    def __init__(self, quantity: KroneckerQuantity = "kfac", *, samples_labels: bool = False) -> None:
         self.quantity = quantity  # type: ignore[misc]
+        self._samples_labels = samples_labels
         self._squares = SquaredGradients()
 
     def read(self, finished: FinishedPass, params: Sequence[nn.Parameter], scores: Scores) -> Curvature:
@@ -42,6 +43,11 @@ class KroneckerFactorsEstimator(CurvatureEstimator):
             assert isinstance(layer.weight, nn.Parameter)
             curvature |= {(layer.weight, name): factor for name, factor in zip(_NAMES, measured.factors, strict=True)}
         return {**curvature, **self._squares.read(finished, params, scores)}
+
+    def degree_of(self, key: Any) -> int:
+        """Sampled labels and inputs do not depend on the loss; see `CurvatureEstimator`."""
+        is_input = isinstance(key, tuple) and key[1] == "input_factor"
+        return 0 if self._samples_labels or is_input else 2 if self.quantity == "kfac" else 1
 
 
 def factor_shapes(layer: MatrixLayer) -> dict[Hashable, Tensor]:

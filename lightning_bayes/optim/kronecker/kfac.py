@@ -113,8 +113,8 @@ class KroneckerMethod(DeclaresArguments, ABC):
     def configure(self, model: nn.Module, values: Mapping[str, Any]) -> None:
         """Choose the factors, and where the prior's gradient is; refuse a Fisher without labels and per-weight priors."""
         refuse_weight_prior(type(self).__name__, values["prior"])
-        label_source(values["fisher"], values["likelihood"], model)
-        self.estimator = KroneckerFactorsEstimator(values["factors"])  # type: ignore[misc]
+        samples = label_source(values["fisher"], values["likelihood"], model) is not None
+        self.estimator = KroneckerFactorsEstimator(values["factors"], samples_labels=samples)  # type: ignore[misc]
         self.prior_at_sample = values.get("prior_at") == "sample"  # type: ignore[misc]
 
 

@@ -63,7 +63,7 @@ def test_the_prior_s_gradient_is_part_of_the_pass(generator):
     """Clipping applies to g + δ̃(θ - μ), in the scale of the loss, averaged over samples like g."""
     x, y = regression(generator)
     model = linear()
-    opt = NoisyAdam(model, num_data=100, prior_precision=30.0, init_precision=60.0)
+    opt = NoisyAdam(model, num_data=100, prior_precision=30.0, init_precision=60.0, mc_samples=2)
     mean, expected = model.weight.detach().clone(), []
     for _ in range(2):
         with opt.sampled_params(loss_scale=1024.0):
@@ -72,6 +72,21 @@ def test_the_prior_s_gradient_is_part_of_the_pass(generator):
         grad = (x[:8] * (x[:8] @ theta.T - y[:8])).mean(0, keepdim=True)
         expected.append(1024 * (grad + 0.3 * (theta - mean)))
     torch.testing.assert_close(model.weight.grad, torch.stack(expected).mean(0))
+
+
+def test_the_prior_s_gradient_at_the_samples_is_averaged_over_passes_whose_gradients_add_up(generator):
+    """g = Σ_p g_p + mean_p δ̃(θ_p - μ), as plain PyTorch adds a weight decay once."""
+    x, y = regression(generator)
+    model = linear()
+    opt = NoisyAdam(model, num_data=100, prior_precision=30.0, init_precision=60.0)
+    mean, grads, noises = model.weight.detach().clone(), [], []
+    for _ in range(3):
+        with opt.sampled_params():
+            theta = model.weight.detach().clone()
+            half_squares(model, x[:8], y[:8]).backward()
+        grads.append((x[:8] * (x[:8] @ theta.T - y[:8])).mean(0, keepdim=True))
+        noises.append(theta - mean)
+    torch.testing.assert_close(model.weight.grad, torch.stack(grads).sum(0) + 0.3 * torch.stack(noises).mean(0))
 
 
 def test_unused_parameters_are_pulled_to_the_prior_at_their_samples(generator):
