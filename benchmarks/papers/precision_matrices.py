@@ -1,12 +1,12 @@
 """Normalised precision matrices of four Gaussian posteriors, Zhang et al. 2018, Figure 1.
 
-    python -m benchmarks.papers.precision_matrices --root UCI [--epochs 200] [--plot FILE.png] [--json FILE]
+    python -m benchmarks.papers.precision_matrices --root UCI [--epochs 100] [--plot FILE.png] [--json FILE]
 
 A network with two hidden layers of 15 units on Boston housing (split 0), trained with noisy natural gradients and a full,
 block-tridiagonal, matrix-variate or diagonal posterior. A precision P is drawn as |P_ij| / √(P_ii P_jj), ordered by layer.
 The program prints the test log-likelihood of every posterior, and the Frobenius distance of its P from N F + δ I, where F is
 the Fisher at its own mean with the exact expectation over labels, relative to the norm of that matrix. A full posterior
-averages F over its weight samples and labels, so its distance is not zero. It takes five minutes of a core.
+averages F over its weight samples and labels, so its distance is not zero. It takes two minutes of a core.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Train the four posteriors, print and draw them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, required=True, help="folder of the UCI sets")
-    parser.add_argument("--epochs", type=int, default=200)
+    parser.add_argument("--epochs", type=int, default=100)
     parser.add_argument("--width", type=int, default=WIDTH)
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--json", type=Path)
