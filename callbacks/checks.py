@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import nn
 from torch.optim import Optimizer
 
@@ -26,6 +27,18 @@ def refuse_other_package(trainer: Trainer) -> None:
         raise UnsupportedTrainingError(
             f"{type(trainer).__name__} comes from pytorch_lightning, whose classes differ from those of lightning.pytorch. "
             "Import the Trainer, the LightningModule and the callbacks from lightning.pytorch."
+        )
+
+
+def check_trainer(trainer: Trainer, stage: str, callback: str) -> None:
+    """Refuse trainers of another package; warn of a fit in processes that end with it, as under ``ddp_spawn``."""
+    refuse_other_package(trainer)
+    starts_processes = hasattr(trainer.strategy.launcher, "get_extra_results")  # for one run, and not for the script
+    if starts_processes and stage == "fit":
+        rank_zero_warn(
+            f"{callback}: the processes of this fit end with it, and the main process gets the weights without what the "
+            "callback has found. Save checkpoints, and pass ckpt_path='best', or the path of one, to test and predict; or "
+            "fit with strategy='ddp'."
         )
 
 

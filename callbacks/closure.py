@@ -7,14 +7,15 @@ accumulation, and under a GradScaler it would get no closure at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from lightning.pytorch import Trainer
 from lightning.pytorch.loops.optimization.automatic import Closure, ClosureResult
+from torch.nn.parallel import DistributedDataParallel
 
 from lightning_bayes.callbacks.private_lightning import ClosureParts
 from lightning_bayes.curvature import Capture, with_per_example_loss
@@ -83,7 +84,7 @@ class MonteCarloClosure(Closure):
             always_measures=self._always_measures,
             share=None if micro_batches == 1 else 1 / (micro_batches * len(self._sample_indices)),
         )
-        with block_sync(), measured_pass as captured:
+        with without_reducer(trainer.strategy.model), block_sync(), measured_pass as captured:
             result = self._parts.step()
             if result.closure_loss is not None:
                 loss, losses = result.closure_loss, result.extra.get(PER_EXAMPLE_LOSSES)
@@ -108,6 +109,24 @@ class MonteCarloClosure(Closure):
         tensors, examples = optimizer.measured(add_noise_group)
         if examples:
             reduce([*tensors, *(b for b in optimizer.model.buffers() if b.is_floating_point())], examples)
+
+
+@contextmanager
+def without_reducer(model: Any) -> Iterator[None]:
+    """Context in which DDP's forward does not prepare its own reduction, which no pass uses.
+
+    Under ``find_unused_parameters`` and ``static_graph`` it wraps the loss, which hides how the loss was computed, and its
+    backward expects the reduction.
+    """
+    is_parallel = isinstance(model, DistributedDataParallel)
+    flags = [name for name in ("find_unused_parameters", "static_graph") if is_parallel and getattr(model, name)]
+    for name in flags:
+        setattr(model, name, False)
+    try:
+        yield
+    finally:
+        for name in flags:
+            setattr(model, name, True)
 
 
 def noise_samples(trainer: Trainer, mc_samples: int) -> list[int]:

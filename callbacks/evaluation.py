@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_info
 
-from lightning_bayes.callbacks.checks import refuse_other_package
+from lightning_bayes.callbacks.checks import check_trainer
 from lightning_bayes.callbacks.last_epoch import may_be_last_validation
 from lightning_bayes.callbacks.loss_link import LinkRecorder, tensors_of
 from lightning_bayes.callbacks.loss_targets import obstacle_of
@@ -127,7 +127,7 @@ class EvaluationCallback(Callback, ABC):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse trainers of the package pytorch_lightning, and undo what an earlier run may have left behind."""
-        refuse_other_package(trainer)
+        check_trainer(trainer, stage, type(self).__name__)
         self.undo()
         self._has_seen_loss = False
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import islice
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,11 @@ from lightning_bayes.curvature.loss_recorder import ExampleRows, LossRecorder
 from lightning_bayes.curvature.single_examples import SingleExamples, example_rows
 from lightning_bayes.errors import ExampleDimensionError, ShapeError, UnsupportedTrainingError, name_some
 from lightning_bayes.private_torch import is_alive, tree_leaves
+
+REENTRANT: Final = (
+    "A checkpoint of this pass is reentrant, which hides how the rows of its layers belong together. Pass "
+    "use_reentrant=False to torch.utils.checkpoint (gradient_checkpointing_kwargs={'use_reentrant': False})."
+)
 
 
 class Capture(ABC):
@@ -63,6 +68,7 @@ class Capture(ABC):
         self.loss_reduction, self.finder = loss_reduction, finder
         self.outputs: list[LayerOutput] = []
         self.model_call = ModelCall()
+        self.has_reentrant = False  # whether a reentrant checkpoint hides calls of layers until backward
         self.is_following, self.stores_backward, self.has_taken_examples = False, True, False
         self.layouts = PassLayouts(0, ())  # n is 0 if no layout was found
         self.squares: dict[nn.Parameter, Tensor] = {}
@@ -236,6 +242,8 @@ class Capture(ABC):
             "inputs such as positions to the batch), freeze the layer, or return the per-example losses as well: "
             '{"loss": loss, "per_example_loss": losses}.'
         )
+        if self.has_reentrant:
+            message = f"{first} gets {size} rows in dimension 0 of its input and other layers get {usual}. {REENTRANT}"
         same = [f"{label}: {size}" for label, size in others.items() if label != first]
         return f"{message} The same holds for {name_some(same)}." if same else message
 

@@ -98,6 +98,7 @@ class HookedCapture(Capture, ABC):
             return None
         if not torch.is_grad_enabled():
             if not is_in_backward() and in_reentrant_checkpoint():
+                self.has_reentrant = True
                 self.calls.update(p for p in unit.params.values() if p.requires_grad)
             return None
         if is_in_functorch():
@@ -105,8 +106,7 @@ class HookedCapture(Capture, ABC):
                 f"{unit.label} is called under a transform of torch.func, which prevents a measurement. Use "
                 "torch.autograd.grad on the layer's input instead, or call the model under torch.no_grad()."
             )
-        starts = self._starts.get(module)
-        start = starts.pop() if starts else None
+        start = starts.pop() if (starts := self._starts.get(module)) else None
         kind = GenericCall if unit.rule is None else RuleCall
         call: LayerCall = kind(unit, args, kwargs, output, start, self.engine, self._on_gradients)
         self.sizes.setdefault(unit.label, set()).add(call.rows)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from lightning_bayes.curvature.capture import Capture
+from lightning_bayes.curvature.capture import REENTRANT, Capture
 from lightning_bayes.curvature.engine import AbstractEngine
 from lightning_bayes.curvature.measured_modules import find_measured_modules
 from lightning_bayes.curvature.rules import rule_for
@@ -51,6 +51,10 @@ def require_measured(
         )
     captured.observe(outputs.sum())
     others = set().union(*captured.sizes.values()) - {len(outputs)}
+    if others and captured.has_reentrant:
+        raise ExampleDimensionError(
+            f"A layer sees {min(others)} examples but the outputs have {len(outputs)}. {REENTRANT}"
+        )
     if others:
         raise ExampleDimensionError(
             f"A layer sees {min(others)} examples but the outputs have {len(outputs)}, so they cannot be separated. Call "
@@ -59,6 +63,8 @@ def require_measured(
     units = [unit for unit in find_measured_modules(engine.model) if unit.label in captured.sizes]
     reached = {param for unit in units for param in unit.module.parameters()}
     missed = [name for name, param in params.items() if param not in reached - captured.unmeasured]
+    if missed and captured.has_reentrant:
+        raise UnsupportedLayerError(f"{missed[0]} cannot be measured. {REENTRANT}")
     if missed:
         raise UnsupportedLayerError(
             f"The outputs do not depend on {missed[0]} through the forward of its own layer, so its curvature cannot be "

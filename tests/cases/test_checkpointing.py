@@ -10,7 +10,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_bayes import NoisyKFACCallback, VOGNCallback
+from lightning_bayes import LaplaceCallback, NoisyKFACCallback, VOGNCallback
+from lightning_bayes.errors import ExampleDimensionError, UnsupportedTrainingError
 
 X = torch.randn(48, 4, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0).long()
@@ -73,3 +74,24 @@ def test_statistics_follow_the_data_as_in_plain_lightning(module_class, callback
 
     torch.testing.assert_close(fitted(callback()), fitted())  # the first pass of a fit has no noise
     assert fitted(callback(), epochs=12)["net.1.num_batches_tracked"] == 24  # of which two or more measure
+
+
+class Positions(Classifier):
+    """Tokens and their positions below a checkpoint."""
+
+    def __init__(self):
+        super().__init__(net=nn.Sequential(nn.Linear(6, 6), nn.Tanh()))
+        self.tokens, self.positions, self.head = nn.Embedding(9, 6), nn.Embedding(5, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        below = self.tokens(x) + self.positions(torch.arange(5))
+        return self.head(checkpoint(self.net, below, use_reentrant=True).mean(1))
+
+
+@pytest.mark.parametrize("callback", [VOGNCallback, NoisyKFACCallback, lambda: LaplaceCallback(subset="all")])
+def test_a_reentrant_checkpoint_that_hides_the_examples_is_named(callback):
+    tokens = torch.randint(9, (48, 5), generator=torch.Generator().manual_seed(0))
+    with pytest.raises(
+        (ExampleDimensionError, UnsupportedTrainingError), match=r"reentrant.*use_reentrant=False to torch"
+    ):
+        quiet_trainer(callback()).fit(Positions(), DataLoader(TensorDataset(tokens, Y), 8))
