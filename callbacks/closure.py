@@ -84,7 +84,9 @@ class MonteCarloClosure(Closure):
             always_measures=self._always_measures,
             share=None if micro_batches == 1 else 1 / (micro_batches * len(self._sample_indices)),
         )
-        with without_reducer(trainer.strategy.model), block_sync(), measured_pass as captured:
+        model = trainer.strategy.model
+        reducer = without_reducer(model) if isinstance(model, DistributedDataParallel) else nullcontext()
+        with reducer, block_sync(), measured_pass as captured:
             result = self._parts.step()
             if result.closure_loss is not None:
                 loss, losses = result.closure_loss, result.extra.get(PER_EXAMPLE_LOSSES)
@@ -112,14 +114,13 @@ class MonteCarloClosure(Closure):
 
 
 @contextmanager
-def without_reducer(model: Any) -> Iterator[None]:
+def without_reducer(model: DistributedDataParallel) -> Iterator[None]:
     """Context in which DDP's forward does not prepare its own reduction, which no pass uses.
 
     Under ``find_unused_parameters`` and ``static_graph`` it wraps the loss, which hides how the loss was computed, and its
     backward expects the reduction.
     """
-    is_parallel = isinstance(model, DistributedDataParallel)
-    flags = [name for name in ("find_unused_parameters", "static_graph") if is_parallel and getattr(model, name)]
+    flags = [name for name in ("find_unused_parameters", "static_graph") if getattr(model, name)]
     for name in flags:
         setattr(model, name, False)
     try:

@@ -27,12 +27,14 @@ class DeepEnsembleCallback(EvaluationCallback):
 
     https://arxiv.org/abs/1612.01474. A number trains them: with ``DeepEnsembleCallback(5)``, the fit is that of the first
     member; then four copies of the untouched module are fitted in the same way, on the same data and with copies of the
-    callbacks, each from weights that every layer's `reset_parameters` draws anew. A module that cannot be copied is built
-    anew from the ``hyper_parameters`` that it has saved. Frozen layers keep their weights, so freeze what is pretrained;
-    parameters of no such layer keep a constant start, such as zeros. Loggers see the first fit only. Each fit saves its
-    members' last weights in a folder of its own, in the run's folder `members`, and its checkpoints name it. A fit that is
-    interrupted while it trains the members trains only those that are missing when it is resumed. To test in another
-    process, pass ``ckpt_path=...`` from the fit.
+    callbacks that act in training, each from weights that every layer's `reset_parameters` draws anew. Loggers, and
+    callbacks that only watch validation, see the first fit alone. A module that cannot be copied is built anew from the
+    ``hyper_parameters`` that it has saved. Frozen layers keep their weights, so freeze what is pretrained; parameters of
+    no such layer keep a constant start, such as zeros.
+
+    Each fit saves its members' last weights in a folder of its own, in the run's folder `members`, and its checkpoints name
+    it. A fit that is interrupted while it trains the members trains only those that are missing when it is resumed. To
+    test in another process, pass ``ckpt_path=...`` from the fit.
 
     Paths combine networks that were trained before, by any config, each with another seed::
 

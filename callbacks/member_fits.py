@@ -13,6 +13,7 @@ from lightning import __version__ as lightning_version
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, DeviceStatsMonitor, LearningRateMonitor, ModelSummary, ProgressBar
 from lightning.pytorch.loggers.logger import DummyLogger
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.seed import isolate_rng
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
@@ -48,6 +49,16 @@ _REPEATED: Final = (
     "reload_dataloaders_every_n_epochs",
     "default_root_dir",
     "log_every_n_steps",
+)
+_TRAINING_HOOKS: Final = (
+    *("setup", "on_train_start", "on_train_epoch_start", "on_train_epoch_end", "on_train_batch_start"),
+    *(
+        "on_train_batch_end",
+        "on_before_backward",
+        "on_after_backward",
+        "on_before_optimizer_step",
+        "on_before_zero_grad",
+    ),
 )
 
 
@@ -171,10 +182,16 @@ def _copied(callbacks: list[Callback], shared: dict[int, Any]) -> tuple[list[Cal
     """Copies of the callbacks that may act in training, and the names of those that cannot be copied, with the reason."""
     copies, dropped = [], []
     for callback in callbacks:
-        if isinstance(callback, _OBSERVERS):
+        if not _changes_training(callback):
             continue
         try:
             copies.append(copy.deepcopy(callback, dict(shared)))
         except Exception as error:  # whatever the callback holds
             dropped.append(f"{type(callback).__name__} ({type(error).__name__}: {error})")
     return copies, dropped
+
+
+def _changes_training(callback: Callback) -> bool:
+    """Whether a callback may act in training, and does not only watch it, as those that report to a search do."""
+    is_observer = isinstance(callback, _OBSERVERS)
+    return not is_observer and any(is_overridden(hook, callback, Callback) for hook in _TRAINING_HOOKS)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EarlyStopping
-from tiny_training import Classifier, assert_same_bits, fit, weights
+from tiny_training import Classifier, assert_same_bits, fit, loader, quiet_trainer, weights
 from torch import nn
 from torch.nn.utils import parametrizations
 
@@ -129,6 +129,22 @@ def test_a_callback_that_cannot_be_copied_is_named(tmp_path):
         UserWarning, match=r"2 to 2 train without the callbacks Locked \(TypeError: cannot pickle .*\)\."
     ):
         members_of(Net(copyable=True), tmp_path, Locked())
+
+
+def test_a_callback_that_watches_validation_sees_the_first_fit_alone(tmp_path):
+    class Reports(Callback):
+        found: list[float] = []  # noqa: RUF012  # as of a hyperparameter search
+
+        def on_validation_end(self, trainer, pl_module):
+            self.found.append(float(trainer.callback_metrics["val_loss"]))
+
+    class Validated(Net):
+        def validation_step(self, batch, batch_idx):
+            self.log("val_loss", self.loss(self(batch[0]), batch[1]))
+
+    trainer = quiet_trainer(DeepEnsembleCallback(2), Reports(), default_root_dir=tmp_path, num_sanity_val_steps=0)
+    trainer.fit(Validated(copyable=True), loader(), loader())
+    assert len(Reports.found) == 1
 
 
 def test_objects_among_the_hyperparameters_do_not_end_the_fit(tmp_path):
