@@ -14,6 +14,7 @@ from lightning_bayes.callbacks.evaluation import EvaluationCallback, require_sin
 from lightning_bayes.callbacks.masks import renamed
 from lightning_bayes.callbacks.resume import refuse_noisy_state, refuse_other_posterior, warn_of_kept
 from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.likelihood import Raw
 from lightning_bayes.optim.readout import POSTERIOR_KEY, stored_posterior
 from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.predictive import Linearized, LinkArgument, PosteriorSamples, Samples, predictive_samples
@@ -84,7 +85,8 @@ class PosthocCallback(EvaluationCallback, ABC):
                 rank_zero_info(f"The checkpoint with its posterior is {self.save_to}")
         assert self._posterior is not None
         samples = PosteriorSamples(self._posterior.to(pl_module.device), self.eval_samples, self.seed)
-        return predictive_samples(samples, self.linearized, self.link_or_raw(pl_module))
+        only = self.likelihood_of(pl_module).only
+        return predictive_samples(samples, self.linearized, Raw() if only is None else only.kind)
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 

@@ -30,7 +30,6 @@ from lightning_bayes.predictive import (
     predictive_samples,
 )
 from lightning_bayes.predictive.known_outputs import called, known_outputs, the_output
-from lightning_bayes.predictive.links import link_of_kind
 
 if TYPE_CHECKING:  # the zoo imports torchvision, which tabular models do not need
     from lightning_bayes.zoo import SavedPosterior
@@ -92,7 +91,7 @@ class Predictor:
         drawn = PosteriorSamples(posterior, samples, seed)
         self._known = known_outputs(posterior, saved.likelihood)
         self._kind = the_output(self._known).kind
-        self._draws = predictive_samples(drawn, posterior.linearized, link_of_kind(self._kind))
+        self._draws = predictive_samples(drawn, posterior.linearized, self._kind)
         self._example = next(iter(posterior.mean.values()))  # has the device and dtype of the weights
 
     @classmethod

@@ -2,8 +2,8 @@
 
     f_lin(x, θ) = f(x, μ) + J (θ - μ)  ~  N(f, J Σ Jᵀ)        v_c = (J Σ Jᵀ)_cc
 
-    softmax                   p ≈ softmax(κ ∘ f)    κ_c = (1 + π v_c / 8)^(-1/2)    MacKay 1992
-    sigmoid, identity, exp    N(f, v) of each output, represented by S values with this mean and variance
+    classes        p ≈ softmax(κ ∘ f)    κ_c = (1 + π v_c / 8)^(-1/2)    MacKay 1992
+    other kinds    N(f, v) of each output, represented by S values with this mean and variance
 
 Computing v takes one backward pass per output. Each layer's part of J is stored for one output at a time, until its
 block of Σ is complete. If every parameter is a separate block, the full J is never in memory.
@@ -32,9 +32,9 @@ from lightning_bayes.curvature.fused import FusedEngine
 from lightning_bayes.curvature.output_roots import unit_columns
 from lightning_bayes.curvature.selection import only_trained, require_measured
 from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.likelihood import Categorical, LinkArgument, find_kind
 from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.predictive.linearized import LinearizedSamples
-from lightning_bayes.predictive.links import CLASS_DIMS, Link
 from lightning_bayes.predictive.samples import PosteriorSamples, Samples, require_tensor
 from lightning_bayes.predictive.weights import temporary_weights
 
@@ -177,8 +177,8 @@ def spread_points(count: int) -> Tensor:
 class ClosedFormSamples(Samples):
     """The linearised predictive in closed form: S samples with the probit's mean probability, or the outputs' moments."""
 
-    def __init__(self, samples: PosteriorSamples, link: Link) -> None:
-        self.samples, self.link = samples, link
+    def __init__(self, samples: PosteriorSamples, link: LinkArgument) -> None:
+        self.samples, self.kind = samples, find_kind(link)
         self.count = samples.count
         self._engine: FusedEngine | None = None  # of the model of the last call, whose rules it has checked
 
@@ -190,22 +190,19 @@ class ClosedFormSamples(Samples):
             with only_trained(model, self.samples.posterior.mean):  # other layers need no rule
                 self._engine = FusedEngine(model, "sum")
         outputs, variance = BatchMoments(self._engine, forward).under(self.samples.posterior)
-        if self.link in CLASS_DIMS:
-            dim = CLASS_DIMS[self.link]
-            prediction = probit(outputs, variance)
-            drawn = probit_samples(
-                outputs, variance, prediction, self.count, dim if dim < 0 else dim - 1, self.samples.seed
-            )
+        if isinstance(self.kind, Categorical) and self.kind.is_logits:
+            prediction, dim = probit(outputs, variance), self.kind.classes
+            drawn = probit_samples(outputs, variance, prediction, self.count, dim, self.samples.seed)
             return drawn[list(indices)]
         points = spread_points(self.count)[list(indices)].to(outputs)
         return outputs + points.view(-1, *[1] * outputs.dim()) * variance.sqrt()
 
     def scaled(self, scale: float) -> ClosedFormSamples:
         """The same predictive with the posterior's standard deviations multiplied by `scale`."""
-        return ClosedFormSamples(self.samples.scaled(scale), self.link)
+        return ClosedFormSamples(self.samples.scaled(scale), self.kind)
 
 
-def predictive_samples(samples: PosteriorSamples, linearized: Linearized, link: Link) -> Samples:
+def predictive_samples(samples: PosteriorSamples, linearized: Linearized, link: LinkArgument) -> Samples:
     """The output samples of a predictive; `linearized` as in `mc_predict`."""
     if linearized not in {False, True, "closed_form"}:
         raise HyperparameterError(f"linearized={linearized!r} is unknown; use False, True or 'closed_form'.")

@@ -14,7 +14,6 @@ from lightning_bayes.likelihood import LinkArgument
 from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.predictive.closed_form import Linearized, predictive_samples
 from lightning_bayes.predictive.known_outputs import called, known_outputs, the_output
-from lightning_bayes.predictive.links import link_of_kind
 from lightning_bayes.predictive.recalibration import recalibrate
 from lightning_bayes.predictive.samples import PosteriorSamples, as_input, at_posterior_mean
 
@@ -91,7 +90,7 @@ def mc_predict(
         linearized = posterior.linearized
     with at_posterior_mean(model, posterior):
         drawn = PosteriorSamples(posterior.to(weight.device), samples, seed)
-        draws = predictive_samples(drawn, linearized, link_of_kind(scored.kind))
+        draws = predictive_samples(drawn, linearized, scored.kind)
         if len(recalibrate_on):
             batches = [called(model, known, inputs) for inputs in recalibrate_on]
             draws = recalibrate(model, draws, batches, of="mean" if linearized else "sample")
