@@ -442,6 +442,19 @@ def test_it_agrees_with_laplace_torch(net, x, y):
             assert found.log_marginal_likelihood == pytest.approx(float(peer.log_marginal_likelihood()), rel=1e-8)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is")
+def test_regression_of_several_outputs_agrees_with_laplace_torch(net, x, generator):
+    from laplace import Laplace as Peer
+
+    plain = nn.Sequential(net[0], net[1], net[3])
+    y = torch.randn(12, 3, generator=generator, dtype=F64)
+    for structure, name in zip(STRUCTURES, ("diag", "kron", "full"), strict=True):
+        peer = Peer(copy.deepcopy(plain), "regression", "all", name, sigma_noise=0.3, prior_precision=0.5)
+        peer.fit(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=5))
+        found = untrained(plain, [(x, y)], Gaussian(0.3), structure=structure, prior_precision=0.5)
+        assert found.log_marginal_likelihood == pytest.approx(float(peer.log_marginal_likelihood()), rel=1e-8)
+
+
 # -- bad input -------------------------------------------------------------------------------------------
 
 
