@@ -203,7 +203,7 @@ class VariationalCallback(EvaluationCallback, ABC):
             self._rule.add_validation(self.validated.scores["cls/NLL"].second)
 
     def compares_validations(self, module: LightningModule) -> bool:
-        """Whether the default noise follows the NLL; see `EvaluationCallback.compares_validations`."""
+        """Whether the default noise follows the NLL."""
         return self._noise is not None and follows_fit(module, self.link_of(module))
 
     def on_train_batch_end(

@@ -190,7 +190,7 @@ class PointSamples(Samples):
     count, has_mean = 1, False
 
     def subset_outputs(self, model: nn.Module, forward: Callable[[], Tensor], indices: Iterable[int]) -> Tensor:
-        """Run `forward` once for each index; see `Samples.subset_outputs`."""
+        """Run `forward` once for each index."""
         return torch.stack([require_tensor(model, forward()) for _ in indices])
 
 

@@ -8,6 +8,7 @@ from typing import Any, final
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
+from typing_extensions import override
 
 from lightning_bayes.callbacks.arguments import checked
 from lightning_bayes.callbacks.base import VariationalCallback
@@ -176,8 +177,8 @@ class MultiModeCallback(EvaluationCallback):
 
     # -- evaluation ---------------------------------------------------------------------------------------------------
 
+    @override
     def averages(self, trainer: Trainer) -> bool:
-        """Whether no `VariationalCallback` averages; see `EvaluationCallback.averages`."""
         return not callbacks_of(trainer, VariationalCallback)
 
     def finished_samples(self, trainer: Trainer, module: LightningModule, samples: Samples, link: Link) -> Samples:

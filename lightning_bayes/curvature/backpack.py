@@ -58,7 +58,7 @@ class BackpackEngine(HookedEngine):
     """Measures per-example squared gradients by BackPACK's rules. Arguments as in `AbstractEngine`."""
 
     def capture(self, *, left_out: Collection[nn.Parameter] = ()) -> AbstractContextManager[Capture]:
-        """Measure the passes inside the context; see `AbstractEngine.capture`."""
+        """Measure the passes inside the context."""
         return self.run(FusedCapture(self, left_out))
 
     @staticmethod
@@ -138,12 +138,12 @@ class BackpackCapture(HookedCapture):
         self.as_modules = as_modules
 
     def observe(self, loss: Tensor, divided_by_host: bool = False) -> None:
-        """Require also a loss that BackPACK supports; see `Capture.observe`."""
+        """Require also a loss that BackPACK supports."""
         super().observe(loss, divided_by_host)
         self.as_modules.require_loss(loss, divided_by_host)
 
     def mean_curvature(self) -> dict[nn.Parameter, Tensor]:
-        """The mean of the measured quantity; see `Capture.mean_curvature`."""
+        """The mean of the measured quantity."""
         return self.scaled_squares(self.gradient_factor)  # BackPACK's values scale with the loss, like the gradient
 
     def handle_call(self, call: LayerCall, inputs: list[Any], grads: list[Tensor | None]) -> bool:
@@ -151,7 +151,7 @@ class BackpackCapture(HookedCapture):
         return True
 
     def handle_layouts(self, loss: Tensor, outputs: Sequence[LayerOutput]) -> None:
-        """Refuse layouts that BackPACK cannot measure, and check the calls; see `Capture.handle_layouts`."""
+        """Refuse layouts that BackPACK cannot measure, and check the calls."""
         for output in outputs:
             if output.layout != ROWS:
                 raise ExampleDimensionError(
@@ -205,7 +205,7 @@ class BackpackFactors(LayerRecords):
         self._as_modules = AsModules(quantity, "use engine='fused'")
 
     def add(self, layer: nn.Module, x: Tensor, grad_output: Tensor, is_first: bool = True) -> None:
-        """Record what BackPACK does not report of a call, T and Ā with its bias; see `LayerRecords.add`."""
+        """Record what BackPACK does not report of a call, T and Ā with its bias."""
         if layer not in self._by_backpack:
             self._moments.add(layer, x, grad_output, is_first)
             return
@@ -214,7 +214,7 @@ class BackpackFactors(LayerRecords):
 
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
-        """Attach BackPACK's hooks for the passes inside; see `LayerRecords.watching`."""
+        """Attach BackPACK's hooks for the passes inside."""
         extension = _extension(self.quantity, self.request.mc_samples, self.request.seed)
         layers, passing = self._split_modules(model)
         self._check(find_measured_modules(model), layers, passing)
@@ -226,17 +226,17 @@ class BackpackFactors(LayerRecords):
             yield
 
     def observe(self, loss: Tensor, divided_by_host: bool) -> None:
-        """Require a loss that BackPACK supports; see `LayerRecords.observe`."""
+        """Require a loss that BackPACK supports."""
         self._as_modules.require_loss(loss, divided_by_host)
 
     @contextmanager
     def sampling(self) -> Iterator[None]:
-        """Disable BackPACK's hooks for the backward of sampled labels; see `LayerRecords.sampling`."""
+        """Disable BackPACK's hooks for the backward of sampled labels."""
         with backpack(retain_graph=True), self._as_modules.paused():
             yield
 
     def results(self, scales: Scales) -> dict[nn.Module, KroneckerFactors]:
-        """(S, Ā) of each layer, as means over examples; see `FactorMoments.results`."""
+        """(S, Ā) of each layer, as means over examples."""
         factors = self._moments.results(scales)
         for layer, (positions, inputs) in self._by_layer.items():
             outputs, *_ = next(self._values[p] for p in layer.parameters() if p in self._values)

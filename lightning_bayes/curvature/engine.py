@@ -97,7 +97,7 @@ class GradientCapture(Capture):
     """Records the number of examples and how the loss reduces them."""
 
     def measure_losses(self, losses: Tensor) -> None:
-        """Measure nothing; see `Capture.measure_losses`."""
+        """Measure nothing."""
 
 
 class GradientEngine(AbstractEngine):
@@ -134,7 +134,7 @@ class GradientEngine(AbstractEngine):
             yield captured
 
     def check_reached(self, captured: Capture) -> None:
-        """Require a call of the model; see `require_call`."""
+        """Require a call of the model."""
         require_call(captured)
 
 

@@ -39,6 +39,7 @@ from typing import Any, Literal, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from lightning_bayes.curvature.measurement import KroneckerFactors
 from lightning_bayes.curvature.rules.conv import conv
@@ -196,8 +197,8 @@ class _Moments:
 class FactorMoments(LayerRecords):
     """Accumulates the second moments of inputs and output gradients."""
 
+    @override
     def add(self, layer: nn.Module, x: Tensor, grad_output: Tensor, is_first: bool = True) -> None:
-        """Add one call; see `LayerRecords.add`."""
         rows = output_rows(layer, grad_output)
         moments: _Moments | None = self._by_layer.get(layer)
         outputs, positions = rows.mT @ rows, rows.shape[-2]
@@ -242,8 +243,8 @@ def layer_rows(layer: nn.Module, x: Tensor, grad_output: Tensor, bias: bool) -> 
 class ExampleRows(LayerRecords):
     """Stores the inputs and output gradients of all examples in all layers. Layers must not have groups."""
 
+    @override
     def add(self, layer: nn.Module, x: Tensor, grad_output: Tensor, is_first: bool = True) -> None:
-        """Store one call; see `LayerRecords.add`."""
         inputs, gradients = layer_rows(layer, x, grad_output, self.request.layers[layer])
         earlier: LayerRows | None = self._by_layer.get(layer)
         if earlier is not None:

@@ -18,6 +18,7 @@ from typing import Any, NoReturn, final
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from lightning_bayes.curvature.capture import Capture
 from lightning_bayes.curvature.engine import AbstractEngine
@@ -75,7 +76,7 @@ class FusedEngine(HookedEngine):
     """Measures per-example squared gradients; the default engine. Arguments as in `AbstractEngine`."""
 
     def capture(self, *, left_out: Collection[nn.Parameter] = ()) -> AbstractContextManager[Capture]:
-        """Measure the passes inside the context; see `AbstractEngine.capture`."""
+        """Measure the passes inside the context."""
         return self.run(FusedCapture(self, left_out))
 
 
@@ -86,11 +87,11 @@ class FusedCapture(HookedCapture):
     can_loop = True
 
     def loop(self, loss: Tensor, params: set[nn.Parameter]) -> None:
-        """Measure parameters by a loop over the examples; see `HookedCapture.loop`."""
+        """Measure parameters by a loop over the examples."""
         ExampleLoop(self).run(loss, params)
 
+    @override
     def measure_losses(self, losses: Tensor) -> None:
-        """Measure per-example losses; see `Capture.measure_losses`."""
         loss = self.recorder.reduced(losses, self.scale.reduction)
         self.handle_layouts(loss, self._find_examples(loss, num_losses=len(losses)))
         with self.left_alone():

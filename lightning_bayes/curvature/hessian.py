@@ -24,7 +24,7 @@ class HessianCapture(Capture):
         self.hessian: Tensor | None = None  # [D, D], on the scale of the observed losses
 
     def observe(self, loss: Tensor, divided_by_host: bool = False) -> None:
-        """Read the loss's scale and compute its Hessian; see `Capture.observe`."""
+        """Read the loss's scale and compute its Hessian."""
         super().observe(loss, divided_by_host)
         with torch.enable_grad():
             hessian = hessian_of(loss, self.params)

@@ -74,7 +74,7 @@ class HookedCapture(Capture, ABC):
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """See `Capture.following`; a segment under checkpointing runs again in each of these backward passes."""
+        """A segment under checkpointing runs again in each of these backward passes."""
         with super().following(), buffers_kept(self.engine.model):
             yield
 

@@ -17,6 +17,7 @@ from typing import Any, Literal, final
 
 import torch
 from torch import Generator, Tensor, nn
+from typing_extensions import override
 
 from lightning_bayes.curvature.capture import Capture, refuse_losses
 from lightning_bayes.curvature.factors import FactorMoments, LayerRecords, Request, Scales, has_factors, split_bias
@@ -62,7 +63,7 @@ class KroneckerEngine(HookedEngine):
             yield captured
 
     def check_reached(self, captured: Capture) -> None:
-        """Require a measurement of each parameter that has a gradient; see `AbstractEngine.check_reached`."""
+        """Require a measurement of each parameter that has a gradient."""
         assert isinstance(captured, KroneckerCapture)
         if isinstance(captured.request.likelihood, OutputLikelihood):
             self._check_outputs(captured)
@@ -134,14 +135,14 @@ class KroneckerCapture(HookedCapture):
         if isinstance(output, Tensor) and output.dim() and output.requires_grad:
             self.model_outputs.append(output)
 
+    @override
     def drop_nodes(self) -> None:
-        """Drop the autograd nodes; see `Capture.drop_nodes`."""
         super().drop_nodes()
         self._draws.clear()
         self.model_outputs = [output.detach() for output in self.model_outputs]
 
     def observe(self, loss: Tensor, divided_by_host: bool = False) -> None:
-        """Read the loss's scale, and measure with sampled labels if there is a likelihood; see `Capture.observe`."""
+        """Read the loss's scale, and measure with sampled labels if there is a likelihood."""
         super().observe(loss, divided_by_host)
         self.records.observe(loss, divided_by_host)
         labels = self.request.likelihood

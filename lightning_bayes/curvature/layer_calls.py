@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from lightning_bayes.curvature.engine import AbstractEngine
 from lightning_bayes.curvature.layouts import LayerOutput, examples_first
@@ -145,7 +146,7 @@ class RuleCall(LayerCall):
             self.result = packed_again(self.result)
 
     def measured(self, what: Measured, inputs: list[Any], grads: list[Tensor | None]) -> dict[str, Any]:
-        """See `LayerCall.measured`. The gradient of a single output is no tuple."""
+        """The gradient of a single output is no tuple."""
         is_whole = what == "contributions"
         function: Any = self.rule if is_whole else getattr(self.rule, what)
         extra = () if is_whole else (self._workspace, self._reused)
@@ -189,8 +190,8 @@ class GenericCall(LayerCall):
         inputs.leaves = []  # `_saved` has them
         self.watch(output, None, on_gradients)
 
+    @override
     def measured(self, what: Measured, inputs: list[Any], grads: list[Tensor | None]) -> dict[str, Any]:
-        """See `LayerCall.measured`."""
         with self._replaying(inputs) as replayed:
             function = replayed.per_example if what == "contributions" else replayed.sums
             found: dict[str, Any] = replayed.from_either_state(function, grads)

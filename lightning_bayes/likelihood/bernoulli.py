@@ -15,6 +15,7 @@ from typing import ClassVar, Final, final
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
+from typing_extensions import override
 
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.likelihood.base import OutputLikelihood, finite, one_output, require_same_shape
@@ -42,8 +43,8 @@ class Bernoulli(OutputLikelihood):
         """Logits have."""
         return self.is_logits
 
+    @override
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """See `OutputLikelihood.log_prob`."""
         require_same_shape("Bernoulli", outputs, "logits", targets, "targets")
         labels = targets.to(outputs.dtype)
         if self.is_logits:

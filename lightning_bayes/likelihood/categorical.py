@@ -78,7 +78,7 @@ class Categorical(OutputLikelihood):
         return self.classes if self.classes < 0 else self.classes + 1
 
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """See `OutputLikelihood.log_prob`; probabilities as targets give their cross-entropy."""
+        """Probabilities as targets give their cross-entropy."""
         return -F.cross_entropy(*self._for_torch(outputs, targets), reduction="none")
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ class Family(OutputLikelihood):
         return unvalidated(self.function(outputs))
 
     def log_prob(self, outputs: Any, targets: Tensor) -> Tensor:
-        """See `OutputLikelihood.log_prob`; ``[B]`` for distributions of a whole vector of targets."""
+        """``[B]`` for distributions of a whole vector of targets."""
         distribution = self.distribution(outputs)
         shape = distribution.batch_shape + distribution.event_shape
         if targets.numel() != shape.numel():

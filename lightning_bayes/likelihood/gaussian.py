@@ -43,7 +43,7 @@ class Gaussian(OutputLikelihood):
         self.std: Any = None if std is None else values.tolist()
 
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """See `OutputLikelihood.log_prob`; raises a `HyperparameterError` if the noise is not known."""
+        """Raises a `HyperparameterError` if the noise is not known."""
         require_same_shape("Gaussian", outputs, "means", targets, "targets")
         std = self._std(outputs)
         return -((targets - outputs) / std).square() / 2 - std.log() - math.log(2 * math.pi) / 2

@@ -14,6 +14,7 @@ from typing import ClassVar, Final, final
 import torch
 from torch import Generator, Tensor
 from torch import distributions as families
+from typing_extensions import override
 
 from lightning_bayes.likelihood.base import OutputLikelihood, finite, one_output, require_same_shape
 from lightning_bayes.likelihood.mixtures import observed
@@ -35,8 +36,8 @@ class Poisson(OutputLikelihood):
     def __init__(self, is_log: bool = True) -> None:
         self.is_log = is_log
 
+    @override
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """See `OutputLikelihood.log_prob`."""
         require_same_shape("Poisson", outputs, "log-rates", targets, "counts")
         counts = targets.to(outputs.dtype)
         log_rate = outputs if self.is_log else outputs.clamp_min(_LEAST).log()

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 from torch.distributions import Normal
+from typing_extensions import override
 
 from lightning_bayes.errors import HyperparameterError, ShapeError
 from lightning_bayes.likelihood.base import OutputLikelihood, flattened, mapped, num_samples, one_output
@@ -83,8 +84,8 @@ class PredictedGaussian(OutputLikelihood):
         variance = FORMS[self.form].read(second).clamp_min(_LEAST).expand_as(mean)
         return Normal(mean, variance.sqrt(), validate_args=False)
 
+    @override
     def log_prob(self, outputs: Any, targets: Tensor) -> Tensor:
-        """See `OutputLikelihood.log_prob`."""
         normal = self.distribution(outputs)
         log_prob: Tensor = normal.log_prob(shaped_like(targets, normal.mean))  # type: ignore[no-untyped-call]
         return log_prob

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 from torchmetrics import Metric
+from typing_extensions import override
 
 from lightning_bayes.metrics.states import DEFAULT_BINS, BinSums, bin_sums, check_bins
 from lightning_bayes.metrics.top_label import TopLabelMetric, checked_probs, mean_over_ties, top_label
@@ -125,8 +126,8 @@ class AdaptiveCalibrationError(TopLabelMetric):
         super().__init__(**kwargs)
         self.bins = bins
 
+    @override
     def measure(self, confidence: Tensor, correct: Tensor) -> Tensor:
-        """See `StoredMetric`."""
         gap = mean_over_ties(confidence, correct) - confidence
         gaps_per_bin = gap[confidence.argsort()].tensor_split(self.bins)
         # n_b |acc_b - conf_b| = |Σ gap|

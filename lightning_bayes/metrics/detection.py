@@ -18,6 +18,7 @@ from typing import final
 import torch
 from torch import Tensor
 from torchmetrics.functional.classification import binary_auroc, binary_average_precision, binary_roc
+from typing_extensions import override
 
 from lightning_bayes.errors import NonFiniteError, ShapeError
 from lightning_bayes.metrics.top_label import TopLabelMetric
@@ -91,8 +92,8 @@ class MisclassificationAUROC(TopLabelMetric):
 
     higher_is_better = True
 
+    @override
     def measure(self, confidence: Tensor, correct: Tensor) -> Tensor:
-        """See `StoredMetric`."""
         return ood_auroc(-confidence, 1 - correct)
 
 
@@ -102,8 +103,8 @@ class MisclassificationAUPR(TopLabelMetric):
 
     higher_is_better = True
 
+    @override
     def measure(self, confidence: Tensor, correct: Tensor) -> Tensor:
-        """See `StoredMetric`."""
         return ood_aupr(-confidence, 1 - correct)
 
 
@@ -113,6 +114,6 @@ class MisclassificationFPR95(TopLabelMetric):
 
     higher_is_better = False
 
+    @override
     def measure(self, confidence: Tensor, correct: Tensor) -> Tensor:
-        """See `StoredMetric`."""
         return ood_fpr95(-confidence, 1 - correct)

@@ -16,6 +16,7 @@ from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lightning_bayes.metrics.scoring import nll_per_example
 from lightning_bayes.metrics.states import DEFAULT_BINS, bin_index
@@ -105,7 +106,7 @@ class PairedClassification(PairedScores):
         return correct.mean(1), nll.mean(1), gaps
 
     def scores(self, mean: Tensor) -> tuple[Tensor, Tensor]:
-        """See `PairedScores`. The ECE is the sum of the absolute mean gaps of the bins."""
+        """The ECE is the sum of the absolute mean gaps of the bins."""
         first, second = (torch.cat([half[:2], half[2:].abs().sum(0, keepdim=True)]) for half in mean.chunk(2))
         return first, second
 
@@ -126,7 +127,7 @@ class PairedRegression(PairedScores):
         columns = [*squares, *(log_densities or [torch.zeros_like(values) for values in squares])]
         self.add(*(values.reshape(len(targets), -1).mean(1) for values in columns))
 
+    @override
     def scores(self, mean: Tensor) -> tuple[Tensor, Tensor]:
-        """See `PairedScores`."""
         both = torch.cat([mean[:2].sqrt(), -mean[2:]]).view(-1, 2)[: len(self.names)]
         return both[:, 0], both[:, 1]

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.metrics.top_label import TopLabelMetric, mean_over_ties
@@ -75,8 +76,8 @@ class CoverageAtRisk(TopLabelMetric):
         super().__init__(**kwargs)
         self.risk = risk
 
+    @override
     def measure(self, confidence: Tensor, correct: Tensor) -> Tensor:
-        """See `StoredMetric`."""
         curve = risk_coverage(confidence, correct)
         return (curve.coverage * (curve.risk <= self.risk)).max() if len(curve.risk) else _undefined(curve)
 
@@ -92,7 +93,7 @@ class RiskAtCoverage(TopLabelMetric):
         super().__init__(**kwargs)
         self.coverage = coverage
 
+    @override
     def measure(self, confidence: Tensor, correct: Tensor) -> Tensor:
-        """See `StoredMetric`."""
         curve = risk_coverage(confidence, correct)
         return curve.risk[curve.coverage >= self.coverage][0] if len(curve.risk) else _undefined(curve)

@@ -40,6 +40,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from lightning_bayes.errors import HyperparameterError, UnsupportedTrainingError
 from lightning_bayes.optim.default_noise import DefaultNoise
@@ -68,14 +69,14 @@ class BaseOptimizerStep(Step):
         self._follows_gradients = isinstance(base, GRADIENT_STEPS)
 
     def apply(self, update: CohortUpdate) -> None:
-        """Update the curvature of one cohort, and add the prior's gradient to ``param.grad``; see `Step`."""
+        """Update the curvature of one cohort, and add the prior's gradient to ``param.grad``."""
         update.average_()
         if prior := update.prior_weights():
             add_prior_gradient_(update.params, update.states, prior, effective(update.group).penalty)
 
     @torch.no_grad()
+    @override
     def finish(self, groups: Sequence[Mapping[str, Any]], states: Mapping[Tensor, dict[str, Any]]) -> None:
-        """Move the means; see `Step`."""
         starts = copies_before_step(groups, states) if self._follows_gradients else {}
         try:
             self._move()

@@ -21,6 +21,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar, final
 
+from typing_extensions import override
+
 from lightning_bayes.errors import HyperparameterError
 
 ValueT = TypeVar("ValueT")
@@ -58,8 +60,8 @@ class LinearSchedule(Schedule):
     def __post_init__(self) -> None:
         _require_steps("steps", self.steps)
 
+    @override
     def __call__(self, step: int) -> float:
-        """Return the value; see `Schedule`."""
         done = min(1.0, step / self.steps)
         return self.start * (1 - done) + self.end * done
 
@@ -81,8 +83,8 @@ class CosineSchedule(Schedule):
     def __post_init__(self) -> None:
         _require_steps("steps", self.steps)
 
+    @override
     def __call__(self, step: int) -> float:
-        """Return the value; see `Schedule`."""
         return self.end + (self.start - self.end) * (1 + math.cos(math.pi * min(1.0, step / self.steps))) / 2
 
 
@@ -103,8 +105,8 @@ class ExponentialSchedule(Schedule):
     def __post_init__(self) -> None:
         _require_steps("every", self.every)
 
+    @override
     def __call__(self, step: int) -> float:
-        """Return the value; see `Schedule`."""
         return self.start * float(self.factor) ** (step // self.every)
 
 
@@ -121,8 +123,8 @@ class PowerDecay(Schedule):
     start: float
     power: float
 
+    @override
     def __call__(self, step: int) -> float:
-        """Return the value; see `Schedule`."""
         return self.start / (1 + math.pow(step, self.power))
 
 
@@ -147,8 +149,8 @@ class PiecewiseSchedule(Schedule):
                 "milestones and one more value than milestones."
             )
 
+    @override
     def __call__(self, step: int) -> float:
-        """Return the value; see `Schedule`."""
         return float(self.values[bisect_right(list(self.milestones), step)])
 
 

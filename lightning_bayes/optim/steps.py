@@ -23,6 +23,7 @@ from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from lightning_bayes.posteriors import root_mean_squares
 
@@ -102,8 +103,8 @@ class NaturalStep(Step):
 
     is_published = True
 
+    @override
     def apply(self, update: CohortUpdate) -> None:
-        """Update one cohort; see `Step`."""
         decay_(update)
         update.move_()
 
@@ -112,12 +113,12 @@ class NaturalStep(Step):
 class TrustRegionStep(Step):
     """Bounds the algorithm's own update by the step of the user's Adam or SGD."""
 
+    @override
     def rate(self, lr: float) -> float:
-        """The fixed rate a; see `Step`."""
         return NATURAL_RATE
 
+    @override
     def apply(self, update: CohortUpdate) -> None:
-        """Update one cohort; see `Step`."""
         decay_(update)
         move_within_radius_(update.params, update.propose_(self.rate(update.group["lr"])), _radius(update))
 

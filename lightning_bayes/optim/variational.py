@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import Unpack
+from typing_extensions import Unpack, override
 
 from lightning_bayes.curvature import Capture, GradientEngine, make_engine
 from lightning_bayes.curvature.parameters import require_full_precision
@@ -127,7 +127,7 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
         )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group and create its state, so that a posterior always exists; see `torch.optim.Optimizer`."""
+        """Add a parameter group and create its state, so that a posterior always exists."""
         super().add_param_group(param_group)
         self._start_group(self.param_groups[-1])
 
@@ -159,7 +159,7 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
         return step if isinstance(step, BaseOptimizerStep) else None
 
     def state_dict(self) -> dict[str, Any]:
-        """The state; that of a user's optimizer stands where it would load it, see `optim.groups.beside`."""
+        """The state; that of a user's optimizer stands where it would load it."""
         return beside(self.groups_owner, {**super().state_dict(), RECORD: self._record()})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -197,12 +197,12 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
             needs_no_count = needs_no_count and all(state["noisy"] and state["step"] for state in states)
         return nullcontext(BarePass()) if needs_no_count else self._gradient_engine.capture()
 
+    @override
     def draw_sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
-        """Draw a posterior sample; see `PosteriorFamily`."""
         return self.family.sample(noise)
 
     def read_pass(self, finished: FinishedPass) -> Curvature:
-        """Read ĥ of a pass, and add the prior's gradient at the sample; see `NoisyOptimizer`."""
+        """Read ĥ of a pass, and add the prior's gradient at the sample."""
         curvature: Curvature = {}
         for table, row in finished.padding_rows().items() if finished.captured.paddings else ():
             if table in self.state:

@@ -57,7 +57,7 @@ class BlockTridiagonal(AbstractPosterior):
         self._require_match("Mean, factors, links and prior", wrong)
 
     def transform(self, noise: TensorDict) -> TensorDict:
-        """θ = μ + T ε; see `AbstractPosterior.transform`."""
+        """θ = μ + T ε."""
         offsets = self._tensors(self._covariance.root(self._matrices(noise)))
         return {name: mean + offsets[name] for name, mean in self.mean.items()}
 
@@ -75,7 +75,7 @@ class BlockTridiagonal(AbstractPosterior):
         return torch.stack([noise.square().sum() for noise in self._covariance.inverse_root(offsets)]).sum()
 
     def select(self, prefix: str) -> BlockTridiagonal:
-        """The posterior of a submodule that contains the whole chain; see `AbstractPosterior.select`."""
+        """The posterior of a submodule that contains the whole chain."""
         selected = self._selected_fields(prefix)
         names = list(self.factors)
         inside = [name for name in names if name.startswith(prefix)]

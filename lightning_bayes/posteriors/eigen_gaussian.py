@@ -53,7 +53,7 @@ class EigenGaussian(AbstractPosterior):
         self._require_match("Mean, bases, eigenvalues, precision and prior", wrong)
 
     def transform(self, noise: TensorDict) -> TensorDict:
-        """θ = μ + (U_S ⊗ U_A) D^(-1/2) ε; see `AbstractPosterior.transform`."""
+        """θ = μ + (U_S ⊗ U_A) D^(-1/2) ε."""
         offsets = {
             name: _rotated(self.bases.get(name, ()), self._matrix(name, noise[name]) * d.rsqrt())
             for name, d in self._spectra.items()
@@ -82,12 +82,12 @@ class EigenGaussian(AbstractPosterior):
         return [[name] for name in self.mean]
 
     def variance_along(self, directions: TensorDict) -> Tensor:
-        """Σ (U_Sᵀ d U_A)²/D; see `AbstractPosterior.variance_along`."""
+        """Σ (U_Sᵀ d U_A)²/D."""
         terms = [self._to_basis(name, d).square() / self._spectra[name] for name, d in directions.items()]
         return torch.stack([as_rows(term).sum(1) for term in terms]).sum(0)
 
     def variance_along_rows(self, name: str, left: Tensor, right: Tensor) -> Tensor:
-        """Σ_jk (Σ_t (U_Sᵀ left_t)_j (U_Aᵀ right_t)_k)²/D_jk; see `AbstractPosterior.variance_along_rows`."""
+        """Σ_jk (Σ_t (U_Sᵀ left_t)_j (U_Aᵀ right_t)_k)²/D_jk."""
         if bases := self.bases.get(name):
             left, right = left @ bases[0], right @ bases[1]
         return scaled_squares(left, right, self._spectra[name].flatten(1))

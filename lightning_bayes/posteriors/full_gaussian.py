@@ -59,7 +59,7 @@ class FullGaussian(AbstractPosterior):
         self._require_match("Mean and prior", ())
 
     def transform(self, noise: TensorDict) -> TensorDict:
-        """θ = μ + L⁻ᵀ ε; see `AbstractPosterior.transform`."""
+        """θ = μ + L⁻ᵀ ε."""
         offsets = split_like(self._root @ flattened(noise, self.mean), self.mean)
         return {name: mean + offsets[name] for name, mean in self.mean.items()}
 
@@ -77,12 +77,12 @@ class FullGaussian(AbstractPosterior):
         return offset @ self.precision @ offset
 
     def variance_along(self, directions: TensorDict) -> Tensor:
-        """‖L⁻¹ d‖²; see `AbstractPosterior.variance_along`."""
+        """‖L⁻¹ d‖²."""
         joint = torch.cat([as_rows(directions[name]) for name in self.mean], 1)
         return (joint @ self._root).square().sum(1)
 
     def select(self, prefix: str) -> FullGaussian:
-        """The marginal posterior of a submodule, see `AbstractPosterior.select`; its precision is not a block of P."""
+        """The marginal posterior of a submodule; its precision is not a block of P."""
         selected = self._selected_fields(prefix)
         selected["precision"] = self._marginal_precision([name.startswith(prefix) for name in self.mean])
         return FullGaussian(**selected).with_likelihood(self.likelihood)

@@ -63,7 +63,7 @@ class LowRankGaussian(AbstractPosterior):
         self._require_match("Mean, diagonal, deviations and prior", wrong)
 
     def transform(self, noise: TensorDict) -> TensorDict:
-        """θ = μ + V^(1/2) (I + B Bᵀ)^(1/2) ε; see `AbstractPosterior.transform`."""
+        """θ = μ + V^(1/2) (I + B Bᵀ)^(1/2) ε."""
         squares, vectors = self._spectrum
         coefficients = self._filtered(vectors, 1 / (1 + (1 + squares).sqrt()), self._projected(noise))
         return {
@@ -89,7 +89,7 @@ class LowRankGaussian(AbstractPosterior):
         return torch.stack([value.square().sum() for value in scaled.values()]).sum() - explained
 
     def variance_along(self, directions: TensorDict) -> Tensor:
-        """Σ_j v_j d_j² + Σ_r (A_rᵀ d)²; see `AbstractPosterior.variance_along`."""
+        """Σ_j v_j d_j² + Σ_r (A_rᵀ d)²."""
         diagonal = [as_rows(d.square() * self.diagonal[name]).sum(1) for name, d in directions.items()]
         projected = [as_rows(d) @ as_rows(self.deviations[name]).mT for name, d in directions.items()]
         return torch.stack(diagonal).sum(0) + torch.stack(projected).sum(0).square().sum(1)

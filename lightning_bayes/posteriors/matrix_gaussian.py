@@ -64,7 +64,7 @@ class MatrixGaussian(AbstractPosterior):
         self._require_match("Mean, factors, precision and prior", wrong)
 
     def transform(self, noise: TensorDict) -> TensorDict:
-        """θ = μ + T ε, where T is the product of the factors' inverse roots; see `AbstractPosterior.transform`."""
+        """θ = μ + T ε, where T is the product of the factors' inverse roots."""
         offsets = {name: noise[name] * p.rsqrt() for name, p in self.precision.items()}
         for name, root in self._roots.items():
             self._set_layer(offsets, name, root.upper_matvec(self._matrix(noise, name)))

@@ -51,7 +51,7 @@ class MeanField(AbstractPosterior):
         return {name: precision.rsqrt() for name, precision in self.precision.items()}
 
     def transform(self, noise: TensorDict) -> TensorDict:
-        """θ = μ + ε/√P; see `AbstractPosterior.transform`."""
+        """θ = μ + ε/√P."""
         return {name: mean + noise[name] * self.precision[name].rsqrt() for name, mean in self.mean.items()}
 
     def variance(self) -> TensorDict:
@@ -72,12 +72,12 @@ class MeanField(AbstractPosterior):
         return [[name] for name in self.mean]
 
     def variance_along(self, directions: TensorDict) -> Tensor:
-        """Σ_j d_j²/P_j; see `AbstractPosterior.variance_along`."""
+        """Σ_j d_j²/P_j."""
         terms = [as_rows(d.square() / self.precision[name]).sum(1) for name, d in directions.items()]
         return torch.stack(terms).sum(0)
 
     def variance_along_rows(self, name: str, left: Tensor, right: Tensor) -> Tensor:
-        """Σ_jk (Σ_t left_tj right_tk)²/P_jk; see `AbstractPosterior.variance_along_rows`."""
+        """Σ_jk (Σ_t left_tj right_tk)²/P_jk."""
         return scaled_squares(left, right, self.precision[name].flatten(1))
 
 

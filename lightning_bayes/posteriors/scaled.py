@@ -87,7 +87,7 @@ class ScaledPosterior(AbstractPosterior):
         return found
 
     def transform(self, noise: TensorDict) -> TensorDict:
-        """θ = μ + c T ε; see `AbstractPosterior.transform`."""
+        """θ = μ + c T ε."""
         weights = self.posterior.transform(noise)
         return {name: mean + self.scale * (weights[name] - mean) for name, mean in self.mean.items()}
 
@@ -109,19 +109,19 @@ class ScaledPosterior(AbstractPosterior):
         return self.posterior.squared_distance(weights) / self.scale**2
 
     def blocks(self) -> list[list[str]]:
-        """The blocks of the unscaled posterior; see `AbstractPosterior.blocks`."""
+        """The blocks of the unscaled posterior."""
         return self.posterior.blocks()
 
     def variance_along(self, directions: TensorDict) -> Tensor:
-        """c² dᵀ Σ d; see `AbstractPosterior.variance_along`."""
+        """c² dᵀ Σ d."""
         return self.scale**2 * self.posterior.variance_along(directions)
 
     def variance_along_rows(self, name: str, left: Tensor, right: Tensor) -> Tensor:
-        """c² dᵀ Σ d; see `AbstractPosterior.variance_along_rows`."""
+        """c² dᵀ Σ d."""
         return self.scale**2 * self.posterior.variance_along_rows(name, left, right)
 
     def select(self, prefix: str) -> ScaledPosterior:
-        """The marginal posterior of a submodule; see `AbstractPosterior.select`."""
+        """The marginal posterior of a submodule."""
         inputs = {
             name: (weight.removeprefix(prefix), mean)
             for name, (weight, mean) in strip_prefix(self.input_means, prefix).items()

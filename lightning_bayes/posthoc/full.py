@@ -8,6 +8,7 @@ from typing import final
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from lightning_bayes.curvature.example_gradients import Contribution, dense, watched_examples
 from lightning_bayes.curvature.fused import FusedEngine
@@ -41,8 +42,8 @@ class Full(AbstractStructure):
         self.engine = FusedEngine(model, "sum")
         self.matrix = next(iter(params.values())).new_zeros(size, size).detach()
 
+    @override
     def measure(self, forward: Callable[[], Tensor], columns: Columns) -> Tensor:
-        """Add one batch; see `AbstractStructure.measure`."""
         rows: dict[nn.Parameter, Tensor] = {}
 
         def receive(param: nn.Parameter, contribution: Contribution) -> None:
@@ -69,7 +70,7 @@ class Full(AbstractStructure):
         return symmetric_eigen(self.matrix.double(), "curvature matrix")[0]
 
     def log_det(self, prior: Prior, factor: Tensor) -> Tensor:
-        """See `AbstractStructure.log_det`. One shared prior precision uses eigenvalues, otherwise a Cholesky factor."""
+        """One shared prior precision uses eigenvalues, otherwise a Cholesky factor."""
         is_shared = len({id(delta) for delta in prior.values()}) == 1
         # A search evaluates many precisions, so the more expensive eigenvalues pay off. A single value uses Cholesky.
         is_search = torch.is_grad_enabled()
@@ -82,7 +83,7 @@ class Full(AbstractStructure):
         return 2 * root.diagonal().log().sum()
 
     def posterior(self, prior: dict[str, float], factor: float, num_data: int) -> FullGaussian:
-        """P = c G + diag(δ); see `AbstractStructure.posterior`."""
+        """P = c G + diag(δ)."""
         deltas = {name: self.matrix.new_tensor(delta) for name, delta in prior.items()}
         precision = self._precision(deltas, self.matrix.new_tensor(factor))
         return FullGaussian(self.mean, precision, prior, num_data, self.constants)

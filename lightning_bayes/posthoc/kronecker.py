@@ -15,6 +15,7 @@ from typing import NamedTuple, final
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from lightning_bayes.curvature.factors import Request, has_factors
 from lightning_bayes.curvature.kronecker import KroneckerCapture, KroneckerEngine, blocks_by_parameter
@@ -46,8 +47,8 @@ class Kronecker(AbstractStructure):
         self.squares: dict[str, Tensor] = {}
         self.num_data = 0
 
+    @override
     def measure(self, forward: Callable[[], Tensor], columns: Columns) -> Tensor:
-        """Add one batch; see `AbstractStructure.measure`."""
         with self.engine.capture(Request(self.layers)) as captured:
             assert isinstance(captured, KroneckerCapture)
             outputs = forward()
@@ -80,13 +81,13 @@ class Kronecker(AbstractStructure):
         return spectra
 
     def log_det(self, prior: Prior, factor: Tensor) -> Tensor:
-        """Σ log (c λ_O λ_I + δ) + Σ log (c s + δ); see `AbstractStructure.log_det`."""
+        """Σ log (c λ_O λ_I + δ) + Σ log (c s + δ)."""
         values = {**self.squares, **{name: spectrum.values for name, spectrum in self._spectra.items()}}
         terms = [(factor * value.double() + prior[name]).log().sum() for name, value in values.items()]
         return torch.stack(terms).sum()
 
     def posterior(self, prior: dict[str, float], factor: float, num_data: int) -> EigenGaussian | MeanField:
-        """D = c λ_O λ_I + δ, and c s + δ without factors; see `AbstractStructure.posterior`."""
+        """D = c λ_O λ_I + δ, and c s + δ without factors."""
         precision = {name: factor * square + prior[name] for name, square in self.squares.items()}
         if self.diagonal:
             return MeanField(self.mean, precision, prior, num_data, self.constants)

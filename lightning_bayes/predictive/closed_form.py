@@ -183,7 +183,7 @@ class ClosedFormSamples(Samples):
         self._engine: FusedEngine | None = None  # of the model of the last call, whose rules it has checked
 
     def subset_outputs(self, model: nn.Module, forward: Callable[[], Tensor], indices: Iterable[int]) -> Tensor:
-        """Compute outputs from one mean and variance; see `Samples.subset_outputs`."""
+        """Compute outputs from one mean and variance."""
         if torch.is_grad_enabled():  # the variance has no derivative: average linearised networks instead
             return LinearizedSamples(self.samples).subset_outputs(model, forward, indices)
         if self._engine is None or self._engine.model is not model:

@@ -42,7 +42,7 @@ class LinearizedSamples(Samples):
         self.samples, self.count = samples, samples.count
 
     def subset_outputs(self, model: nn.Module, forward: Callable[[], Tensor], indices: Iterable[int]) -> Tensor:
-        """Compute f(x, μ) + J (θ_s - μ) for several samples per pass of `forward`; see `Samples.subset_outputs`."""
+        """Compute f(x, μ) + J (θ_s - μ) for several samples per pass of `forward`."""
         _load_derivatives()
         mean = self.samples.posterior.mean
         expansion = partial(_expansion, _Call(model, forward), mean)

@@ -31,7 +31,7 @@ class SharedStatistics(Samples):
         self.samples, self.count, self.statistics = samples, samples.count, statistics
 
     def subset_outputs(self, model: nn.Module, forward: Callable[[], Tensor], indices: Iterable[int]) -> Tensor:
-        """Run `forward` under a subset of the samples, with the statistics of the mean; see `Samples.subset_outputs`."""
+        """Run `forward` under a subset of the samples, with the statistics of the mean."""
         with temporary_weights(model, self.statistics):
             return self.samples.subset_outputs(model, forward, indices)
 

@@ -54,7 +54,7 @@ class NetworkSamples(Samples):
         """Context in which `model` is sample `index`. The model is restored on exit, also after an exception."""
 
     def subset_outputs(self, model: nn.Module, forward: Callable[[], Tensor], indices: Iterable[int]) -> Tensor:
-        """Run `forward` under a subset of the samples, one sample at a time; see `Samples.subset_outputs`."""
+        """Run `forward` under a subset of the samples, one sample at a time."""
         outputs = []
         for index in indices:
             with self.sampled(model, index), graph_kept(model):

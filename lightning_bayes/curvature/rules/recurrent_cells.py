@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 
 class Steps(NamedTuple):
@@ -81,13 +82,13 @@ def _shifted(first: Tensor, after: Tensor) -> Tensor:
 class LSTMCell(Cell):
     """i, f, g, o = σ, σ, tanh, σ of a_t; c_t = f c_{t-1} + i g; m_t = o tanh(c_t); h_t = m_t or W_hr m_t."""
 
+    @override
     def run(self, x: Tensor, start: Sequence[Tensor]) -> Tensor:
-        """h_t; see `Cell`."""
         output: Tensor = torch.lstm(x, [state[None] for state in start], self.params, *self._options())[0]
         return output
 
     def steps(self, x: Tensor, start: Sequence[Tensor], after: Tensor) -> Steps:
-        """i, f, g, o, tanh(c_t), c_{t-1}; see `Cell`."""
+        """i, f, g, o, tanh(c_t), c_{t-1}."""
         before = _shifted(start[0], after)
         i, f, g, o = (self._of_input(x) + self._of_hidden(before)).chunk(4, -1)
         i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
@@ -98,8 +99,8 @@ class LSTMCell(Cell):
         projected = None if self.weight_hr is None else o * squashed
         return Steps(before, after, (i, f, g, o, squashed, _shifted(start[1], cells)), projected)
 
+    @override
     def backward(self, steps: Steps, grad: Tensor, grad_cells: Tensor | None) -> Gradients:
-        """Gradients; see `Cell`."""
         i, f, g, o, squashed, before = steps.gates
         # Gradients of i, f, g: factor · gradient of c_t. Gradient of o: factor · gradient of m_t.
         factors = torch.stack([g * i * (1 - i), before * f * (1 - f), i * (1 - g * g), squashed * o * (1 - o)], 2)
@@ -123,19 +124,19 @@ class LSTMCell(Cell):
 class GRUCell(Cell):
     """r, z = σ of a_t; q_t = W_hn h_{t-1} + b_hn; n = tanh(a_n + r q_t); h_t = (1-z) n + z h_{t-1}."""
 
+    @override
     def run(self, x: Tensor, start: Sequence[Tensor]) -> Tensor:
-        """h_t; see `Cell`."""
         return torch.gru(x, start[0][None], self.params, *self._options())[0]
 
     def steps(self, x: Tensor, start: Sequence[Tensor], after: Tensor) -> Steps:
-        """r, z, n, q; see `Cell`."""
+        """r, z, n, q."""
         before = _shifted(start[0], after)
         (xr, xz, xn), (hr, hz, q) = self._of_input(x).chunk(3, -1), self._of_hidden(before).chunk(3, -1)
         r, z = (xr + hr).sigmoid(), (xz + hz).sigmoid()
         return Steps(before, after, (r, z, (xn + r * q).tanh(), q))
 
+    @override
     def backward(self, steps: Steps, grad: Tensor, grad_cells: Tensor | None) -> Gradients:
-        """Gradients; see `Cell`."""
         r, z, n, q = steps.gates
         new = (1 - z) * (1 - n * n)
         factors = torch.stack([new * q * r * (1 - r), (steps.before - n) * z * (1 - z), new * r], 2)
@@ -157,18 +158,18 @@ class PlainCell(Cell):
         super().__init__(layer, suffix, dtype)
         self.is_relu = layer.mode == "RNN_RELU"
 
+    @override
     def run(self, x: Tensor, start: Sequence[Tensor]) -> Tensor:
-        """h_t; see `Cell`."""
         kernel = torch.rnn_relu if self.is_relu else torch.rnn_tanh
         return kernel(x, start[0][None], self.params, *self._options())[0]
 
     def steps(self, x: Tensor, start: Sequence[Tensor], after: Tensor) -> Steps:
-        """The derivative of tanh or relu; see `Cell`."""
+        """The derivative of tanh or relu."""
         slope = (after > 0).to(after.dtype) if self.is_relu else 1 - after * after
         return Steps(_shifted(start[0], after), after, (slope,))
 
+    @override
     def backward(self, steps: Steps, grad: Tensor, grad_cells: Tensor | None) -> Gradients:
-        """Gradients; see `Cell`."""
         (slope,) = steps.gates
         deltas = torch.empty_like(slope)
         grad_hidden: Tensor | float = 0.0

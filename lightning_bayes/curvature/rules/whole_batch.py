@@ -15,6 +15,7 @@ from typing import final
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from lightning_bayes.curvature.rules.batch_norm import joins_processes, uses_batch_statistics
 from lightning_bayes.curvature.rules.random_numbers import with_rng
@@ -27,8 +28,8 @@ from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError
 class ReplayedBatch(ReplayedCall):
     """A call that is repeated for the whole batch with the random numbers of the forward; see `ReplayedCall`."""
 
+    @override
     def keep_for_check(self, outputs: list[Tensor]) -> None:
-        """See `ReplayedCall.keep_for_check`."""
         _require_one_process(self.module)
         super().keep_for_check(outputs)
 

@@ -78,7 +78,7 @@ class RowsMeasurement(JointMeasurement):
         return self.engine.capture(Request(layers, self._label_source(), label_seed, loss_scale))
 
     def degree_of(self, index: int) -> int:
-        """The gradients of sampled labels do not depend on the loss; see `JointMeasurement`."""
+        """The gradients of sampled labels do not depend on the loss."""
         return 2 if self._label_source() is None else 0
 
     def _rows(self, captured: Any) -> list[LayerRows]:
@@ -108,7 +108,7 @@ class ChainFactors(RowsMeasurement):
     """S and A of each layer, then of each pair of neighbours."""
 
     def degree_of(self, index: int) -> int:
-        """Inputs do not depend on the loss; see `JointMeasurement`."""
+        """Inputs do not depend on the loss."""
         return 0 if index % 2 else super().degree_of(index)
 
     def read(self, captured: Any, loss_scale: float) -> list[Tensor]:

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from lightning_bayes.optim.diagonal.estimators import CurvatureEstimator, Scores
 from lightning_bayes.optim.effective import effective
@@ -47,19 +48,19 @@ class BatchSquare(CurvatureEstimator):
         # Times M, ĥ does not depend on M where the gradients of the examples are independent with mean zero.
         self._times_examples = times_examples
 
+    @override
     def read(self, finished: FinishedPass, params: Sequence[nn.Parameter], scores: Scores) -> Curvature:
-        """Read one pass; see `CurvatureEstimator`."""
         sample, grads = finished.sample, finished.gradients(params)
         # Zeros where a rank did not reach a parameter, because ranks add up the same tensors.
         sums = {_Key(sample, p): grads[p] if p in grads else torch.zeros_like(p) for p in params}
         return {**sums, _Key(sample, None): params[0].new_ones(())}
 
     def degree_of(self, key: Any) -> int:
-        """Gradients, and the weights of samples; see `CurvatureEstimator`."""
+        """Gradients, and the weights of samples."""
         return 0 if isinstance(key, _Key) and key.param is None else 1
 
     def join_ranks(self, curvature: Curvature, num_examples: float, add_ranks: Callable[[list[Tensor]], None]) -> None:
-        """Sum the gradients of each weight sample over processes; see `CurvatureEstimator`."""
+        """Sum the gradients of each weight sample over processes."""
         for sample in sorted({key.sample for key in curvature if isinstance(key, _Key)}):
             sums = [value for key, value in curvature.items() if isinstance(key, _Key) and key.sample == sample]
             torch._foreach_mul_(sums, num_examples)
@@ -67,7 +68,7 @@ class BatchSquare(CurvatureEstimator):
             torch._foreach_div_(sums, num_examples)
 
     def finalise(self, curvature: Curvature, groups: Sequence[Mapping[str, Any]], num_examples: float) -> Curvature:
-        """Square each sample's gradient; times Ñ/τ in groups with ``scaling="sum"``. See `CurvatureEstimator`."""
+        """Square each sample's gradient; times Ñ/τ in groups with ``scaling="sum"``."""
         # Summed over processes, the weights of an update may exceed 1.
         total = sum(weight for key, weight in curvature.items() if isinstance(key, _Key) and key.param is None)
         squares: Curvature = {}

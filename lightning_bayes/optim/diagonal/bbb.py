@@ -108,7 +108,7 @@ class BBB(VariationalOptimizer):
         super().__init__(model, params, **cast(VariationalArguments, arguments))
 
     def update_arguments(self, group: dict[str, Any], step: int, precision: Tensor | None = None) -> dict[str, Any]:
-        """Add the learning rate of σ and the bias correction; see `VariationalOptimizer`."""
+        """Add the learning rate of σ and the bias correction."""
         arguments = super().update_arguments(group, step, precision)
         if arguments["std_lr"] is None:
             arguments["std_lr"] = arguments["lr"]

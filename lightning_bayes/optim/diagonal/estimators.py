@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from lightning_bayes.curvature import Quantity
 from lightning_bayes.curvature.measurement import SecondOrderDiagonal
@@ -72,8 +73,8 @@ class SquaredGradients(CurvatureEstimator):
     quantity = "squared_gradients"
     degree = 2
 
+    @override
     def read(self, finished: FinishedPass, params: Sequence[nn.Parameter], scores: Scores) -> Curvature:
-        """Read one pass; see `CurvatureEstimator`."""
         squares: Curvature = finished.captured.mean_curvature()
         if finished.loss_scale != 1 and squares and not finished.captured.has_taken_examples:
             torch._foreach_div_(list(squares.values()), finished.loss_scale**2)
@@ -89,6 +90,6 @@ class SecondOrder(CurvatureEstimator):
     def __init__(self, quantity: SecondOrderDiagonal) -> None:
         self.quantity = quantity  # type: ignore[misc]
 
+    @override
     def read(self, finished: FinishedPass, params: Sequence[nn.Parameter], scores: Scores) -> Curvature:
-        """Read one pass; see `CurvatureEstimator`."""
         return dict(finished.captured.mean_curvature())

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from lightning_bayes.curvature import Capture
 from lightning_bayes.optim.covariance import diagonal as covariance
@@ -37,7 +38,7 @@ class DiagonalFamily(PosteriorFamily):
         self.kept_draws: tuple[tuple[int, ...], dict[nn.Parameter, Tensor]] | None = None  # for the antithetic twin
 
     def state_fields(self, param: nn.Parameter, group: Mapping[str, Any]) -> Sequence[str]:
-        """Names of the tensors in a parameter's state; see `PosteriorFamily`."""
+        """Names of the tensors in a parameter's state."""
         optimizer = self._optimizer
         fields: Sequence[str] = optimizer.state_type._fields[1:]
         if optimizer.step_of(group).uses_natural_update:
@@ -59,14 +60,14 @@ class DiagonalFamily(PosteriorFamily):
         states, has_start = self._optimizer.state, group["posterior"]["init_precision"] is not None
         return [param for param in params if states[param]["noisy"] and (has_start or states[param]["step"])]
 
+    @override
     def capture(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
-        """The engine's capture; see `PosteriorFamily`."""
         states = self._optimizer.state
         left_out = {p for _, p in self._optimizer.trained() if "curvature" not in states[p]}
         return self._optimizer.engine.capture(left_out=left_out)
 
     def to_measure(self, *, always: bool = False) -> dict[Hashable, Tensor]:
-        """All parameters with a curvature, if the measurement of any is due; see `PosteriorFamily`."""
+        """All parameters with a curvature, if the measurement of any is due."""
         states, update = self._optimizer.state, self._optimizer.num_updates + 1
         params, is_due = dict[Hashable, Tensor](), always
         for group in self._optimizer.param_groups:
@@ -78,8 +79,8 @@ class DiagonalFamily(PosteriorFamily):
         return params if is_due else {}
 
     @torch.no_grad()
+    @override
     def sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
-        """Draw a sample; see `PosteriorFamily`."""
         params = list[nn.Parameter]()
         for group in self._optimizer.param_groups:
             params += (noisy := self._params(group, noisy=True))
@@ -120,7 +121,7 @@ class DiagonalFamily(PosteriorFamily):
         return dict(zip(sampled, scores, strict=True))
 
     def start_curvature(self) -> None:
-        """Initialise the curvature before the first update; see `PosteriorFamily`."""
+        """Initialise the curvature before the first update."""
         for group in self._optimizer.param_groups:
             if group["posterior"]["init_precision"] is not None and group["posterior"]["noisy"]:
                 self._start(self._params(group, noisy=True), group)
@@ -137,7 +138,7 @@ class DiagonalFamily(PosteriorFamily):
         covariance.refresh(group, new, states)
 
     def updates(self, measurement: UpdateMeasurement) -> Iterator[DiagonalUpdate]:
-        """Prepare an update for the parameters of a group that have the same kind of state; see `PosteriorFamily`."""
+        """Prepare an update for the parameters of a group that have the same kind of state."""
         states, update = self._optimizer.state, self._optimizer.num_updates + 1
         for group in self._optimizer.param_groups:
             interval = group["posterior"]["curvature_interval"]
@@ -164,7 +165,7 @@ class DiagonalFamily(PosteriorFamily):
 
     @torch.no_grad()
     def refresh(self, *, measured: bool, always: bool = False) -> None:
-        """Store the covariance of the parameters whose curvature has changed; see `PosteriorFamily`."""
+        """Store the covariance of the parameters whose curvature has changed."""
         optimizer = self._optimizer
         for group in optimizer.param_groups:
             interval, shaped = group["posterior"]["curvature_interval"], effective(group).relative_noise is not None
@@ -212,7 +213,7 @@ class DiagonalUpdate(CohortUpdate):
         return self.optimizer.update_arguments(self.group, self.states[0]["step"])
 
     def prior_weights(self) -> float | Sequence[Tensor]:
-        """δ̃, for each weight if every weight has its own prior; see `CohortUpdate`."""
+        """δ̃, for each weight if every weight has its own prior."""
         if "prior_precision" in self.states[0]:
             return [self._arguments_of(state)["prior"] for state in self.states]
         hyper = effective(self.group)
@@ -220,17 +221,17 @@ class DiagonalUpdate(CohortUpdate):
             return hyper.penalty
         return float(self._arguments["prior"]) if hyper.stated_prior else 0.0
 
+    @override
     def move_(self) -> None:
-        """Apply the algorithm's update; see `CohortUpdate`."""
         for param, state in zip(self.params, self._new_states({}), strict=True):
             param.copy_(state)
 
     def propose_(self, lr: float) -> list[Tensor]:
-        """Update the state and return the changes of the means; see `CohortUpdate`."""
+        """Update the state and return the changes of the means."""
         return [mean - param for param, mean in zip(self.params, self._new_states({"lr": lr}), strict=True)]
 
+    @override
     def average_(self) -> None:
-        """Update the curvature alone; see `CohortUpdate`."""
         if not self.elapsed:
             return
         curvatures = [state["curvature"] for state in self.states]

@@ -122,7 +122,7 @@ class IVON(VariationalOptimizer):
 
     @classmethod
     def check_together(cls, values: Mapping[str, Any]) -> None:
-        """Also refuse ``rescale_lr`` without the natural step; see `VariationalOptimizer`."""
+        """Also refuse ``rescale_lr`` without the natural step."""
         super().check_together(values)
         if values["rescale_lr"] and values.get("step_rule", "natural") != "natural":
             raise HyperparameterError(
@@ -146,7 +146,7 @@ class IVON(VariationalOptimizer):
         return super().draw_sample(noise)
 
     def update_arguments(self, group: dict[str, Any], step: int, precision: Tensor | None = None) -> dict[str, Any]:
-        """Rescale the learning rate on request; see `VariationalOptimizer`."""
+        """Rescale the learning rate on request."""
         arguments = super().update_arguments(group, step, precision)
         if group["posterior"]["rescale_lr"]:
             arguments["lr"] *= group["posterior"]["rate_factor"]

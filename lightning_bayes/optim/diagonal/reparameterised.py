@@ -7,6 +7,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from lightning_bayes.optim.diagonal.batch_square import BatchSquare
 from lightning_bayes.optim.diagonal.estimators import CurvatureEstimator, Scores
@@ -27,8 +28,8 @@ class Reparameterised(CurvatureEstimator):
     def __init__(self) -> None:
         self._without_noise = BatchSquare(times_examples=True)
 
+    @override
     def read(self, finished: FinishedPass, params: Sequence[nn.Parameter], scores: Scores) -> Curvature:
-        """Read one pass; see `CurvatureEstimator`."""
         curvature: Curvature = scores(param for param in params if param.grad is not None)
         if curvature:
             torch._foreach_mul_(list(curvature.values()), [param.grad for param in curvature])
@@ -38,14 +39,14 @@ class Reparameterised(CurvatureEstimator):
         return curvature | self._without_noise.read(finished, without_noise, scores) if without_noise else curvature
 
     def degree_of(self, key: Any) -> int:
-        """Gradients, and the weights of samples; see `CurvatureEstimator`."""
+        """Gradients, and the weights of samples."""
         return self._without_noise.degree_of(key)
 
     def join_ranks(self, curvature: Curvature, num_examples: float, add_ranks: Callable[[list[Tensor]], None]) -> None:
-        """Sum the gradients of weights without noise; see `CurvatureEstimator`."""
+        """Sum the gradients of weights without noise."""
         self._without_noise.join_ranks(curvature, num_examples, add_ranks)
 
     def finalise(self, curvature: Curvature, groups: Sequence[Mapping[str, Any]], num_examples: float) -> Curvature:
-        """Square the gradients of weights without noise; see `CurvatureEstimator`."""
+        """Square the gradients of weights without noise."""
         squares = self._without_noise.finalise(curvature, groups, num_examples)
         return {key: value for key, value in curvature.items() if isinstance(key, nn.Parameter)} | squares

@@ -115,7 +115,7 @@ class VadaGrad(VariationalOptimizer):
 
     @classmethod
     def check_together(cls, values: Mapping[str, Any]) -> None:
-        """Also require a KL weight of 1 without warm-up; see `VariationalOptimizer`."""
+        """Also require a KL weight of 1 without warm-up."""
         super().check_together(values)
         required = {"kl_weight": 1, "kl_warmup_steps": 0}
         wrong = [f"{name}={values[name]!r}" for name, value in required.items() if values.get(name, value) != value]
@@ -126,7 +126,7 @@ class VadaGrad(VariationalOptimizer):
             )
 
     def update_arguments(self, group: dict[str, Any], step: int, precision: Tensor | None = None) -> dict[str, Any]:
-        """Add the temperature of the prior; see `VariationalOptimizer`."""
+        """Add the temperature of the prior."""
         arguments = super().update_arguments(group, step, precision)
         full_prior = arguments["prior"]
         return {**arguments, "prior": group["posterior"]["temperature"] * full_prior, "full_prior": full_prior}

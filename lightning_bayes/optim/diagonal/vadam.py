@@ -87,7 +87,7 @@ class Vadam(VariationalOptimizer):
             group["posterior"]["from_zero"] = self.step_of(group).is_published and _starts_at_zero(group)
 
     def update_arguments(self, group: dict[str, Any], step: int, precision: Tensor | None = None) -> dict[str, Any]:
-        """Add the bias correction of s; see `VariationalOptimizer`."""
+        """Add the bias correction of s."""
         covered = updates_covered(step, self.num_updates + 1, group["posterior"]["curvature_interval"])
         return {
             **super().update_arguments(group, step, precision),

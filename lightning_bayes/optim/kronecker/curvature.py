@@ -12,6 +12,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from lightning_bayes.curvature.kronecker import KroneckerCapture
 from lightning_bayes.curvature.measurement import KroneckerQuantity
@@ -35,8 +36,8 @@ class KroneckerFactorsEstimator(CurvatureEstimator):
         self._samples_labels = samples_labels
         self._squares = SquaredGradients()
 
+    @override
     def read(self, finished: FinishedPass, params: Sequence[nn.Parameter], scores: Scores) -> Curvature:
-        """Read one pass; see `CurvatureEstimator`."""
         assert isinstance(finished.captured, KroneckerCapture)
         curvature: Curvature = {}
         for layer, measured in finished.captured.results().items():
@@ -45,7 +46,7 @@ class KroneckerFactorsEstimator(CurvatureEstimator):
         return {**curvature, **self._squares.read(finished, params, scores)}
 
     def degree_of(self, key: Any) -> int:
-        """Sampled labels and inputs do not depend on the loss; see `CurvatureEstimator`."""
+        """Sampled labels and inputs do not depend on the loss."""
         is_input = isinstance(key, tuple) and key[1] == "input_factor"
         return 0 if self._samples_labels or is_input else 2 if self.quantity == "kfac" else 1
 

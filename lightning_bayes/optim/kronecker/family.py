@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from lightning_bayes.curvature import Capture
 from lightning_bayes.optim.diagonal.family import DiagonalFamily, DiagonalUpdate
@@ -48,22 +49,22 @@ class KroneckerFamily(PosteriorFamily):
         self._diagonal = DiagonalFamily(optimizer, self.layers.params)
 
     def state_fields(self, param: nn.Parameter, group: Mapping[str, Any]) -> Sequence[str]:
-        """Names of the tensors in a parameter's state; see `PosteriorFamily`."""
+        """Names of the tensors in a parameter's state."""
         fields: Sequence[str] = self._optimizer.state_type._fields[1:]
         return fields if self._optimizer.step_of(group).uses_natural_update else ("curvature",)
 
     def check_groups(self) -> None:
-        """Require that all layers are supported and that their factors fit into memory; see `KroneckerLayers.check`."""
+        """Require that all layers are supported and that their factors fit into memory."""
         self.layers.check()
 
     # -- passes -------------------------------------------------------------------------------------------------------
 
     def capture(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
-        """The engine's capture of the factors; see `PosteriorFamily`."""
+        """The engine's capture of the factors."""
         return self.layers.engine.capture(self.layers.request(self._optimizer.label_seed(sample), loss_scale))
 
     def to_measure(self, *, always: bool = False) -> dict[Hashable, Tensor]:
-        """Both factors of every layer, and all other parameters; see `PosteriorFamily`."""
+        """Both factors of every layer, and all other parameters."""
         # Due every T_stats updates, and until every parameter is measured.
         if not (always or is_due(self._optimizer.num_updates + 1, self.stats_interval) or self._has_new()):
             return {}
@@ -79,8 +80,8 @@ class KroneckerFamily(PosteriorFamily):
         is_new = any(states[param]["measurements"] == 0 for _, param in self._optimizer.trained())
         return is_new or any(layer.is_of_another_shape for layer in layers)
 
+    @override
     def sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
-        """Draw a sample; see `PosteriorFamily`."""
         layers = self._started_layers()
         sample = self._diagonal.sample(noise)
         for layer in layers:
@@ -88,11 +89,11 @@ class KroneckerFamily(PosteriorFamily):
         return sample
 
     def scores(self, params: Iterable[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
-        """(θ - μ) / Σ of the independent weights; see `PosteriorFamily`."""
+        """(θ - μ) / Σ of the independent weights."""
         return self._diagonal.scores(params)
 
     def start_curvature(self) -> None:
-        """Initialise factors and squared gradients before the first update; see `PosteriorFamily`."""
+        """Initialise factors and squared gradients before the first update."""
         self._started_layers()
         self._diagonal.start_curvature()
 
@@ -110,7 +111,7 @@ class KroneckerFamily(PosteriorFamily):
         return layers
 
     def refresh(self, *, measured: bool, always: bool = False) -> None:
-        """Store the covariance of independent weights, and the scale of each layer now and then; see `PosteriorFamily`."""
+        """Store the covariance of independent weights, and the scale of each layer now and then."""
         self._diagonal.refresh(measured=measured, always=always)
         updates = self._optimizer.num_updates
         if always or updates <= SHAPE_INTERVAL or updates % SHAPE_INTERVAL == 0:
@@ -120,7 +121,7 @@ class KroneckerFamily(PosteriorFamily):
     # -- the update ---------------------------------------------------------------------------------------------------
 
     def updates(self, measurement: UpdateMeasurement) -> Sequence[CohortUpdate]:
-        """Update factors and inverses, and prepare the update of all parameters; see `PosteriorFamily`."""
+        """Update factors and inverses, and prepare the update of all parameters."""
         layers = self.layers.with_factors()
         update = self._optimizer.num_updates + 1
         refresh(layers, measurement, update=update, interval=self.inverse_interval)

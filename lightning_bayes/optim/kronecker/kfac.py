@@ -96,7 +96,7 @@ class KroneckerMethod(DeclaresArguments, ABC):
 
     @classmethod
     def check_together(cls, values: Mapping[str, Any]) -> None:
-        """Also check the intervals and the factors; see `VariationalOptimizer`."""
+        """Also check the intervals and the factors."""
         super().check_together(values)
         if "stats_interval" not in values:  # a group
             return

@@ -36,20 +36,20 @@ class Move(CohortUpdate):
     clip_factor: float = 1.0
 
     def prior_weights(self) -> float:
-        """δ̃; see `CohortUpdate`."""
+        """δ̃."""
         return effective(self.group).stated_prior
 
     def move_(self) -> None:
-        """Add the changes to the means; see `CohortUpdate`."""
+        """Add the changes to the means."""
         torch._foreach_add_(list[Tensor](self.params), self.propose_(float(self.group["lr"])))
 
     def propose_(self, lr: float) -> list[Tensor]:
-        """Return the changes at a learning rate; see `CohortUpdate`."""
+        """Return the changes at a learning rate."""
         torch._foreach_mul_(self.changes, lr * self.clip_factor)
         return self.changes
 
     def average_(self) -> None:
-        """Do nothing, because the curvature is already updated; see `CohortUpdate`."""
+        """Do nothing, because the curvature is already updated."""
 
 
 def fisher_norm(directions: Iterable[Tensor], gradients: Iterable[Tensor]) -> Tensor:
