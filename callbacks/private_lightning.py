@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from operator import attrgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, final
 
 import torch
 from lightning import __version__ as lightning_version
@@ -86,16 +86,22 @@ def _problem(trainer: Trainer, method: PrivateMethod) -> str:
     return ""
 
 
+@final
+class _ClosureMaker:
+    """Replacement of a loop's method that builds closures; a class, so that it can be copied with its trainer."""
+
+    def __init__(self, make: Callable[..., Any], trainer: Trainer, wrap: Callable[[ClosureParts], Closure]) -> None:
+        self._make, self._trainer, self._wrap = make, trainer, wrap
+
+    def __call__(self, kwargs: Any, optimizer: Any, batch_idx: int) -> Closure:
+        closure, follows = self._make(kwargs, optimizer, batch_idx), not self._trainer.fit_loop._should_accumulate()
+        return self._wrap(ClosureParts(closure._step_fn, closure._backward_fn, closure._zero_grad_fn, kwargs, follows))
+
+
 def wrap_closures(trainer: Trainer, wrap: Callable[[ClosureParts], Closure], patches: Patches) -> None:
     """Pass every training closure that Lightning builds to `wrap`, which returns the closure to run instead."""
     loop = trainer.fit_loop.epoch_loop.automatic_optimization
-    make_closure = loop._make_closure
-
-    def make_wrapped_closure(kwargs: Any, optimizer: Any, batch_idx: int) -> Closure:
-        closure, follows = make_closure(kwargs, optimizer, batch_idx), not trainer.fit_loop._should_accumulate()
-        return wrap(ClosureParts(closure._step_fn, closure._backward_fn, closure._zero_grad_fn, kwargs, follows))
-
-    patches.set(loop, MAKE_CLOSURE.name, make_wrapped_closure)
+    patches.set(loop, MAKE_CLOSURE.name, _ClosureMaker(loop._make_closure, trainer, wrap))
 
 
 def data_of_fit(trainer: Trainer) -> dict[str, Any]:

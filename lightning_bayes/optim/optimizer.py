@@ -55,11 +55,9 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         mc_samples: int,
         max_nonfinite_steps: int,
     ) -> None:
-        self.model, self.engine = model, engine
-        self.mc_samples, self.max_nonfinite_steps = mc_samples, max_nonfinite_steps
-        self.skipped_steps = self.skipped_in_a_row = 0
-        self._open_update = OpenUpdate()
-        defaults, self.posterior_defaults = split(defaults)
+        self.model, self.engine, self.mc_samples = model, engine, mc_samples
+        self.max_nonfinite_steps, self.skipped_steps, self.skipped_in_a_row = max_nonfinite_steps, 0, 0
+        self._open_update, (defaults, self.posterior_defaults) = OpenUpdate(), split(defaults)
         self.groups_owner = params if isinstance(params, torch.optim.Optimizer) else None
         self._holder: Any = SimpleNamespace(param_groups=[])  # torch's constructor fills its groups
         shared = None if self.groups_owner is None else (self.groups_owner.param_groups, self.groups_owner.defaults)
@@ -121,12 +119,15 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """The state, with copies of the groups' settings; see `torch.optim.Optimizer`."""
-        state = super().state_dict()
-        state["param_groups"] = [{**group, KEY: dict(group[KEY])} for group in state["param_groups"]]
-        return {**state, "format": FORMAT}
+        state = {**super().state_dict(), "format": FORMAT}
+        return {**state, "param_groups": [{**group, KEY: dict(group[KEY])} for group in state["param_groups"]]}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All attributes but the family, which refers to its optimizer weakly. torch's keeps state and groups alone."""
+        return {name: value for name, value in vars(self).items() if name != "family"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore attributes; the groups go to the list in use."""
+        """Restore attributes; groups without their holder, as in a checkpoint, go to the list in use."""
         groups = state.pop("param_groups", None)
         super().__setstate__(state)
         if groups is not None:
@@ -144,8 +145,8 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
     def sampled_params(self, sample: int | None = None, *, loss_scale: float = 1.0) -> AbstractContextManager[None]:
         """Open a pass: inside the context the weights are a posterior sample, and backward is measured.
 
-        Run forward and backward inside. The gradients of all passes before a `step` add up as in plain PyTorch; with
-        ``mc_samples=K``, those of K passes over one batch are averaged. Under ``torch.no_grad()`` the context only samples.
+        Run forward and backward inside. Gradients of passes add up as in plain PyTorch; with ``mc_samples=K``, those of K
+        passes over one batch are averaged. Under ``torch.no_grad()`` the context only samples.
 
         Args:
             sample: Index of the noise; equal indices give equal noise until the next `step`. Default: the number of passes
@@ -205,7 +206,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
                 curvatures that are not linear in the gradients. None if no processes share samples.
 
         Returns:
-            The tensors to be averaged in place (loss, ĝ, measured ĥ, moved means), and the number of examples.
+            The tensors to be averaged in place (loss, g, measured ĥ, moved means), and the number of examples.
         """
         self._open_update.is_averaged_by_host = True
         if add_ranks is not None:
@@ -253,10 +254,9 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         Returns:
             The loss of the closure, averaged over samples; None without a closure.
         """
-        loss = None
+        loss, has_passes = None, closure_opens_passes or self._open_update.examples
         if closure is not None:
             with torch.enable_grad():  # in Lightning's manual optimization an empty closure comes after the passes
-                has_passes = closure_opens_passes or self._open_update.examples
                 loss = closure() if has_passes else self._run_closure(closure)
         self._opt_called = True  # checked by LR schedulers
         if self.groups_owner is not None:

@@ -87,6 +87,7 @@ class Declaration:
     """The arguments that typed dictionaries declare, as `Setting` by name."""
 
     def __init__(self, *dictionaries: type) -> None:
+        self._dictionaries = dictionaries
         hints: dict[str, Any] = {}
         for dictionary in dictionaries:
             hints |= get_type_hints(dictionary, include_extras=True)
@@ -95,6 +96,9 @@ class Declaration:
         self.types = {name: hint.__origin__ for name, hint in marked.items()}
         self.defaults = {name: setting.default for name, setting in self.settings.items()}
         self.schedulable = frozenset(name for name, setting in self.settings.items() if setting.schedulable)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return declaration_of, self._dictionaries
 
     def check(self, values: Mapping[str, Any]) -> None:
         """Raise `HyperparameterError` if values of declared arguments are out of range."""

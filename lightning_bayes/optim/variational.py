@@ -9,7 +9,7 @@ import weakref
 from abc import ABC
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -49,8 +49,7 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
         estimator: Estimates the curvature ĥ from passes.
         state_type: The state of a parameter: mean, curvature, momentum, and anything else the algorithm needs.
         default_step: The step of the method's callback if no learning rate is given.
-        curvature_update: Pure update of s alone, if another optimizer moves the mean, from s, ĥ, ``rate`` = 1-β₂ and keyword
-            arguments of `natural_update`. None if s needs more.
+        curvature_update: Pure update of s from s, ĥ, ``rate`` = 1-β₂ and arguments of `natural_update`; None for none.
         averages_curvature: Whether this update is the plain running average of ĥ.
         signed_curvature: Whether the curvature may be negative, down to -δ̃.
         prior_at_sample: Whether the gradient of the prior is computed at the sample instead of the mean.
@@ -105,11 +104,9 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
         self._settings = GroupSettings(declaration, self.check_together, self.steps)
         self.fills_gradients = base is None
         self.family: PosteriorFamily = self.family_type(weakref.proxy(self))  # frees all tensors with us
-        self._check_batch_size = (
-            BatchSizeCheck(type(self).__name__) if isinstance(self.estimator, BatchSquare) else None
-        )
-        if params is None:
-            params = trainable(model) if base is None else base
+        squares = isinstance(self.estimator, BatchSquare)
+        self._check_batch_size = BatchSizeCheck(type(self).__name__) if squares else None
+        params = params if params is not None else base if base is not None else trainable(model)
         engine, quantity, reduction = values["engine"], self.estimator.quantity, values["loss_reduction"]
         if base is not None and reduction == "auto":  # the noise of this step does not depend on the curvature's scale
             reduction = "auto_or_mean"
@@ -148,6 +145,11 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
                 if not self.state[param]:
                     self._start_state(param, group)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore attributes; the family has no state of its own."""
+        super().__setstate__(state)
+        self.family = self.family_type(weakref.proxy(self))
+
     def step_of(self, group: Mapping[str, Any]) -> Step:
         """The step that moves the means of a group."""
         return self.steps[group[KEY]["step_rule"]]
@@ -155,8 +157,7 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
     @property
     def base_step(self) -> BaseOptimizerStep | None:
         """The step that uses another optimizer; None if the algorithm's own update moves the means."""
-        step = self.steps.get("user")
-        return step if isinstance(step, BaseOptimizerStep) else None
+        return cast(BaseOptimizerStep | None, self.steps.get("user"))
 
     def state_dict(self) -> dict[str, Any]:
         """The state; that of a user's optimizer stands where it would load it."""
@@ -224,8 +225,7 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
     def _finalise_curvature(self, curvature: Curvature) -> Curvature:
         measured = self._open_update.to_measure or {}
         if self._open_update.divisors:
-            divisor = self._open_update.host_divisor(self.mc_samples)
-            curvature = rescaled(curvature, divisor, self.estimator.degree_of)
+            curvature = rescaled(curvature, self._open_update.host_divisor(self.mc_samples), self.estimator.degree_of)
         if measured and not self.estimator.is_linear:
             curvature = self.estimator.finalise(curvature, self.param_groups, self._open_update.examples)
         return {key: curvature[key] if key in curvature else torch.zeros_like(v) for key, v in measured.items()}
