@@ -11,7 +11,7 @@ from lightning.pytorch.trainer.states import RunningStage
 from lightning_utilities.core.rank_zero import rank_zero_info
 
 from lightning_bayes.callbacks.arguments import checked
-from lightning_bayes.callbacks.laplace_batches import TermReader, known_likelihood
+from lightning_bayes.callbacks.laplace_batches import TermReader, known_likelihood, stated_likelihood
 from lightning_bayes.callbacks.last_epoch import fit_kept, is_last_epoch
 from lightning_bayes.callbacks.loaders import OnDevice, ValidationSet, random_state_kept, training_loader
 from lightning_bayes.callbacks.posthoc import PosthocCallback
@@ -187,11 +187,11 @@ class LaplaceCallback(PosthocCallback):
         return None if isinstance(kind, (Gaussian, PredictedGaussian)) else self._validation.find(trainer)
 
     def _likelihood_of(self, module: LightningModule, batches: Iterable[Any]) -> Likelihood:
-        recorded = self.likelihood_of(module) if self._without_noise is None else self._without_noise
+        recorded = self.loss_likelihood if self._without_noise is None else self._without_noise
         return known_likelihood(module, recorded, self.likelihood, batches)
 
     def _reader(self, module: LightningModule, likelihood: Likelihood) -> TermReader:
-        return TermReader(module, likelihood, self.likelihood is not None)
+        return TermReader(module, likelihood, stated_likelihood(module, self.likelihood) is not None)
 
     def _state_noise(self, likelihood: Likelihood, kind: OutputLikelihood) -> None:
         """Predict with the noise of the result, where the training loss states none."""

@@ -10,7 +10,8 @@ import torch
 from lightning.pytorch import LightningModule
 
 from lightning_bayes.callbacks.batch_reader import BatchReader, recorded_likelihood
-from lightning_bayes.errors import HyperparameterError, UnsupportedTrainingError
+from lightning_bayes.callbacks.stated_likelihood import stated_by
+from lightning_bayes.errors import BayesError, HyperparameterError, UnsupportedTrainingError
 from lightning_bayes.likelihood import (
     Family,
     Likelihood,
@@ -32,9 +33,9 @@ def known_likelihood(
 
     Args:
         module: The user's module.
-        recorded: What the fit recorded, completed by the module's link; empty without a fit, or if the loss does not tell.
+        recorded: What the fit recorded; empty without a fit, or if the loss does not tell.
         argument: The argument ``likelihood``.
-        batches: Training batches, of which the first is read where nothing is recorded.
+        batches: Training batches; where nothing is recorded, the training step runs on the first.
 
     Returns:
         A likelihood of one output.
@@ -43,10 +44,10 @@ def known_likelihood(
         HyperparameterError: If nothing tells the likelihood, or the loss scores several outputs.
         UnsupportedTrainingError: If the loss is not the likelihood of its targets, such as a focal loss.
     """
+    stated = stated_likelihood(module, argument)
     if recorded.inputs is None and not recorded.outputs:
-        recorded = next((recorded_likelihood(module, batch) for batch in batches), recorded)
-    attribute = getattr(module, LIKELIHOOD_ATTRIBUTE, None)
-    known = _stated(recorded, argument if argument is not None else attribute)
+        recorded = _of_first(module, batches, is_stated=stated is not None)
+    known = _completed(recorded, stated)
     name = type(module).__name__
     if not known.outputs or all(isinstance(scored.kind, Raw) for scored in known.outputs):
         why = "; ".join(scored.kind.why for scored in known.outputs if isinstance(scored.kind, Raw) and scored.kind.why)
@@ -70,14 +71,29 @@ def known_likelihood(
     return known
 
 
-def _stated(recorded: Likelihood, stated: LinkArgument | None) -> Likelihood:
+def stated_likelihood(module: LightningModule, argument: LinkArgument | None) -> OutputLikelihood | None:
+    """The kind that the argument states, else one of the module's attributes."""
+    stated = getattr(module, LIKELIHOOD_ATTRIBUTE, None) if argument is None else argument
+    return stated_by(module) if stated is None else find_kind(stated, "likelihood")
+
+
+def _of_first(module: LightningModule, batches: Iterable[Any], is_stated: bool) -> Likelihood:
+    """What the training step tells on the first batch; nothing if it cannot be run and the user states the likelihood."""
+    for batch in batches:
+        try:
+            return recorded_likelihood(module, batch)
+        except BayesError:
+            if not is_stated:
+                raise
+            break
+    return Likelihood()
+
+
+def _completed(recorded: Likelihood, stated: OutputLikelihood | None) -> Likelihood:
     """The recorded value with a stated kind, which may complete it, or give a function its curvature."""
-    if stated is None:
-        return recorded
-    kind: OutputLikelihood = find_kind(stated, "likelihood")
-    if recorded.only is not None and isinstance(recorded.only.kind, Family):
-        return replace(recorded, outputs=(replace(recorded.only, kind=kind),))
-    return recorded.completed(kind)
+    if recorded.only is not None and stated is not None and isinstance(recorded.only.kind, Family):
+        return replace(recorded, outputs=(replace(recorded.only, kind=stated),))
+    return recorded.completed(stated)
 
 
 @final
@@ -98,12 +114,21 @@ class TermReader:
 
     def __call__(self, batch: Any) -> list[ReadOutput]:
         """The terms of the loss on a batch."""
-        terms = [] if self._reads_pairs else self._of_step(batch).terms
+        terms = [] if self._reads_pairs else self._of_loss(batch)
         if self._reads_pairs is None:
             self._reads_pairs = not terms
         if self._reads_pairs:
             return self._of_pair(batch)
         return terms[:1] if self._is_stated and _are_one(terms) else terms
+
+    def _of_loss(self, batch: Any) -> list[ReadOutput]:
+        """The terms that the step tells; none if it cannot be run and the user states the likelihood."""
+        try:
+            return self._of_step(batch).terms
+        except BayesError:
+            if self._is_stated and self._reads_pairs is None:
+                return []
+            raise
 
 
 def _are_one(terms: list[ReadOutput]) -> bool:

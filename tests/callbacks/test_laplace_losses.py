@@ -259,6 +259,48 @@ def test_a_checkpoint_alone_gets_its_likelihood_from_the_training_step(tmp_path)
     torch.testing.assert_close(found.double(), curvature_of(case, module), rtol=1e-4, atol=1e-5)
 
 
+def of_checkpoint(module, case, likelihood):
+    """The curvature that is computed before a prediction, by a callback that has seen no fit."""
+    module.train_dataloader = lambda: DataLoader(Rows(case.data), batch_size=N)
+    callback = LaplaceCallback("full", prior_precision=1.0, likelihood=likelihood)
+    quiet_trainer(callback).predict(module, DataLoader(X, batch_size=N))
+    return (callback.posterior.precision - torch.eye(len(callback.posterior.precision))).double()
+
+
+def test_a_stated_likelihood_is_completed_by_the_step_of_a_checkpoint():
+    case = CASES["class weights"]
+    module = Module(case)
+    quiet_trainer(max_epochs=60).fit(module, DataLoader(Rows(case.data), batch_size=N))
+    torch.testing.assert_close(
+        of_checkpoint(module, case, "classification"), curvature_of(case, module), rtol=1e-4, atol=1e-5
+    )
+
+
+class Manual(Module):
+    """Its training step cannot be run beside a fit."""
+
+    def __init__(self, case):
+        super().__init__(case)
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(self.case.step(self, batch))
+        optimizer.step()
+
+
+def test_a_step_that_cannot_be_run_leaves_pairs_to_a_stated_likelihood():
+    case = CASES["label smoothing"]._replace(summed=lambda f: F.cross_entropy(f, CLASSES, reduction="sum"))
+    module = Manual(case)
+    quiet_trainer(max_epochs=60).fit(module, DataLoader(Rows(case.data), batch_size=N))
+    torch.testing.assert_close(
+        of_checkpoint(module, case, "classification"), curvature_of(case, module), rtol=1e-4, atol=1e-5
+    )
+    with pytest.raises(UnsupportedTrainingError, match="with manual optimization"):
+        of_checkpoint(module, case, None)
+
+
 def focal(module, batch):
     values = F.cross_entropy(module(batch[0]), batch[1], reduction="none")
     return ((1 - (-values).exp()).square() * values).mean()
