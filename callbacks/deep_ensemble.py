@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, final
 
 from lightning.pytorch import LightningModule, Trainer
+from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_bayes.callbacks.arguments import checked
@@ -121,9 +122,13 @@ class DeepEnsembleCallback(EvaluationCallback):
         is_trial = self.fits is not None and trainer.fast_dev_run  # type: ignore[attr-defined]
         if trainer.state.fn == "fit" or is_trial:
             return None
-        paths = self.members if self.fits is None else self._trained(self.fits.count)
-        if self.fits is not None and not self._weights.are_those_of(pl_module, type(self).__name__):
-            return None
+        paths = self.members
+        if self.fits is not None:
+            if self._is_interrupted(self.fits.count):
+                return None
+            paths = self._trained(self.fits.count)
+            if not self._weights.are_those_of(pl_module, type(self).__name__):
+                return None
         # Load one at a time, because a checkpoint also holds the optimizer's state.
         if not self.samples:
             return MemberSamples([_weights(self._checkpoint(path, pl_module), pl_module) for path in paths])
@@ -131,6 +136,17 @@ class DeepEnsembleCallback(EvaluationCallback):
             posterior_from_checkpoint(self._checkpoint(path, pl_module), path).to(pl_module.device) for path in paths
         ]
         return MemberPosteriors(posteriors, self.samples, self.seed)
+
+    def _is_interrupted(self, count: int) -> bool:
+        """Whether the last fit, in this process, has not trained all members, with a warning."""
+        if self.folder is None or self._weights.is_kept:
+            return False
+        missing = sum(not member_path(self.folder, index).is_file() for index in range(count))
+        rank_zero_warn(
+            f"DeepEnsembleCallback evaluates at the module's current weights: its fit was interrupted, and {missing} of "
+            f"{count} members are not trained. Resume the fit with ckpt_path=..."
+        )
+        return True
 
     def _trained(self, count: int) -> list[str]:
         """Paths of the members that a fit has trained."""

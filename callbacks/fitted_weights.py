@@ -21,6 +21,11 @@ class FittedWeights:
         self._is_loaded = False
         self.is_of_fit = False  # which ended in this process
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether a fit has ended, or a checkpoint was loaded."""
+        return self._checksum is not None or self._is_loaded
+
     def forget(self) -> None:
         """No fit has ended, and no checkpoint was loaded."""
         self._checksum, self._is_loaded, self.is_of_fit = None, False, False

@@ -87,7 +87,10 @@ def last_called(model: nn.Module, forward: Callable[[], object]) -> str:
         with uses:
             forward()
     if not uses.last:
-        raise UnsupportedLayerError(f"{type(model).__name__} calls no layer with parameters that require gradients.")
+        raise UnsupportedLayerError(
+            f"{type(model).__name__} calls no layer with parameters that require gradients, as after adapters were merged. "
+            "Call requires_grad_(True) on the layer whose posterior is wanted."
+        )
     return uses.last[-1]
 
 

@@ -66,6 +66,11 @@ def test_a_second_run_of_a_folder_leaves_the_members_of_the_first(logs, tmp_path
     assert losses[0] != losses[1]
 
 
+def at_its_weights(module):
+    with torch.no_grad():
+        return pytest.approx(F.cross_entropy(module.net(blobs().tensors[0]), blobs().tensors[1]).item(), rel=1e-5)
+
+
 class Interrupt(Callback):
     """Ctrl-C in an update."""
 
@@ -88,8 +93,12 @@ def test_an_interrupted_fit_has_no_members_of_the_fit_before(tmp_path):
     callback = DeepEnsembleCallback(2)
     fitted(0, loader(), tmp_path, tmp_path / "first.ckpt", callback)
     trainer, module = interrupted(callback, tmp_path, 5)
+    with pytest.warns(UserWarning, match=r"interrupted, and 2 of 2 members are not trained\. Resume the fit"):
+        (found,) = trainer.test(module, loader(), verbose=False)
+    assert found["loss"] == at_its_weights(module)
+    trainer.save_checkpoint(tmp_path / "second.ckpt")
     with pytest.raises(PosteriorError, match=r"2 of 2 members are not trained .* interrupted, .* Resume the fit"):
-        trainer.test(module, shifted(), verbose=False)
+        loss_of(tmp_path / "second.ckpt", loader())
 
 
 @pytest.mark.parametrize("longer", [False, True])
@@ -138,10 +147,7 @@ def test_the_module_of_an_earlier_fit_is_evaluated_at_its_own_weights(make, tmp_
     fitted(1, shifted(), tmp_path, tmp_path / "1.ckpt", callback)
     with pytest.warns(UserWarning, match="at the module's current weights, which are not those of its last fit"):
         (found,) = trainer.test(module, loader(), verbose=False)
-    with torch.no_grad():
-        assert found["loss"] == pytest.approx(
-            F.cross_entropy(module.net(blobs().tensors[0]), blobs().tensors[1]).item(), rel=1e-5
-        )
+    assert found["loss"] == at_its_weights(module)
 
 
 def test_modes_of_an_interrupted_fit_are_counted(tmp_path):
