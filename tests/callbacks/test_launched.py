@@ -9,7 +9,7 @@ from tiny_training import Classifier, loader, quiet_trainer
 from lightning_bayes import MultiModeCallback, SWAGCallback, VOGNCallback, load_posterior
 from lightning_bayes.callbacks.checks import check_trainer
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*")
+pytestmark = pytest.mark.filterwarnings("ignore:.*(use of fork|the processes of this fit end with it)")
 
 
 @pytest.mark.parametrize("strategy", ["ddp_fork", "ddp_notebook", "ddp_spawn"])
