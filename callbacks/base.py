@@ -79,7 +79,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         super().__init__(arguments.link)
         self._noise = DefaultNoise(arguments.group_defaults["noise_flatness"]) if arguments.is_default_noise else None
         self._rule = NoiseRule()
-        self.linearized = arguments.linearized
+        self.linearized, self.predict_once = arguments.linearized, arguments.predict_once
         self._calibration = calibration_of(arguments.calibrate, arguments.lr)
         self.eval_samples, self.val_samples = arguments.eval_samples, arguments.val_samples
         self.group_defaults, self.optimizer_kwargs = arguments.group_defaults, arguments.optimizer_kwargs

@@ -13,7 +13,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_info
 
 from lightning_bayes.callbacks.calibration_outputs import Scalable, line_of
-from lightning_bayes.callbacks.evaluation import EvaluationCallback, finished
+from lightning_bayes.callbacks.evaluation import EvaluationCallback
+from lightning_bayes.callbacks.finished_samples import finished
 from lightning_bayes.callbacks.last_epoch import fit_kept, is_last_epoch
 from lightning_bayes.callbacks.loaders import mean_over_processes, random_state_kept
 from lightning_bayes.callbacks.neighbours import callbacks_of

@@ -17,7 +17,8 @@ from lightning_bayes.callbacks.calibration import Calibration
 from lightning_bayes.callbacks.calibration_base import CalibrationCallback, evaluation_of
 from lightning_bayes.callbacks.calibration_budget import agreed, budget_of_fit
 from lightning_bayes.callbacks.calibration_outputs import ValidationOutputs, kept_rows
-from lightning_bayes.callbacks.evaluation import EvaluationCallback, FinishesSamples
+from lightning_bayes.callbacks.evaluation import EvaluationCallback
+from lightning_bayes.callbacks.finished_samples import FinishesSamples
 from lightning_bayes.callbacks.loaders import ValidationSet, sum_over_processes
 from lightning_bayes.callbacks.neighbours import callbacks_of, insert_after
 from lightning_bayes.callbacks.recalibration import recalibrated_examples

@@ -19,6 +19,7 @@ from lightning_bayes.callbacks.validation_rows import length, merged, rows_of, t
 from lightning_bayes.predictive import Calibration as Chosen
 from lightning_bayes.predictive import ClosedFormSamples, LinearizedSamples, PosteriorSamples, Samples
 from lightning_bayes.predictive.repeated import Repeatable, copied
+from lightning_bayes.predictive.samples import require_tensor
 
 Scalable: TypeAlias = PosteriorSamples | LinearizedSamples | ClosedFormSamples
 
@@ -41,7 +42,7 @@ class ValidationOutputs(NamedTuple):
         prepared = spread(self.trainer, recalibrated(self.trainer, self.module, samples))
 
         def forward(inputs: Any) -> Tensor:
-            return prepared.outputs(self.module, Repeatable(self.module, inputs))
+            return require_tensor(self.module, prepared.outputs(self.module, Repeatable(self.module, inputs)))
 
         # hooks of the network may change a batch
         return self.validation.evaluated(self.trainer, self.module, forward, map(copied, self.batches))

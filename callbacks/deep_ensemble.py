@@ -56,6 +56,8 @@ class DeepEnsembleCallback(EvaluationCallback):
         seed: The seed of these samples, or of the members' initial weights.
         link: How outputs become predictions in evaluation. None: the module's attribute ``lightning_bayes_link``, else the
             link of the training loss, else raw outputs are averaged.
+        predict_once: Whether your ``predict_step`` runs once for each batch, with ``self(...)`` averaged inside; by default
+            it runs under each sample.
 
     Raises:
         HyperparameterError: If `members` is neither a whole number of at least 2 nor a list of at least one path, or
@@ -72,10 +74,12 @@ class DeepEnsembleCallback(EvaluationCallback):
         link: LinkArgument | None = None,
         samples: int = 0,
         seed: int = 0,
+        predict_once: bool = False,
     ) -> None:
         if samples < 0 or samples != int(samples):
             raise HyperparameterError(f"samples={samples!r} must be a whole number of at least 0.")
         super().__init__(link)
+        self.predict_once = predict_once
         self.samples, self.seed = samples, seed
         self.members = _paths(members)
         self.fits: MemberFits | None = None

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_info
 
 from lightning_bayes.callbacks.checks import check_trainer
+from lightning_bayes.callbacks.finished_samples import finished
 from lightning_bayes.callbacks.last_epoch import may_be_last_validation
 from lightning_bayes.callbacks.loss_link import LinkRecorder, tensors_of
 from lightning_bayes.callbacks.loss_targets import obstacle_of
@@ -19,8 +20,9 @@ from lightning_bayes.callbacks.neighbours import callbacks_of
 from lightning_bayes.callbacks.observed_metrics import ObservedMetrics
 from lightning_bayes.callbacks.ood_sets import OODSets, ends_test_set, ood_sets
 from lightning_bayes.callbacks.patches import Patches
+from lightning_bayes.callbacks.predict_step import replace_predict_step
 from lightning_bayes.callbacks.recalibration import recalibrated
-from lightning_bayes.callbacks.sampled_forward import SampledForward
+from lightning_bayes.callbacks.sampled_forward import SampledCall, SampledForward
 from lightning_bayes.callbacks.spread import distinct_sum, spread
 from lightning_bayes.callbacks.stated_likelihood import stated_by
 from lightning_bayes.errors import UnsupportedTrainingError
@@ -33,38 +35,19 @@ from lightning_bayes.predictive import (
     SampledModule,
     Samples,
 )
+from lightning_bayes.predictive.averages import OutputAverage
 from lightning_bayes.predictive.known_outputs import UNKNOWN
 from lightning_bayes.predictive.links import link_of_likelihood
 from lightning_bayes.predictive.observations import observation_of
 from lightning_bayes.predictive.recorded_noise import RecordedNoise
 
 
-@runtime_checkable
-class FinishesSamples(Protocol):
-    """A callback that changes the samples of evaluations outside of a fit, such as `Calibration`."""
-
-    def finished_samples(self, trainer: Trainer, module: LightningModule, samples: Samples, link: Link) -> Samples:
-        """Samples to evaluate under instead of `samples`."""
-        ...
-
-
-def finished(
-    trainer: Trainer, module: LightningModule, samples: Samples, link: Link, but: FinishesSamples | None = None
-) -> tuple[Samples, float]:
-    """The samples that all callbacks `but` one make of these, one after the other, and the product of their temperatures."""
-    temperature = 1.0
-    for callback in callbacks_of(trainer, FinishesSamples):
-        if callback is not but:
-            samples = callback.finished_samples(trainer, module, samples, link)
-            temperature *= getattr(callback, "temperature", 1.0)
-    return samples, temperature
-
-
 class EvaluationCallback(Callback, ABC):
     """Averages a module's predictions over samples in validation, test and prediction."""
 
     opt_out_hint = "set eval_samples=0"
-    interval: float = 0.9  # probability of predicted intervals of real-valued targets
+    interval: float = 0.9  # probability of predicted intervals
+    predict_once: bool = False  # whether the user's predict_step runs once for a batch, with self(...) averaged in it
 
     def __init__(self, link: LinkArgument | None) -> None:
         self._stated = None if link is None else find_kind(link)
@@ -120,7 +103,7 @@ class EvaluationCallback(Callback, ABC):
     def link_or_raw(self, module: LightningModule) -> Link:
         """`link_of`; where it is unknown, raw outputs are averaged, and a line says how to set it."""
         link = self.link_of(module)
-        if link is None and not self._has_told_link:
+        if link is None and not self.likelihood_of(module).outputs and not self._has_told_link:
             self._has_told_link = True
             rank_zero_info(UNKNOWN.format(f"{type(self).__name__}: the training loss"))
         return link or "identity"
@@ -191,7 +174,7 @@ class EvaluationCallback(Callback, ABC):
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start averaging."""
-        self._start(trainer, pl_module, predict=True)
+        self._start(trainer, pl_module)
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop averaging."""
@@ -203,25 +186,30 @@ class EvaluationCallback(Callback, ABC):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, *dataloader: int
     ) -> None:
         """Score real-valued targets whose distribution is known, and compare the average with the mean."""
-        scores_itself = isinstance(pl_module, SampledModule)
-        if self._forward is not None and self._forward.observation is not None and not scores_itself:
-            self._metrics = self._metrics or ObservedMetrics(self.loss_noise)
-            self._metrics.add(self._forward, batch)
-        self._compare(trainer, outputs, batch, *dataloader)
+        call = self._finish_step()
+        if call is not None and self._metrics is not None:
+            self._metrics.add(call, batch)
+        self._compare(trainer, outputs, batch, call, *dataloader)
         if ends_test_set(trainer, batch_idx, *dataloader):
             self._log_comparison(trainer, pl_module)
         if self._ood is not None:
-            self._ood.add(trainer, batch_idx, *dataloader)
+            self._ood.add(trainer, call, batch_idx, *dataloader)
 
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, *dataloader: int
     ) -> None:
         """Compare the average with the mean."""
-        self._compare(trainer, outputs, batch, *dataloader)
+        self._compare(trainer, outputs, batch, self._finish_step(), *dataloader)
 
-    def _compare(self, trainer: Trainer, returned: Any, batch: Any, dataloader_idx: int = 0) -> None:
-        if self._comparison is not None:
-            self._comparison.update(trainer, returned, batch, dataloader_idx)
+    def _finish_step(self) -> SampledCall | None:
+        """The step's only call of ``self(...)``."""
+        return None if self._forward is None else self._forward.finish_step()
+
+    def _compare(
+        self, trainer: Trainer, returned: Any, batch: Any, call: SampledCall | None, dataloader_idx: int = 0
+    ) -> None:
+        if self._comparison is not None and not dataloader_idx:
+            self._comparison.update(trainer, returned, batch, call)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the comparison of the last validation of a fit."""
@@ -242,11 +230,9 @@ class EvaluationCallback(Callback, ABC):
 
     def _compared(self, trainer: Trainer, module: LightningModule) -> Comparison | None:
         comparison, self._comparison = self._comparison, None
-        if comparison is None:
-            return None
-        return comparison.compute(distinct_sum(trainer, module))
+        return None if comparison is None else comparison.compute(distinct_sum(trainer, module))
 
-    def _start(self, trainer: Trainer, module: LightningModule, predict: bool = False) -> None:
+    def _start(self, trainer: Trainer, module: LightningModule) -> None:
         samples = self.find_samples(trainer, module)
         if samples is None:
             return
@@ -256,26 +242,22 @@ class EvaluationCallback(Callback, ABC):
         if not is_fit:
             samples, temperature = finished(trainer, module, samples, link)
             samples = recalibrated(trainer, module, samples)
-        prepared = spread(trainer, samples)
-        self._forward = SampledForward(
-            module,
-            prepared,
-            link,
-            temperature=temperature,
-            opt_out_hint=self.opt_out_hint,
-            lenient=is_fit,
-            observation=self.observation_of(module),
-            interval=self.interval,
-        )
-        self._forward.start(predict)
-        self._ood = ood_sets(trainer, module, self._forward)
+        observation = self.observation_of(module)
+        average = OutputAverage(self.likelihood_of(module), temperature, self.interval, observation)
+        self._forward = SampledForward(module, spread(trainer, samples), average, self.opt_out_hint, lenient=is_fit)
+        self._forward.start()
+        if trainer.predicting:
+            replace_predict_step(self._forward, self.predict_once)
+        self._ood = ood_sets(trainer, module)
+        if trainer.testing and observation is not None and not isinstance(module, SampledModule):
+            self._metrics = ObservedMetrics(observation, self.loss_noise, self.interval)
         in_fit = is_fit and (may_be_last_validation(trainer) or self.compares_validations(module))
         if (trainer.testing or in_fit) and samples.has_mean and self.link_of(module) is not None:
-            self._comparison = MeanComparison(self._forward, self.loss_noise)
+            self._comparison = MeanComparison(self._forward, link, observation, self.loss_noise)
 
     def _stop(self, warn: bool = True) -> None:
         """Restore the module's forward, and warn by default if nothing was averaged."""
-        self._comparison = self._ood = None
+        self._comparison = self._metrics = self._ood = None
         if self._forward is not None:
             self._forward.stop(warn)
             self._forward = None

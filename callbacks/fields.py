@@ -81,6 +81,9 @@ class CallbackOwn(TypedDict, total=False):
             `lightning_bayes.callbacks.Calibration`. None: without `lr`, a classifier gets a temperature, if the fit has
             validation data in pairs (inputs, targets) with ten wrong predictions, and was long enough to spend a
             twentieth of it.
+        predict_once: Whether ``trainer.predict`` runs your ``predict_step`` once for each batch, with ``self(...)`` averaged
+            inside, for example because it writes files. By default, it runs under each sample, and what it returns is
+            averaged.
         bayesian: Regular expression for the names of the parameters that have a posterior. The other parameters take the
             same step without noise. None: all parameters, except for normalisation layers in the default step, where each
             parameter scales or shifts a whole channel. Noise in them hurt a small ResNet most (a heuristic).
@@ -98,6 +101,7 @@ class CallbackOwn(TypedDict, total=False):
     curvature_interval: Annotated[int | None, _chosen_later("curvature_interval")]
     link: Annotated[LinkArgument | None, Setting(takes_functions=True)]
     calibrate: Annotated[bool | None, Setting()]
+    predict_once: Annotated[bool, Setting(default=False)]
 
 
 class CallbackFields(HyperparameterFields, CallbackOwn, total=False):  # noqa: D101
@@ -117,6 +121,7 @@ class CallbackArguments(NamedTuple):
     val_samples: int | None
     link: LinkArgument | None
     calibrate: bool | None
+    predict_once: bool
     group_defaults: dict[str, Any]  # hyperparameters of every parameter group
     optimizer_kwargs: dict[str, Any]  # the other arguments of the optimizer
     is_default_noise: bool

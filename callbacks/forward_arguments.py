@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeAlias, final
+from contextlib import suppress
+from typing import Any, final
 
 from lightning.pytorch import LightningModule
 
 from lightning_bayes.errors import UnsupportedTrainingError
-
-Call: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+from lightning_bayes.likelihood.inputs import Arguments, Inputs, arguments_of, num_required
 
 
 @final
 class ForwardArguments:
     """Calls a function of ``forward``'s arguments with those of a batch, and remembers the form that worked."""
 
-    def __init__(self, module: LightningModule) -> None:
-        self._module, self._forward = module, module.forward  # which a sampled forward may replace later
+    def __init__(
+        self, module: LightningModule, forward: Callable[..., Any] | None = None, inputs: Inputs | None = None
+    ) -> None:
+        self._module, self._forward = module, forward or module.forward  # which a sampled forward replaces
+        self._inputs = inputs  # how the training step calls ``forward``
         self._form: int | None = None
 
     @property
@@ -45,17 +47,15 @@ class ForwardArguments:
             return result
         raise self._unsuited(batch, failures[-1]) from failures[-1]
 
-    def _forms(self, batch: Any) -> Iterator[Call]:
+    def _forms(self, batch: Any) -> Iterator[Arguments]:
         yield (batch,), {}
-        parameters = list(inspect.signature(self._forward).parameters.values())
         if isinstance(batch, Mapping):
-            named = {p.name: batch[p.name] for p in parameters if p.name in batch}
-            if named:
-                yield (), named
+            yield arguments_of(self._forward, batch, self._inputs)
         elif isinstance(batch, (tuple, list)) and batch:
-            positional = [p for p in parameters if p.kind in {p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD}]
-            required = sum(p.default is p.empty for p in positional)
-            yield tuple(batch[: max(1, required)]), {}
+            with suppress(LookupError, AttributeError, TypeError):  # an entry that this batch lacks
+                if self._inputs is not None:
+                    yield self._inputs.of(batch)
+            yield tuple(batch[: max(1, num_required(self._forward))]), {}
 
     def _unsuited(self, batch: Any, error: Exception) -> UnsupportedTrainingError:
         name, kind = type(self._module).__name__, type(batch).__name__

@@ -35,6 +35,8 @@ class MCDropoutCallback(EvaluationCallback):
         link: How outputs become predictions in evaluation. None: the module's attribute ``lightning_bayes_link``, else the
             link of the training loss, else raw outputs are averaged.
         seed: Seed of the sampled passes.
+        predict_once: Whether your ``predict_step`` runs once for each batch, with ``self(...)`` averaged inside; by default
+            it runs under each sample.
 
     Raises:
         HyperparameterError: If an argument is out of range, or only one of `p` and `layers` is passed.
@@ -52,6 +54,7 @@ class MCDropoutCallback(EvaluationCallback):
         link: LinkArgument | None = None,
         seed: int = 0,
         val_samples: int | None = None,
+        predict_once: bool = False,
     ) -> None:
         for name, count in (("eval_samples", eval_samples), ("val_samples", val_samples or 0)):
             if count < 0 or count != int(count):
@@ -66,6 +69,7 @@ class MCDropoutCallback(EvaluationCallback):
         if layers is not None:
             _require_pattern(layers)
         super().__init__(link)
+        self.predict_once = predict_once
         self.val_samples = val_samples
         self.eval_samples, self.p, self.layers, self.seed = eval_samples, p, layers, seed
         # One module represents all inserted dropout; sampled passes set it to training mode.

@@ -10,12 +10,13 @@ import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
 
-from lightning_bayes.callbacks.observed_metrics import targets_of
-from lightning_bayes.callbacks.sampled_forward import SampledForward
+from lightning_bayes.callbacks.observed_metrics import distribution_of, targets_of
+from lightning_bayes.callbacks.sampled_forward import SampledCall, SampledForward
 from lightning_bayes.metrics.paired import Paired, PairedClassification, PairedRegression
 from lightning_bayes.metrics.regression import mixture_nll
-from lightning_bayes.predictive import Link, Prediction, summarise
+from lightning_bayes.predictive import Link, Observation, Prediction, summarise
 from lightning_bayes.predictive.links import CLASS_DIMS, predicted
+from lightning_bayes.predictive.nested import mapped
 from lightning_bayes.predictive.observations import log_densities
 from lightning_bayes.predictive.quantiles import grouped
 from lightning_bayes.predictive.recorded_noise import RecordedNoise
@@ -107,23 +108,21 @@ class MeanComparison:
     another form are left out.
     """
 
-    def __init__(self, forward: SampledForward, noise: RecordedNoise | None) -> None:
-        self._forward, self._noise = forward, noise
-        self._link: Link = forward.link if forward.observation is None else "identity"
-        self._calls = 0  # of the forward, before the current batch
+    def __init__(
+        self, forward: SampledForward, link: Link, observation: Observation | None, noise: RecordedNoise | None
+    ) -> None:
+        self._forward, self._observation, self._noise = forward, observation, noise
+        self._link: Link = link if observation is None else "identity"
         has_classes = self._link in {*CLASS_DIMS, "sigmoid"}
         self._scores: PairedClassification | PairedRegression = (
             PairedClassification() if has_classes else PairedRegression()
         )
         self._uncertainty = torch.zeros(2, dtype=torch.float64)  # sums over examples of 1 and of the uncertainty
 
-    def update(self, trainer: Trainer, returned: Any, batch: Any, dataloader_idx: int) -> None:
-        """Add a batch of the first loader, and the result of its step."""
-        calls, self._calls = self._forward.calls - self._calls, self._forward.calls
-        if dataloader_idx:
-            return
+    def update(self, trainer: Trainer, returned: Any, batch: Any, call: SampledCall | None) -> None:
+        """Add a batch, the result of its step and the step's only call of ``self(...)``."""
         with torch.no_grad(), trainer.precision_plugin.forward_context():
-            found = self._returned(returned) or (self._called(batch) if calls == 1 else None)
+            found = self._returned(returned) or (None if call is None else self._called(call, batch))
         if found is not None:
             self._add(found)
 
@@ -144,27 +143,31 @@ class MeanComparison:
         both = (-mixture_nll(densities[0]), densities[1]) if len(densities) == 2 else ()
         return None if aligned is None else _Batch(outputs, mean, aligned, both)
 
-    def _called(self, batch: Any) -> _Batch | None:
-        """The outputs of the last call, for targets that are known."""
-        outputs, targets = self._forward.last, targets_of(self._noise, self._forward, batch)
-        if outputs is None or targets is None:
+    def _called(self, call: SampledCall, batch: Any) -> _Batch | None:
+        """The outputs of a call, for targets that are known."""
+        targets = targets_of(self._noise, call.outputs, batch)
+        if targets is None:
             return None
-        if self._forward.observation is not None:
-            return self._observed(targets)
-        aligned = self._aligned(outputs, targets)
-        return None if aligned is None else _Batch(outputs, self._forward.last_at_mean(), aligned)
+        if self._observation is not None:
+            return self._observed(self._observation, call, targets)
+        aligned = self._aligned(call.outputs, targets) if isinstance(call.outputs, Tensor) else None
+        return None if aligned is None else _Batch(call.outputs, self._at_mean(call), aligned)
 
-    def _observed(self, targets: Tensor) -> _Batch | None:
+    def _observed(self, observation: Observation, call: SampledCall, targets: Tensor) -> _Batch | None:
         """The means of the targets' distributions and the log-densities of the targets."""
-        found, at_mean = self._forward.distribution(), self._forward.distribution_at_mean()
-        if found is None or at_mean is None:
-            return None
+        found, at_mean = distribution_of(observation, call.outputs), observation(self._at_mean(call))
         means = grouped(found[0].mean, found[1])
         aligned = self._aligned(means, targets)
         if aligned is None:
             return None
         densities = log_densities(*found, aligned.to(means.dtype))
         return _Batch(means, at_mean.mean, aligned, (-mixture_nll(densities), at_mean.log_prob(aligned)))
+
+    def _at_mean(self, call: SampledCall) -> Any:
+        """The output of a call at the mean, in at least single precision."""
+        return mapped(
+            lambda leaf: leaf.to(torch.promote_types(leaf.dtype, torch.float32)), self._forward.mean_output(call.call)
+        )
 
     def _aligned(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
         """Class indices, or targets in the shape of one sample's outputs; None if they are something else."""

@@ -15,6 +15,7 @@ from lightning_bayes.callbacks.loaders import ValidationSet, random_state_kept, 
 from lightning_bayes.errors import BayesError
 from lightning_bayes.predictive import Link, MemberSamples, evaluation_mode, predictive_nll
 from lightning_bayes.predictive.repeated import Repeatable
+from lightning_bayes.predictive.samples import require_tensor
 
 
 def nll_of_last(
@@ -47,7 +48,7 @@ class ModeChoice:
             return None
 
         def forward(inputs: Any) -> Tensor:
-            return samples.outputs(module, Repeatable(module, inputs))
+            return require_tensor(module, samples.outputs(module, Repeatable(module, inputs)))
 
         try:
             with evaluation_mode(module), random_state_kept(module), torch.no_grad():

@@ -53,6 +53,8 @@ class MultiModeCallback(EvaluationCallback):
         first: Fraction of the updates in the first cycle; the other cycles share the rest.
         link: How outputs become predictions. None: the module's attribute ``lightning_bayes_link``, else the link of the
             training loss, else raw outputs are averaged.
+        predict_once: Whether your ``predict_step`` runs once for each batch, with ``self(...)`` averaged inside; by default
+            it runs under each sample.
 
     Raises:
         HyperparameterError: If an argument is out of range.
@@ -62,9 +64,15 @@ class MultiModeCallback(EvaluationCallback):
 
     @checked
     def __init__(
-        self, num_modes: int = 3, peak: float = 2.0, first: float = 0.5, link: LinkArgument | None = None
+        self,
+        num_modes: int = 3,
+        peak: float = 2.0,
+        first: float = 0.5,
+        link: LinkArgument | None = None,
+        predict_once: bool = False,
     ) -> None:
         super().__init__(link)
+        self.predict_once = predict_once
         if num_modes < 2 or num_modes != int(num_modes) or not 0 < peak < math.inf or not 0 < first < 1:
             raise HyperparameterError(
                 f"num_modes={num_modes!r} must be a whole number of at least 2, peak={peak!r} positive, and first={first!r} "

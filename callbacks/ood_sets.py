@@ -10,8 +10,9 @@ from typing import Any, final
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_warn
+from torch import Tensor
 
-from lightning_bayes.callbacks.sampled_forward import SampledForward
+from lightning_bayes.callbacks.sampled_forward import SampledCall
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.metrics import OODDetection
 from lightning_bayes.predictive import SampledModule, ood_scores
@@ -22,7 +23,7 @@ def ends_test_set(trainer: Trainer, batch_idx: int, dataloader_idx: int = 0) -> 
     return dataloader_idx == 0 and batch_idx + 1 == trainer.num_test_batches[0]
 
 
-def ood_sets(trainer: Trainer, module: LightningModule, forward: SampledForward) -> OODSets | None:
+def ood_sets(trainer: Trainer, module: LightningModule) -> OODSets | None:
     """The OOD sets of a test; None without ``ood_names``, and for a module that scores them itself."""
     datamodule = getattr(trainer, "datamodule", None)
     names = tuple(getattr(datamodule, "ood_names", None) or ())
@@ -34,7 +35,7 @@ def ood_sets(trainer: Trainer, module: LightningModule, forward: SampledForward)
             f"{type(datamodule).__name__}.ood_names is {list(names)}, but test_dataloader returns {count - 1} loaders after "
             "the test set's. Name each set that follows it once, in loader order."
         )
-    return OODSets(names, module, forward)
+    return OODSets(names, module)
 
 
 @final
@@ -44,19 +45,17 @@ class OODSets:
     A step has to call ``self(inputs)`` once, for logits ``[batch, classes]``.
     """
 
-    def __init__(self, names: Sequence[str], module: LightningModule, forward: SampledForward) -> None:
-        self._names, self._module, self._forward = tuple(names), module, forward
+    def __init__(self, names: Sequence[str], module: LightningModule) -> None:
+        self._names, self._module = tuple(names), module
         self._metric: OODDetection | None = None  # built with the first batch, which knows the scores
-        self._calls = 0  # of the forward, before the current batch
         self._seen: set[int] = set()
 
-    def add(self, trainer: Trainer, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Add the outputs of a batch."""
-        calls, self._calls = self._forward.calls - self._calls, self._forward.calls
+    def add(self, trainer: Trainer, call: SampledCall | None, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Add the outputs of a step's only call of ``forward``."""
         if dataloader_idx > len(self._names):
             return
-        outputs = self._forward.last if calls == 1 else None
-        if outputs is not None and outputs.ndim == 3:  # [samples, batch, classes]
+        outputs = None if call is None else call.outputs
+        if isinstance(outputs, Tensor) and outputs.ndim == 3:  # [samples, batch, classes]
             scores = ood_scores(outputs if len(outputs) > 1 else outputs[0])
             self._metric = self._metric or OODDetection(self._names, tuple(scores)).to(outputs.device)
             self._metric.update(scores, dataloader_idx)

@@ -131,7 +131,16 @@ def columns(output: Any, link: Link | None) -> dict[str, Tensor]:
     """The tensors of one batch's prediction by name; a tensor alone becomes a prediction by `link`, or ``outputs``."""
     if isinstance(output, Tensor):
         return {"outputs": output} if link is None else as_dict(summarise(output[None], link))
-    return {k: v for k, v in output.items() if isinstance(v, Tensor)} if isinstance(output, dict) else {}
+    return _named(output)
+
+
+def _named(output: Any, prefix: str = "") -> dict[str, Tensor]:
+    """The tensors of nested dictionaries and tuples, by names such as ``value_mean``; lists hold no columns."""
+    if isinstance(output, Tensor):
+        return {prefix.rstrip("_"): output}
+    is_tuple = isinstance(output, tuple)
+    children = enumerate(output) if is_tuple else output.items() if isinstance(output, dict) else ()
+    return {name: leaf for key, value in children for name, leaf in _named(value, f"{prefix}{key}_").items()}
 
 
 def stack(rows: Sequence[dict[str, Tensor]]) -> dict[str, Tensor] | None:

@@ -1,275 +1,201 @@
 """Replaces a module's ``forward`` by its average over samples, such as S weight samples of a posterior.
 
-While active, ``forward`` runs under S samples and combines their outputs into one output of the same kind. Logits become the
+While active, ``forward`` runs under S samples and combines their outputs into one of the same structure. Logits become the
 **log of the mean probability**, so the user's cross-entropy and accuracy evaluate the Monte-Carlo predictive. Forward hooks
 do not work here: under DDP, a step itself runs inside the module's forward.
 """
 
 from __future__ import annotations
 
-import functools
-import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, final
 
 import torch
 from lightning.pytorch import LightningModule
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
-from torch.distributions import Distribution
 
-from lightning_bayes.callbacks.forward_arguments import ForwardArguments
 from lightning_bayes.callbacks.patches import Patches
 from lightning_bayes.errors import UnsupportedTrainingError
-from lightning_bayes.predictive import (
-    Link,
-    SampledModule,
-    Samples,
-    as_dict,
-    combine,
-    find_link,
-    summarise,
-)
-from lightning_bayes.predictive.observations import Form, Observation, form_of, mixture_output, observed
-from lightning_bayes.predictive.quantiles import grouped
-from lightning_bayes.predictive.repeated import Repeatable, copied
-from lightning_bayes.private_torch import tree_flatten, tree_unflatten
-
-
-class _NoAverageError(UnsupportedTrainingError):
-    """The outputs of samples cannot be averaged."""
+from lightning_bayes.likelihood import leaf_at, with_leaf
+from lightning_bayes.likelihood.paths import leaves
+from lightning_bayes.predictive import SampledModule, Samples
+from lightning_bayes.predictive.averages import OutputAverage
+from lightning_bayes.predictive.nested import Differing, mapped, of_sample
+from lightning_bayes.predictive.repeated import Repeatable
 
 
 @final
-class PackedOutputs:
-    """Packs nested tuples, lists and dictionaries of tensors ``[batch, …]`` into one ``[batch, columns]``, and back."""
+class SampledCall:
+    """One call of ``forward`` and its outputs under each sample, ``[S, …]``."""
 
-    def __init__(self) -> None:
-        self._spec: Any = None
-        self._shapes: list[torch.Size] = []  # without the batch; empty for a single tensor
-
-    def pack(self, output: Any) -> Tensor | None:
-        """One tensor; None if the output holds anything but tensors with one row per example."""
-        if isinstance(output, Tensor):
-            self._shapes = []
-            return output
-        leaves, self._spec = tree_flatten(output)
-        rows = {len(leaf) if isinstance(leaf, Tensor) and leaf.dim() else None for leaf in leaves}
-        if len(rows) != 1 or None in rows:
-            return None
-        self._shapes = [leaf.shape[1:] for leaf in leaves]
-        return torch.cat([leaf.reshape(len(leaf), -1) for leaf in leaves], 1)
-
-    def unpack(self, packed: Tensor) -> Any:
-        """The output of the packed structure, with any number of rows."""
-        if not self._shapes:
-            return packed
-        parts = torch.split(packed, [shape.numel() for shape in self._shapes], 1)
-        leaves = [part.reshape(len(part), *shape) for part, shape in zip(parts, self._shapes, strict=True)]
-        return tree_unflatten(leaves, self._spec)
+    def __init__(self, call: Repeatable, raw: Any, outputs: Any) -> None:
+        self.call, self.raw, self.outputs = call, raw, outputs  # `outputs` have the temperature, in single precision
 
 
 @final
 class SampledForward:
-    """Replaces a module's ``forward`` (and default ``predict_step``) while it is active."""
+    """Replaces a module's ``forward`` while it is active.
+
+    Attributes:
+        calls: Of ``forward``, in the current step: the last one, or all.
+        count: How many there were.
+        keeps_all: Whether `calls` are all.
+        was_called: Whether any step has called ``forward``.
+    """
 
     def __init__(
-        self,
-        module: LightningModule,
-        samples: Samples,
-        link: Link,
-        *,
-        temperature: float = 1.0,
-        opt_out_hint: str,
-        lenient: bool = False,
-        observation: Observation | None = None,
-        interval: float = 0.9,
+        self, module: LightningModule, samples: Samples, average: OutputAverage, hint: str, lenient: bool = False
     ) -> None:
-        self.module, self.samples, self.opt_out_hint = module, samples, opt_out_hint
-        self.link = find_link(link)  # it may be the module's own attribute
-        self.observation, self.interval, self._packing = observation, interval, PackedOutputs()
-        self.temperature, self.lenient, self._gave_up = temperature, lenient, False
-        self.calls = 0
-        self._dtype = torch.float32  # of the module's outputs
-        self.last: Tensor | None = None  # outputs of the last call, [S, …]
-        self._has_warned = self._has_form = False
-        self._form: Form | None = None  # of outputs with mean and variance
-        self._forward: Callable[..., Tensor] = module.forward
-        self._last_call = Repeatable(self._forward)
-        self._arguments = ForwardArguments(module)
-        self._patches = Patches()
+        self.module, self.samples, self.average, self.hint, self.lenient = module, samples, average, hint, lenient
+        self.calls: list[SampledCall] = []
+        self.count, self.keeps_all = 0, False
+        self.was_called = self._gave_up = self._has_told = self._has_told_less = False
+        self.own: Callable[..., Any] = module.forward
+        self._depth = 0  # of calls of the module's own forward that are running
+        self.patches = Patches()
 
-    def start(self, predict: bool) -> None:
+    def start(self) -> None:
         """Replace the module's methods."""
-        patch, module = self._patches.set, self.module
+        patch, module = self.patches.set, self.module
         patch(module, "forward", self._combined)
         if isinstance(module, SampledModule):
             patch(module, "sampled_forward", self.outputs)
             patch(module, "averages", True)
             if self.samples.has_mean:
                 patch(module, "mean_forward", self.at_mean)
-        if predict and getattr(module.predict_step, "__func__", None) is LightningModule.predict_step:
-            patch(module, "predict_step", types.MethodType(self._predict_step, module))
-        elif predict:
-            patch(module, "predict_step", self._with_uncertainty(module.predict_step))
 
     def stop(self, warn: bool = True) -> None:
         """Restore the module's methods, and warn by default if nothing was averaged."""
-        self._patches.undo()
-        if warn and not self.calls:
+        self.patches.undo()
+        if warn and not self.was_called:
             rank_zero_warn(
                 f"{type(self.module).__name__}'s steps did not call self(...), so nothing was averaged: the results use the "
-                f"module's current weights. Call self(x) in the steps, or {self.opt_out_hint}."
+                f"module's current weights. Call self(x) in the steps, or {self.hint}."
             )
 
-    def outputs(self, *args: Any, **kwargs: Any) -> Tensor:
+    def finish_step(self) -> SampledCall | None:
+        """The only call of ``forward`` since the last step; None after none or several."""
+        call = self.calls[-1] if self.count == 1 else None
+        self.calls, self.count = [], 0
+        return call
+
+    def outputs(self, *args: Any, **kwargs: Any) -> Any:
         """The module's outputs under every sample, ``[S, …]``."""
-        self.calls += 1
-        self._last_call = Repeatable(self._forward, *args, **kwargs)
-        with self._original_forward():
-            outputs = self.samples.outputs(self.module, partial(self._single_output, self._last_call))
-        self._dtype = outputs.dtype  # averages and entropies of half precision would be rounded
-        self.last = outputs.to(torch.promote_types(outputs.dtype, torch.float32)) / self.temperature
-        return self.last
+        return self.run(Repeatable(self.own, *args, **kwargs)).outputs
 
-    def at_mean(self, *args: Any, **kwargs: Any) -> Tensor:
+    def run(self, call: Repeatable) -> SampledCall:
+        """Call ``forward`` under every sample."""
+        self.was_called = True
+        with self.replaced_by(self.own):  # inner calls of self(...) must not sample again
+            raw = self.samples.outputs(self.module, call)
+        sampled = SampledCall(call, raw, self.average.tempered(raw))
+        self.calls = [*self.calls, sampled] if self.keeps_all else [sampled]
+        self.count += 1
+        return sampled
+
+    def at_mean(self, *args: Any, **kwargs: Any) -> Any:
         """The module's output without sampling, ``[…]``: for a posterior, at its mean and at the same temperature."""
-        is_last = self._last_call.takes(args, kwargs)
-        return self._at_mean(self._last_call if is_last else Repeatable(self._forward, *args, **kwargs))
+        repeated = next((each.call for each in self.calls if each.call.takes(args, kwargs)), None)
+        return self.mean_output(repeated or Repeatable(self.own, *args, **kwargs))
 
-    def last_at_mean(self) -> Tensor:
-        """The output of the last call without sampling, ``[…]``."""
-        output = self._at_mean(self._last_call)
-        return output.to(torch.promote_types(output.dtype, torch.float32))
+    def mean_output(self, call: Repeatable) -> Any:
+        """The output of a call at the mean, at the same temperature."""
+        with self.replaced_by(self.own), self.samples.at_mean(self.module):
+            output = call()
+        tempered = of_sample(self.average.tempered(mapped(_as_one_sample, output)), 0)
+        return mapped(in_dtype, tempered, output)
 
-    def _at_mean(self, call: Repeatable) -> Tensor:
-        with self._original_forward(), self.samples.at_mean(self.module):
-            output = self._single_output(call)
-        return output if self.temperature == 1 else output / self.temperature
+    def combined(self, call: SampledCall) -> Any:
+        """The average of a call, in the structure and the precision of one output."""
+        average = self.average.combined(call.outputs)
+        if not self._has_told_less and not self.lenient:  # a fit validates many times
+            self._has_told_less = True
+            self._tell_less(call.outputs, average)
+        return mapped(in_dtype, self._filled(average, call), of_sample(call.raw, 0))
+
+    def of_sample(self, raw: Any, outputs: Any, index: int) -> Any:
+        """The output of one sample, in its own precision."""
+        return mapped(in_dtype, of_sample(outputs, index), of_sample(raw, index))
+
+    def summary(self, call: SampledCall) -> Any:
+        """The prediction of a call: probabilities, or means and variances, in the structure of the output."""
+        return self._filled(self.average.summarised(call.outputs), call)
+
+    def columns(self, call: SampledCall) -> dict[str, Tensor]:
+        """The summary of a call whose output is one prediction; empty for several."""
+        is_one = isinstance(call.outputs, Tensor) or self.average.only(call.outputs) is not None
+        return self.average.summarised(call.outputs) if is_one else {}
+
+    def _filled(self, result: Any, call: SampledCall) -> Any:
+        """A result of a call with the values at the mean where there is no average."""
+        missing = [path for path, leaf in leaves(result) if isinstance(leaf, Differing)]
+        if not missing:
+            return result
+        self._tell(missing)
+        mean = self.mean_output(call.call) if self.samples.has_mean else of_sample(call.raw, 0)
+        for path in missing:
+            result = with_leaf(result, path, leaf_at(mean, path))
+        return result
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a call of ``forward`` is running."""
+        return self._depth > 0
 
     @contextmanager
-    def _original_forward(self) -> Iterator[None]:
-        # Inner calls of self(...) must not sample again.
-        self.module.forward = self._forward  # type: ignore[method-assign]
+    def replaced_by(self, forward: Callable[..., Any]) -> Iterator[None]:
+        """Context in which ``forward`` is another function."""
+        before = self.module.forward
+        self.module.forward = forward  # type: ignore[method-assign]
+        self._depth += forward == self.own
         try:
             yield
         finally:
-            self.module.forward = self._combined  # type: ignore[method-assign]
-
-    def _single_output(self, call: Repeatable) -> Tensor:
-        output = call()
-        packed = output if self.observation is None else self._packing.pack(output)
-        if not isinstance(packed, Tensor):
-            raise _NoAverageError(
-                f"{type(self.module).__name__}.forward returned a {type(output).__name__}, which cannot be averaged. Return "
-                f"one tensor (logits or means), or {self.opt_out_hint}."
-            )
-        return packed
+            self._depth -= forward == self.own
+            self.module.forward = before  # type: ignore[method-assign]
 
     def _combined(self, *args: Any, **kwargs: Any) -> Any:
         if self._gave_up:
-            return self._forward(*args, **kwargs)
+            return self.own(*args, **kwargs)
+        call = Repeatable(self.own, *args, **kwargs)
         try:
-            return self._packing.unpack(self._average(self.outputs(*args, **kwargs)).to(self._dtype))
+            return self.combined(self.run(call))
         except UnsupportedTrainingError as error:
-            if not self.lenient and not isinstance(error, _NoAverageError):
+            if not self.lenient:
                 raise
-            self._give_up(error)
-            return self._last_call()
+            rank_zero_warn(f"{error} The evaluation continues without averaging.")
+            self._gave_up = True
+            with self.replaced_by(self.own):
+                return call()
 
-    def _average(self, outputs: Tensor) -> Tensor:
-        """One output for all samples: of the mixture, if its form is known."""
-        if not self._has_form:
-            self._form, self._has_form = self._found_form(outputs), True
-        return combine(outputs, self.link) if self._form is None else mixture_output(outputs, self._form)
+    def _tell(self, paths: list[Any]) -> None:
+        """Name the leaves that have no average, once."""
+        if not self._has_told and not self.lenient:
+            names = ", ".join(".".join(map(str, path)) or "the output" for path in paths)
+            rank_zero_info(
+                f"{type(self.module).__name__}.forward returns values that have no average over samples ({names}): they are "
+                f"those of {'the mean network' if self.samples.has_mean else 'the first sample'}."
+            )
+        self._has_told = True
 
-    def _found_form(self, outputs: Tensor) -> Form | None:
-        """How outputs state mean and variance; a line tells if they do so in a form that cannot be averaged."""
-        found = self.distribution()
-        if found is None:
-            return None
-        mean, variance = (grouped(value, found[1]) for value in (found[0].mean, found[0].variance))
-        form = form_of(outputs, mean, variance)
-        is_told = form is not None or self.lenient  # a fit validates many times
-        if not is_told and not self._is_plain(combine(outputs, self.link), mean.mean(0), variance.mean(0)):
+    def _tell_less(self, outputs: Any, average: Any) -> None:
+        """Say if the distribution of the targets does not follow from the average."""
+        if self.average.states_less(outputs, average):
             rank_zero_info(
                 f"{type(self.module).__name__}'s steps get the raw outputs averaged over samples, from which the "
                 "distribution of the targets does not follow: trainer.predict and the logged test/reg/... hold it. Let "
                 "forward return the mean and the variance (or its logarithm, or the standard deviation) to get those of "
                 "the mixture from self(...)."
             )
-        return form
 
-    def _is_plain(self, average: Tensor, mean: Tensor, variance: Tensor) -> bool:
-        """Whether the averaged output states the mean of the mixture, and the mean variance."""
-        assert self.observation is not None
-        distribution = self.observation(self._packing.unpack(average))
-        pairs = ((distribution.mean, mean), (distribution.variance, variance))
-        return all(torch.allclose(one, other, rtol=1e-3, atol=1e-6, equal_nan=True) for one, other in pairs)
 
-    def _give_up(self, error: Exception) -> None:
-        """Go on with the module's current weights, as plain Lightning, because one batch cannot be averaged."""
-        rank_zero_warn(f"{error} The evaluation continues without averaging.")
-        self._gave_up = True
+def _as_one_sample(leaf: Any) -> Any:
+    return leaf[None] if isinstance(leaf, Tensor) else Differing([leaf])
 
-    def _predict_step(self, module: LightningModule, batch: Any, *args: Any) -> Any:
-        with torch.no_grad():
-            if not self._arguments.is_known:
-                self._arguments.call(self._forward, copied(batch))  # a call that fails must not use up samples
-            if not self._gave_up:
-                try:
-                    return self._summary(self._arguments.call(self.outputs, batch))
-                except _NoAverageError as error:
-                    self._give_up(error)
-                    return self._last_call()
-            return self._arguments.call(self._forward, batch)
 
-    def _with_uncertainty(self, predict_step: Callable[..., Any]) -> Callable[..., Any]:
-        """Add the uncertainty of the step's single call of ``self(...)`` to the dictionary that it returns."""
-
-        @functools.wraps(predict_step)
-        def step(*args: Any, **kwargs: Any) -> Any:
-            calls_before = self.calls
-            result = predict_step(*args, **kwargs)
-            calls = self.calls - calls_before
-            if isinstance(result, dict) and calls == 1 and self.last is not None:
-                summary = self._summary(self.last)
-                uncertainty = {name: value for name, value in summary.items() if name not in {"probs", "mean"}}
-                return {**uncertainty, **result}
-            self._warn_without_uncertainty(result, calls)
-            return result
-
-        return step
-
-    def distribution(self) -> tuple[Distribution, int] | None:
-        """The targets' distribution under each sample of the last call, ``[S · B, …]``, and S; None if unknown."""
-        if self.observation is None or self.last is None:
-            return None
-        return self.observation(self._packing.unpack(self.last.flatten(0, 1))), len(self.last)
-
-    def distribution_at_mean(self) -> Distribution | None:
-        """The targets' distribution for the last call without sampling, ``[B, …]``; None if unknown."""
-        return None if self.observation is None else self.observation(self._packing.unpack(self.last_at_mean()))
-
-    def mean_output(self) -> Any:
-        """The raw outputs of the last call, averaged over samples."""
-        return None if self.last is None else self._packing.unpack(self.last.mean(0))
-
-    def _summary(self, outputs: Tensor) -> dict[str, Tensor]:
-        distribution = self.distribution()
-        if distribution is not None:
-            return observed(*distribution, self.interval)._asdict()
-        return as_dict(summarise(outputs, self.link))
-
-    def _warn_without_uncertainty(self, result: Any, calls: int) -> None:
-        if self._has_warned or not calls:
-            return
-        self._has_warned = True
-        name = type(self.module).__name__
-        reason = f"returns a {type(result).__name__}" if calls == 1 else f"calls self(...) {calls} times"
-        rank_zero_warn(
-            f"{name}.predict_step {reason}, so its predictions carry no entropy and mutual information. Call self(...) once "
-            f"and return a dict to get them, or delete {name}.predict_step to get probabilities as well."
-        )
+def in_dtype(leaf: Any, like: Any) -> Any:
+    """A real value in the precision of another."""
+    both_real = all(isinstance(value, torch.Tensor) and value.is_floating_point() for value in (leaf, like))
+    return leaf.to(like.dtype) if both_real else leaf

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from lightning_bayes.callbacks.loaders import sum_over_processes
 from lightning_bayes.predictive import Samples
+from lightning_bayes.predictive.nested import mapped
 from lightning_bayes.strategies import BayesDDPStrategy
 
 
@@ -22,7 +24,7 @@ class SpreadSamples(Samples):
     def __init__(self, samples: Samples) -> None:
         self.samples, self.count, self.has_mean = samples, samples.count, samples.has_mean
 
-    def subset_outputs(self, model: nn.Module, forward: Callable[[], Tensor], indices: Iterable[int]) -> Tensor:
+    def subset_outputs(self, model: nn.Module, forward: Callable[[], Any], indices: Iterable[int]) -> Any:
         """Run `forward` under the samples of the given indices, on this rank alone."""
         return self.samples.subset_outputs(model, forward, indices)
 
@@ -30,13 +32,21 @@ class SpreadSamples(Samples):
         """Context in which `model` has the mean of the samples."""
         return self.samples.at_mean(model)
 
-    def outputs(self, model: nn.Module, forward: Callable[[], Tensor]) -> Tensor:
+    def sampled(self, model: nn.Module, index: int) -> AbstractContextManager[None]:
+        """Context in which `model` is a sample."""
+        return self.samples.sampled(model, index)
+
+    def outputs(self, model: nn.Module, forward: Callable[[], Any]) -> Any:
         """Run `forward` under this rank's samples and gather all outputs. All ranks must call this together."""
         rank, world_size = dist.get_rank(), dist.get_world_size()
         rounds = math.ceil(self.count / world_size)
         # If S is not a multiple of R, the last round repeats samples, so that all ranks gather the same shape.
         indices = [(rank + i * world_size) % self.count for i in range(rounds)]
         outputs = self.subset_outputs(model, forward, indices)
+        return mapped(lambda leaf: self._gathered(leaf, world_size) if isinstance(leaf, Tensor) else leaf, outputs)
+
+    def _gathered(self, outputs: Tensor, world_size: int) -> Tensor:
+        """The outputs of all samples in order."""
         gathered = [torch.empty_like(outputs) for _ in range(world_size)]
         dist.all_gather(gathered, outputs.contiguous())
         return torch.stack(gathered, 1).flatten(0, 1)[: self.count]

@@ -63,6 +63,8 @@ class SWAGCallback(PosthocCallback):
             training loss, else raw outputs are averaged.
         seed: The seed of the samples.
         num_data: N, number of training examples; None counts them in the training loader.
+        predict_once: Whether your ``predict_step`` runs once for each batch, with ``self(...)`` averaged inside; by default
+            it runs under each sample.
 
     Raises:
         HyperparameterError: If an argument is out of range.
@@ -80,8 +82,10 @@ class SWAGCallback(PosthocCallback):
         link: LinkArgument | None = None,
         seed: int = 0,
         num_data: float | None = None,
+        predict_once: bool = False,
     ) -> None:
         super().__init__(link, eval_samples, linearized, seed)
+        self.predict_once = predict_once
         if not 0 <= start < 1 or every < 1 or every != int(every) or not (lr is None or 0 < lr < math.inf):
             raise HyperparameterError(
                 f"start={start!r} must be at least 0 and below 1, every={every!r} a whole number of at least 1, and "

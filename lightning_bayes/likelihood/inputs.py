@@ -77,7 +77,7 @@ def arguments_of(forward: Callable[..., Any], x: Any, inputs: Inputs | None) -> 
     if not isinstance(x, (tuple, list)) or (inputs is not None and inputs.count < 2):
         return (x,), {}
     if inputs is None:
-        return (tuple(x), {}) if len(x) == _num_required(forward) > 1 else ((x,), {})
+        return (tuple(x), {}) if len(x) == num_required(forward) > 1 else ((x,), {})
     return inputs.of(x) if len(x) > inputs.count else inputs.filled(x)
 
 
@@ -93,7 +93,7 @@ def _named_arguments(forward: Callable[..., Any], x: Mapping[Any, Any], inputs: 
     return ((), named) if named and not takes_whole else ((x,), {})
 
 
-def _num_required(forward: Callable[..., Any]) -> int:
+def num_required(forward: Callable[..., Any]) -> int:
     """The number of positional arguments without a default."""
     parameters = inspect.signature(forward).parameters.values()
     return sum(p.default is p.empty and p.kind in {p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD} for p in parameters)

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias, final
+from typing import Any, Final, Literal, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,7 @@ from lightning_bayes.curvature.factors import LayerRows
 from lightning_bayes.curvature.fused import FusedEngine
 from lightning_bayes.curvature.output_roots import unit_columns
 from lightning_bayes.curvature.selection import only_trained, require_measured
-from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.errors import HyperparameterError, ShapeError
 from lightning_bayes.likelihood import Categorical, LinkArgument, find_kind
 from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.predictive.linearized import LinearizedSamples
@@ -181,21 +181,38 @@ class ClosedFormSamples(Samples):
         self.samples, self.kind = samples, find_kind(link)
         self.count = samples.count
         self._engine: FusedEngine | None = None  # of the model of the last call, whose rules it has checked
+        self._is_nested = False  # whether outputs are several tensors
 
-    def subset_outputs(self, model: nn.Module, forward: Callable[[], Tensor], indices: Iterable[int]) -> Tensor:
+    def subset_outputs(self, model: nn.Module, forward: Callable[[], Any], indices: Iterable[int]) -> Any:
         """Compute outputs from one mean and variance."""
-        if torch.is_grad_enabled():  # the variance has no derivative: average linearised networks instead
+        # The variance has no derivative, and is that of one tensor: average linearised networks instead.
+        if torch.is_grad_enabled() or self._is_nested:
             return LinearizedSamples(self.samples).subset_outputs(model, forward, indices)
         if self._engine is None or self._engine.model is not model:
             with only_trained(model, self.samples.posterior.mean):  # other layers need no rule
                 self._engine = FusedEngine(model, "sum")
-        outputs, variance = BatchMoments(self._engine, forward).under(self.samples.posterior)
+        try:
+            outputs, variance = BatchMoments(self._engine, self._noting(forward)).under(self.samples.posterior)
+        except ShapeError:
+            if not self._is_nested:
+                raise
+            return self.subset_outputs(model, forward, indices)
         if isinstance(self.kind, Categorical) and self.kind.is_logits:
             prediction, dim = probit(outputs, variance), self.kind.classes
             drawn = probit_samples(outputs, variance, prediction, self.count, dim, self.samples.seed)
             return drawn[list(indices)]
         points = spread_points(self.count)[list(indices)].to(outputs)
         return outputs + points.view(-1, *[1] * outputs.dim()) * variance.sqrt()
+
+    def _noting(self, forward: Callable[[], Any]) -> Callable[[], Any]:
+        """The same function, which notes whether it returns several tensors."""
+
+        def noted() -> Any:
+            output = forward()
+            self._is_nested = not isinstance(output, Tensor)
+            return output
+
+        return noted
 
     def scaled(self, scale: float) -> ClosedFormSamples:
         """The same predictive with the posterior's standard deviations multiplied by `scale`."""

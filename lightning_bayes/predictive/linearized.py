@@ -22,7 +22,9 @@ from torch.func import functional_call, jvp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lightning_bayes.errors import UnsupportedLayerError
-from lightning_bayes.predictive.samples import PosteriorSamples, Samples, require_tensor
+from lightning_bayes.likelihood.paths import leaves
+from lightning_bayes.predictive.nested import mapped, stacked
+from lightning_bayes.predictive.samples import PosteriorSamples, Samples
 
 MAX_SAMPLES_PER_PASS = 16
 MAX_ELEMENTS_PER_PASS = 2**24  # elements of θ_s - μ over the samples of a pass: 64 MiB of float32
@@ -41,11 +43,11 @@ class LinearizedSamples(Samples):
     def __init__(self, samples: PosteriorSamples) -> None:
         self.samples, self.count = samples, samples.count
 
-    def subset_outputs(self, model: nn.Module, forward: Callable[[], Tensor], indices: Iterable[int]) -> Tensor:
-        """Compute f(x, μ) + J (θ_s - μ) for several samples per pass of `forward`."""
+    def subset_outputs(self, model: nn.Module, forward: Callable[[], Any], indices: Iterable[int]) -> Any:
+        """Compute f(x, μ) + J (θ_s - μ) for several samples per pass of `forward`; whole numbers are those at the mean."""
         _load_derivatives()
-        mean = self.samples.posterior.mean
-        expansion = partial(_expansion, _Call(model, forward), mean)
+        mean, call = self.samples.posterior.mean, _Call(model, forward)
+        expansion = partial(_expansion, call, mean)
         all_indices = list(indices)
         num_weights = sum(value.numel() for value in mean.values())
         size = max(1, min(MAX_SAMPLES_PER_PASS, MAX_ELEMENTS_PER_PASS // num_weights))
@@ -58,7 +60,12 @@ class LinearizedSamples(Samples):
                     outputs.append(expansion(deviations))
                 except RuntimeError as error:  # NotImplementedError is a subclass
                     _raise_unsupported(model, forward, partial(expansion, deviations), error)
-        return torch.cat(outputs)
+        columns = iter([torch.cat(column) for column in zip(*outputs, strict=True)])
+        at_mean = forward() if call.is_nested else next(columns)
+        if not call.is_nested:
+            return at_mean
+        count = len(all_indices)
+        return mapped(lambda leaf: next(columns) if _is_real(leaf) else stacked([leaf] * count), at_mean)
 
     def scaled(self, scale: float) -> LinearizedSamples:
         """The same samples with the posterior's standard deviations multiplied; see `PosteriorSamples.scaled`."""
@@ -74,16 +81,23 @@ class LinearizedSamples(Samples):
 class _Call(nn.Module):
     """A model and a function that calls it, as one module, so that `functional_call` can replace the model's weights."""
 
-    def __init__(self, model: nn.Module, call: Callable[[], Tensor]) -> None:
+    def __init__(self, model: nn.Module, call: Callable[[], Any]) -> None:
         super().__init__()
-        self.model, self.call = model, call
+        self.model, self.call, self.is_nested = model, call, False
 
-    def forward(self) -> Tensor:
-        return require_tensor(self.model, self.call())
+    def forward(self) -> tuple[Tensor, ...]:
+        """The real values of the output."""
+        output = self.call()
+        self.is_nested = not isinstance(output, Tensor)
+        return tuple(leaf for _, leaf in leaves(output) if _is_real(leaf))
 
 
-def _expansion(call: _Call, mean: dict[str, Tensor], deviations: dict[str, Tensor]) -> Tensor:
-    """f(x, μ) + J (θ_s - μ), stacked over samples."""
+def _is_real(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.is_floating_point()
+
+
+def _expansion(call: _Call, mean: dict[str, Tensor], deviations: dict[str, Tensor]) -> tuple[Tensor, ...]:
+    """f(x, μ) + J (θ_s - μ), stacked over samples, of each real value."""
 
     def outputs(weights: dict[str, Tensor]) -> Any:
         return functional_call(call, {f"model.{name}": value for name, value in weights.items()}, ())
@@ -92,9 +106,8 @@ def _expansion(call: _Call, mean: dict[str, Tensor], deviations: dict[str, Tenso
         return jvp(outputs, (mean,), (deviation,))
 
     out_dims: Any = (None, 0)  # f(x, μ) does not depend on the sample, so it is computed once
-    value, change = vmap(value_and_change, out_dims=out_dims, randomness="same")(deviations)
-    total: Tensor = value + change
-    return total
+    values, changes = vmap(value_and_change, out_dims=out_dims, randomness="same")(deviations)
+    return tuple(value + change for value, change in zip(values, changes, strict=True))
 
 
 @cache
@@ -119,7 +132,7 @@ def _differentiable_attention() -> Iterator[None]:
 
 
 def _raise_unsupported(
-    model: nn.Module, forward: Callable[[], Tensor], expand: Callable[[], Tensor], error: RuntimeError
+    model: nn.Module, forward: Callable[[], Any], expand: Callable[[], Any], error: RuntimeError
 ) -> NoReturn:
     """Raise an error that names the layer without a derivative, or the model's own error if `forward` fails too."""
     forward()
@@ -131,7 +144,7 @@ def _raise_unsupported(
     ) from error
 
 
-def _failing_layer(model: nn.Module, expand: Callable[[], Tensor]) -> str:
+def _failing_layer(model: nn.Module, expand: Callable[[], Any]) -> str:
     """Name and type of the innermost module that is running when `expand` fails."""
     active: list[str] = []
     hooks = []

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from lightning_bayes.errors import HyperparameterError
-from lightning_bayes.likelihood import LinkArgument
+from lightning_bayes.likelihood import Family, LinkArgument
 from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.predictive.closed_form import Linearized, predictive_samples
 from lightning_bayes.predictive.known_outputs import called, known_outputs, the_output
 from lightning_bayes.predictive.recalibration import recalibrate
-from lightning_bayes.predictive.samples import PosteriorSamples, as_input, at_posterior_mean
+from lightning_bayes.predictive.samples import PosteriorSamples, as_input, at_posterior_mean, require_tensor
 
 
 class HasPosterior(Protocol):
@@ -95,4 +95,6 @@ def mc_predict(
             batches = [called(model, known, inputs) for inputs in recalibrate_on]
             draws = recalibrate(model, draws, batches, of="mean" if linearized else "sample")
         outputs = draws.outputs(model, called(model, known, x))
+        if scored.paths == ((),) and not isinstance(scored.kind, Family):
+            outputs = require_tensor(model, outputs)
         return scored.kind.summarise(outputs if temperature == 1 else outputs / temperature)

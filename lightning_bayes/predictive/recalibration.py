@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.predictive.repeated import Repeatable
 from lightning_bayes.predictive.samples import NetworkSamples, Samples
 from lightning_bayes.predictive.weights import temporary_weights
 from lightning_bayes.private_torch import BatchNormBase
@@ -30,7 +31,7 @@ class SharedStatistics(Samples):
     def __init__(self, samples: Samples, statistics: Statistics) -> None:
         self.samples, self.count, self.statistics = samples, samples.count, statistics
 
-    def subset_outputs(self, model: nn.Module, forward: Callable[[], Tensor], indices: Iterable[int]) -> Tensor:
+    def subset_outputs(self, model: nn.Module, forward: Callable[[], Any], indices: Iterable[int]) -> Any:
         """Run `forward` under a subset of the samples, with the statistics of the mean."""
         with temporary_weights(model, self.statistics):
             return self.samples.subset_outputs(model, forward, indices)
@@ -99,6 +100,8 @@ def recalibrate(
         # Every sample runs on a batch before the next batch is loaded, so no batch has to be stored.
         for run in batches:
             num_batches += 1
+            if isinstance(run, Repeatable):
+                run.keeps_buffers = False  # each sample updates the statistics
             for index in indices:
                 statistics[index] = _updated(model, samples, index, statistics[index], run)
     if num_batches == 0:

@@ -19,13 +19,15 @@ _Value = TypeVar("_Value")
 class Repeatable:
     """A call whose repetitions find the arguments as the first one did; the first one changes them, as a plain call does.
 
-    Buffers that a forward changes, such as those of observers and counters, are changed by the first call alone.
+    Buffers that a forward changes, such as those of observers and counters, are changed by the first call alone, unless
+    `keeps_buffers` is False.
     """
 
     def __init__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         self._function, self._arguments = function, (args, kwargs)
         self._kept: Any = copied(self._arguments)  # until the first call has shown whether it changes them
         self._has_run = self._changes_buffers = False
+        self.keeps_buffers = True
         owner = getattr(function, "__self__", function)
         self._model = owner if isinstance(owner, nn.Module) else nn.Module()
 
@@ -34,7 +36,7 @@ class Repeatable:
         if not self._has_run:
             return self._first()
         args, kwargs = self._arguments if self._kept is None else copied(self._kept)
-        with buffers_kept(self._model) if self._changes_buffers else nullcontext():
+        with buffers_kept(self._model) if self._changes_buffers and self.keeps_buffers else nullcontext():
             return self._function(*args, **kwargs)
 
     def _first(self) -> Any:
@@ -52,6 +54,10 @@ class Repeatable:
         """Whether the call has these very arguments."""
         own, other = tree_leaves(self._arguments), tree_leaves((args, kwargs))
         return len(own) == len(other) and all(one is another for one, another in zip(own, other, strict=True))
+
+    def equals(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether arguments have the values that the first call found."""
+        return _are_equal((args, kwargs), self._arguments if self._kept is None else self._kept)
 
 
 def copied(values: _Value) -> _Value:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from lightning_bayes.curvature.parameters import buffers_kept
 from lightning_bayes.errors import HyperparameterError, PosteriorError, ShapeError
 from lightning_bayes.posteriors import AbstractPosterior, ScaledPosterior
+from lightning_bayes.predictive.nested import stacked
 from lightning_bayes.predictive.weights import graph_kept, temporary_weights
 from lightning_bayes.private_torch import outside_functorch
 
@@ -34,14 +35,18 @@ class Samples(ABC):
     fixed: bool = True
 
     @abstractmethod
-    def subset_outputs(self, model: nn.Module, forward: Callable[[], Tensor], indices: Iterable[int]) -> Tensor:
-        """Outputs of `forward`, which uses `model`, under the samples `indices`, stacked in their order."""
+    def subset_outputs(self, model: nn.Module, forward: Callable[[], Any], indices: Iterable[int]) -> Any:
+        """Outputs of `forward`, which uses `model`, under the samples `indices`, stacked in their order; see `nested`."""
+
+    def sampled(self, model: nn.Module, index: int) -> AbstractContextManager[None]:
+        """Context in which layers that are called outside of `forward` are those of a sample; by default unchanged."""
+        return nullcontext()
 
     def at_mean(self, model: nn.Module) -> AbstractContextManager[None]:
         """Context in which `model` is the mean of the samples; by default the model as it is."""
         return nullcontext()
 
-    def outputs(self, model: nn.Module, forward: Callable[[], Tensor]) -> Tensor:
+    def outputs(self, model: nn.Module, forward: Callable[[], Any]) -> Any:
         """Run `forward` under every sample; returns the outputs ``[S, …]``. See also `subset_outputs`."""
         return self.subset_outputs(model, forward, range(self.count))
 
@@ -53,13 +58,13 @@ class NetworkSamples(Samples):
     def sampled(self, model: nn.Module, index: int) -> AbstractContextManager[None]:
         """Context in which `model` is sample `index`. The model is restored on exit, also after an exception."""
 
-    def subset_outputs(self, model: nn.Module, forward: Callable[[], Tensor], indices: Iterable[int]) -> Tensor:
+    def subset_outputs(self, model: nn.Module, forward: Callable[[], Any], indices: Iterable[int]) -> Any:
         """Run `forward` under a subset of the samples, one sample at a time."""
         outputs = []
         for index in indices:
             with self.sampled(model, index), graph_kept(model):
-                outputs.append(require_tensor(model, forward()))
-        return torch.stack(outputs)
+                outputs.append(forward())
+        return stacked(outputs)
 
 
 def require_tensor(model: nn.Module, output: object) -> Tensor:

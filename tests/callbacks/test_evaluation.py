@@ -14,7 +14,7 @@ from torch.distributions import Categorical
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bayes import OGNCallback, VOGNCallback
-from lightning_bayes.callbacks.evaluation import sample_count
+from lightning_bayes.callbacks.evaluated_posterior import sample_count
 from lightning_bayes.errors import HyperparameterError, ShapeError, UnsupportedTrainingError
 from lightning_bayes.predictive import PosteriorSamples
 
@@ -175,15 +175,20 @@ def test_prediction_takes_batches_that_are_only_inputs():
     assert whole.shape == (len(x), 3)
 
 
-def test_a_predict_step_of_ones_own_is_kept():
+def test_a_predict_step_of_ones_own_is_kept(caplog):
     class Own(Net):
         def predict_step(self, batch, batch_idx):
             return self(batch[0]).argmax(-1)
 
     net, callback, host = fitted(net=Own())
-    with pytest.warns(UserWarning, match=r"Own\.predict_step returns a Tensor, so .* no entropy .* return a dict"):
-        found = torch.cat(host.predict(net, loader()))
-    assert torch.equal(found, by_hand(net, callback.optimizer.posterior(), data()[0]).softmax(-1).mean(0).argmax(-1))
+    found = torch.cat(host.predict(net, loader()))
+    assert (
+        caplog.text.count("Own.predict_step returns a Tensor, which holds averages over samples and no uncertainty")
+        == 1
+    )
+    votes = by_hand(net, callback.optimizer.posterior(), data()[0]).argmax(-1)
+    counts = (votes[..., None] == torch.arange(3)).sum(0)
+    assert torch.equal(counts.gather(1, found[:, None])[:, 0], counts.amax(1))
 
 
 def test_a_dictionary_of_ones_own_predict_step_gets_the_uncertainty():
@@ -195,19 +200,25 @@ def test_a_dictionary_of_ones_own_predict_step_gets_the_uncertainty():
     found = host.predict(net, loader())
     each = by_hand(net, callback.optimizer.posterior(), data()[0])
     total = Categorical(probs=each.softmax(-1).mean(0)).entropy()
-    assert set(found[0]) == {"class", "entropy", "mutual_information"}
-    assert torch.equal(torch.cat([f["class"] for f in found]), each.softmax(-1).mean(0).argmax(-1))
+    assert set(found[0]) == {"class", "class_share", "entropy", "mutual_information"}
+    shares = (each.argmax(-1)[..., None] == torch.arange(3)).float().mean(0)
+    classes, share = (torch.cat([f[name] for f in found]) for name in ("class", "class_share"))
+    torch.testing.assert_close(share, shares.amax(1))
+    torch.testing.assert_close(shares.gather(1, classes[:, None])[:, 0], share)
     torch.testing.assert_close(torch.cat([f["entropy"] for f in found]), total, rtol=1e-4, atol=1e-6)
 
 
-def test_two_calls_in_ones_own_predict_step_are_named():
+def test_several_calls_in_ones_own_predict_step_belong_to_one_sample():
     class Twice(Net):
         def predict_step(self, batch, batch_idx):
             return {"sum": self(batch[0]) + self(-batch[0])}
 
-    net, _, host = fitted(net=Twice())
-    with pytest.warns(UserWarning, match=r"Twice\.predict_step calls self\(\.\.\.\) 2 times"):
-        assert set(host.predict(net, loader())[0]) == {"sum"}
+    net, callback, host = fitted(net=Twice())
+    found, x, posterior = host.predict(net, loader()), data()[0], callback.optimizer.posterior()
+    each = by_hand(net, posterior, x) + by_hand(net, posterior, -x)
+    assert set(found[0]) == {"sum", "sum_variance", "sum_lower", "sum_upper"}
+    torch.testing.assert_close(torch.cat([f["sum"] for f in found]), each.mean(0))
+    torch.testing.assert_close(torch.cat([f["sum_variance"] for f in found]), each.var(0, correction=0))
 
 
 def test_entries_of_a_dictionary_are_the_arguments_of_forward():
@@ -359,20 +370,6 @@ def test_a_forward_that_calls_itself_is_sampled_once():
     torch.testing.assert_close(torch.cat(net.seen).softmax(-1), probs)
 
 
-def test_a_forward_that_returns_a_dictionary_is_evaluated_as_in_plain_lightning():
-    class Dictionary(Net):
-        def forward(self, x):
-            return {"logits": self.net(x)}
-
-    net, _, host = fitted(net=Dictionary(loss=lambda output, y: F.cross_entropy(output["logits"], y)))
-    message = r"Dictionary\.forward returned a dict, which cannot be averaged.*or set eval_samples=0.*continues without"
-    with pytest.warns(UserWarning, match=message):
-        host.test(net, loader(), verbose=False)
-    with pytest.warns(UserWarning, match=message):
-        predicted = torch.cat([batch["logits"] for batch in host.predict(net, loader())])
-    torch.testing.assert_close(predicted, net.net.eval()(data()[0]))
-
-
 def evaluated_at_the_mean(net, host, match, **options):
     net.seen.clear()
     with pytest.warns(UserWarning, match=match):
@@ -408,22 +405,3 @@ def test_a_checkpoint_of_a_plain_run_is_evaluated_with_a_warning(tmp_path):
     plain.save_checkpoint(tmp_path / "plain.ckpt")
     match = r"VOGNCallback evaluates at the module's current weights: The checkpoint holds no posterior"
     evaluated_at_the_mean(Net(), trainer(vogn()), match, ckpt_path=tmp_path / "plain.ckpt")
-
-
-def test_a_dictionary_does_not_end_a_fit_at_its_first_validation():
-    """Such a module is validated at the mean, with a warning."""
-
-    class Named(Net):
-        def forward(self, x):
-            return {"logits": super().forward(x)}
-
-        def training_step(self, batch, batch_idx):
-            return F.cross_entropy(self(batch[0])["logits"], batch[1])
-
-        def validation_step(self, batch, batch_idx):
-            self.log("val", F.cross_entropy(self(batch[0])["logits"], batch[1]))
-
-    host = trainer(vogn())
-    with pytest.warns(UserWarning, match=r"forward returned a dict.*The evaluation continues without averaging"):
-        host.fit(Named(), loader(), loader())
-    assert host.callback_metrics["val"].isfinite()

@@ -151,7 +151,7 @@ def test_a_link_may_be_a_function_and_other_arguments_only_of_the_step():
     def as_normal(outputs):
         return torch.distributions.Normal(outputs, 1.0)
 
-    assert VOGNCallback(link=as_normal).observation is as_normal
+    assert VOGNCallback(link=as_normal).arguments.link is as_normal
     with pytest.raises(HyperparameterError, match="antithetic cannot be a function of the step"):
         VOGNCallback(antithetic=lambda step: True)
 

@@ -101,7 +101,8 @@ def test_outputs_that_are_means_already_are_averaged_as_they_are(name):
     module, callback = Means(loss, head), VOGNCallback(relative_noise=1e-9)
     trainer = fit(module, callback)
     assert callback.loss_link == "identity"
-    mean = torch.cat([batch["mean"] for batch in trainer.predict(module, LOADER)])
+    key = "mean" if name == "rates" else "probs"
+    mean = torch.cat([batch[key] for batch in trainer.predict(module, LOADER)])
     torch.testing.assert_close(mean, module.eval()(X), rtol=1e-4, atol=1e-6)
     if name != "rates":  # whose curvature is that of rates
         with pytest.raises(UnsupportedTrainingError, match=r"returns the means .* Return them from forward"):

@@ -1,0 +1,163 @@
+"""Average the outputs of ``forward`` over samples: each leaf by its own likelihood, in the same structure.
+
+Leaves that no loss took are means; of whole numbers the most frequent is taken. What has no average, such as boxes of
+differing number, is left to the caller.
+"""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from lightning_bayes.likelihood import (
+    Family,
+    Gaussian,
+    Likelihood,
+    Observation,
+    OutputLikelihood,
+    Path,
+    Raw,
+    ScoredOutput,
+    leaf_at,
+    with_leaf,
+)
+from lightning_bayes.likelihood.base import flattened, num_samples
+from lightning_bayes.likelihood.mixtures import moments, observed
+from lightning_bayes.likelihood.paths import leaves
+from lightning_bayes.likelihood.predictions import as_dict, moments_of
+from lightning_bayes.predictive.nested import Differing, average, mapped, refilled
+
+
+@final
+class OutputAverage:
+    """Combines outputs under S samples, or summarises them.
+
+    Args:
+        likelihood: What the loss says about the outputs.
+        temperature: Divides outputs whose likelihood has a temperature.
+        interval: Probability of the central intervals of targets with known noise.
+        noise: The distribution of the targets of the only output, which the loss writes by hand.
+    """
+
+    def __init__(
+        self,
+        likelihood: Likelihood,
+        temperature: float = 1.0,
+        interval: float = 0.9,
+        noise: Observation | None = None,
+    ) -> None:
+        self.likelihood, self.temperature, self.interval = likelihood, temperature, interval
+        has_one = noise is not None and len(likelihood.outputs) < 2
+        self._noisy = ScoredOutput(((),), Family(noise)) if noise is not None and has_one else None
+        is_noiseless = all(isinstance(scored.kind, (Gaussian, Raw)) for scored in likelihood.outputs)
+        self._terms = (self._noisy,) if self._noisy is not None and is_noiseless else likelihood.outputs
+
+    def tempered(self, outputs: Any) -> Any:
+        """Outputs at the temperature, in at least single precision: averages of half precision would be rounded."""
+        outputs = mapped(_precise, outputs)
+        if self.temperature == 1:
+            return outputs
+        for scored in self._scored(outputs):
+            if scored.kind.has_temperature:
+                for path in scored.paths:
+                    divided = mapped(lambda leaf: leaf / self.temperature, leaf_at(outputs, path))
+                    outputs = with_leaf(outputs, path, divided)
+        return outputs
+
+    def combined(self, outputs: Any) -> Any:
+        """One output that represents the average of ``[S, …]``; a leaf without an average stays `Differing`."""
+        result = mapped(lambda leaf: leaf if isinstance(leaf, Differing) else average(leaf), outputs)
+        for scored in self._scored(outputs):
+            if scored.paths == ((),) and not isinstance(outputs, Tensor):
+                return _combined_structure(outputs, scored.kind)
+            parts = scored.kind.combine(_parts(outputs, scored))
+            for path, part in zip(scored.paths, parts if len(scored.paths) > 1 else [parts], strict=True):
+                result = with_leaf(result, path, part)
+        return result
+
+    def summarised(self, outputs: Any) -> Any:
+        """The same structure with a dictionary for each leaf: probabilities, or mean and variance."""
+        only = self.only(outputs)
+        if only is not None:
+            return self._summary(outputs, only)
+        result = mapped(_moments, outputs)
+        for scored in self._scored(outputs):
+            result = with_leaf(result, scored.paths[0], self._summary(outputs, scored))
+        return result
+
+    def only(self, outputs: Any) -> ScoredOutput | None:
+        """The term that takes all outputs, whose summary is that of the whole; None for several."""
+        if self._noisy is not None:
+            return self._noisy
+        of_whole = {(), *(path for path, _ in leaves(outputs))}
+        scored = self._scored(outputs)
+        return scored[0] if len(scored) == 1 and {(), *scored[0].paths} in ({()}, of_whole) else None
+
+    def forms(self, outputs: Any) -> list[Tensor]:
+        """Values ``[S, …]`` whose average is no mean: what the terms take, and its form after `combine`."""
+        found = []
+        for scored in self._scored(outputs):
+            found += [leaf for path in scored.paths for _, leaf in leaves(leaf_at(outputs, path))]
+            parts = _parts(outputs, scored)
+            if isinstance(parts, Tensor):
+                found.append(torch.stack([scored.kind.combine(one[None]) for one in parts]))
+        return found
+
+    def states_less(self, outputs: Any, combined: Any) -> bool:
+        """Whether the average states other moments of the targets than the mixture; its variance may be the loss's own."""
+        only = self.only(outputs)
+        if only is None or not isinstance(only.kind, Family):
+            return False
+        of_samples = observed(only.kind.distribution(flattened(outputs)), num_samples(outputs))
+        mean, variance = moments(only.kind.distribution(combined))
+        total = of_samples.aleatoric + of_samples.epistemic
+        return not (
+            _close(mean, of_samples.mean) and (_close(variance, total) or _close(variance, of_samples.aleatoric))
+        )
+
+    def _summary(self, outputs: Any, scored: ScoredOutput) -> dict[str, Tensor]:
+        return as_dict(scored.kind.summarise(_parts(outputs, scored), self.interval))
+
+    def _scored(self, outputs: Any) -> list[ScoredOutput]:
+        """The terms whose leaves these outputs have, as stacked tensors."""
+        found = [scored for scored in self._terms if all(_has(outputs, path) for path in scored.paths)]
+        return [s for s in found if isinstance(outputs, Tensor) or () not in s.paths or isinstance(s.kind, Family)]
+
+
+def _combined_structure(outputs: Any, kind: OutputLikelihood) -> Any:
+    """The average of outputs whose likelihood is a function of the whole structure."""
+    assert isinstance(kind, Family)
+    of_leaves = Family(lambda values: kind.function(refilled(outputs, values)))
+    return refilled(outputs, of_leaves.combine(tuple(leaf for _, leaf in leaves(outputs))))
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    return torch.allclose(one, other.to(one), rtol=1e-3, atol=1e-6, equal_nan=True)
+
+
+def _has(outputs: Any, path: Path) -> bool:
+    """Whether outputs have stacked tensors at a path."""
+    try:
+        found = [leaf for _, leaf in leaves(leaf_at(outputs, path))]
+    except (LookupError, AttributeError, TypeError):
+        return False
+    return bool(found) and all(isinstance(leaf, Tensor) for leaf in found)
+
+
+def _parts(outputs: Any, scored: ScoredOutput) -> Any:
+    parts = tuple(leaf_at(outputs, path) for path in scored.paths)
+    return parts if len(parts) > 1 else parts[0]
+
+
+def _precise(leaf: Any) -> Any:
+    is_real = isinstance(leaf, Tensor) and leaf.is_floating_point()
+    return leaf.to(torch.promote_types(leaf.dtype, torch.float32)) if is_real else leaf
+
+
+def _moments(leaf: Any) -> Any:
+    """Mean and variance of real values; other leaves as in `OutputAverage.combined`."""
+    if isinstance(leaf, Differing):
+        return leaf
+    return as_dict(moments_of(leaf)) if leaf.is_floating_point() else average(leaf)
