@@ -106,11 +106,11 @@ def laplace(
             once; ``subset="last_layer"`` also reads its first batch before, and a regression with several outputs reads all
             twice, so an iterator would lose batches. Targets that are nan and indices that are no class do not count.
         likelihood: ``"classification"`` (logits ``[B, C]``, class indices ``[B]``), ``"binary"`` or ``"multilabel"``
-            (one logit per label), ``"counts"``, ``"mean_variance"`` and its relatives, or ``"regression"`` (one noise σ for
-            each output, chosen together with the prior). Or a kind of `lightning_bayes.likelihood` with its settings:
-            ``Gaussian(0.1)`` for known noise, ``Categorical(-1)`` for tokens ``[B, T, C]``, ``Categorical(weight=...)``,
-            ``Bernoulli(pos_weight=...)``. Or a `Likelihood`, which tells how batches are read: other inputs, nested outputs,
-            ignored targets.
+            (one logit per label), ``"counts"``, ``"mean_variance"`` and its relatives, or ``"regression"``, with a
+            noise σ for each of at most 64 columns of ``[B, K]`` or ``[B, T, K]``, else one, chosen with the prior. Or a kind
+            of `lightning_bayes.likelihood` with its settings: ``Gaussian(0.1)`` for known noise, ``Categorical(-1)`` for
+            tokens ``[B, T, C]``, ``Categorical(weight=...)``, ``Bernoulli(pos_weight=...)``. Or a `Likelihood`, which tells
+            how batches are read: other inputs, nested outputs, ignored targets.
         structure: ``"diagonal"``, ``"kronecker"`` (eigendecomposed factors), or ``"full"`` for last layers and small models.
         subset: ``"last_layer"``, ``"all"``, or a regular expression that is searched in parameter names. Parameters that do
             not require gradients are left out.
@@ -255,12 +255,12 @@ def chosen_names(model: nn.Module, subset: str, readings: Iterable[Callable[[], 
 
 
 def _noise_of_residuals(model: nn.Module, loader: Iterable[Any], read: Reader) -> Gaussian:
-    """One σ₁ for each output, from the residuals; 1 for a single output, whose noise the evidence chooses alone."""
+    """One σ₁ for each output, from the residuals; 1 for a single output."""
     training, unit = TrainingFit(Gaussian(1.0)), Gaussian(1.0)
     for batch in on_device(loader, device_of(model)):
         reading = Reading(read, batch, unit)
         outputs = reading()
-        if outputs[0].numel() == 1:
+        if outputs[0].numel() == 1:  # whose noise the evidence alone chooses
             return unit
         training.update(reading.term)
     return Gaussian(training.noise_std().tolist())

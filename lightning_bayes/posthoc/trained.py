@@ -52,9 +52,10 @@ class TrainingFit:
         if mean.shape != mask.shape:
             return
         targets = term.targets.reshape(mean.shape).double().where(mask, 0.0)
-        self._counts = self._counts + mask.sum(0)
-        self._total, self._total_square = self._total + targets.sum(0), self._total_square + targets.square().sum(0)
-        self._squares = self._squares + (mean.detach().double() - targets).square().where(mask, 0.0).sum(0)
+        squares = (mean.detach().double() - targets).square().where(mask, 0.0)
+        self._counts, self._squares = self._counts + _of_outputs(mask), self._squares + _of_outputs(squares)
+        self._total = self._total + _of_outputs(targets)
+        self._total_square = self._total_square + _of_outputs(targets.square())
 
     def _add_noise(self, term: Term) -> None:
         """Split the loss at σ = 1 into the part that 1/σ² multiplies and the rest."""
@@ -72,7 +73,7 @@ class TrainingFit:
         return self.count / self.divisor
 
     def noise_std(self) -> Tensor:
-        """The root mean square residual of each output, or of all outputs where there are many or few data."""
+        """The root mean square residual of each output, or of all where there are many outputs or few data."""
         squares, counts = torch.as_tensor(self._squares), torch.as_tensor(self._counts)
         if not 1 < squares.numel() <= _MOST_NOISES or bool((counts < 2).any()):
             return (squares.sum() / counts.sum()).sqrt()
@@ -105,6 +106,11 @@ class TrainingFit:
         elif isinstance(self.kind, Categorical):
             constant_nll = float(entropy(total / total.sum())) * self.count
         return self.nll / self.count, constant_nll / self.count, "NLL"
+
+
+def _of_outputs(values: Tensor) -> Tensor:
+    """Sums for each output: each column of ``[B, K]`` and ``[B, T, K]``, whose T may vary; one sum for more dimensions."""
+    return values.flatten(0, -2).sum(0) if values.dim() in {2, 3} else values.sum()
 
 
 def _class_counts(kind: Categorical, term: Term) -> Tensor:

@@ -375,6 +375,21 @@ def test_noises_follow_the_observed_targets_alone():
     torch.testing.assert_close(torch.tensor(found.likelihood.std), torch.tensor([0.02, 1.0]), rtol=0.1, atol=0)
 
 
+def test_sequences_of_any_length_have_one_noise_for_each_column():
+    net = Network(2)
+    batches = []
+    for seed, length in enumerate((3, 5, 8)):
+        x = drawn(60, length, 3, seed=seed)
+        noise = torch.tensor([0.05, 1.0], dtype=F64) * drawn(60, length, 2, seed=seed + 10)
+        batches.append((x, net(x).detach() + noise))
+    found = laplace(net, batches, "regression", "full")
+    torch.testing.assert_close(torch.tensor(found.likelihood.std), torch.tensor([0.05, 1.0]), rtol=0.1, atol=0)
+    images = Network(2, lambda f: f[:, :, None, None].expand(-1, -1, 4, 4))
+    x = drawn(40, 3)
+    one = laplace(images, [(x, images(x).detach() + drawn(40, 2, 4, 4))], "regression", "full", require_trained=False)
+    assert one.likelihood.std == pytest.approx(1, rel=0.1)
+
+
 def test_the_search_on_validation_data_leaves_out_what_does_not_count():
     net, x = Network(3), drawn(40, T, 3, seed=1)
     nn.init.normal_(net.head.weight, 0, 3, generator=torch.Generator().manual_seed(0))
