@@ -13,8 +13,6 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 from lightning_bayes.callbacks.checks import check_trainer
 from lightning_bayes.callbacks.finished_samples import finished
 from lightning_bayes.callbacks.last_epoch import may_be_last_validation
-from lightning_bayes.callbacks.loss_link import LinkRecorder, tensors_of
-from lightning_bayes.callbacks.loss_targets import obstacle_of
 from lightning_bayes.callbacks.mean_comparison import Comparison, MeanComparison
 from lightning_bayes.callbacks.neighbours import callbacks_of
 from lightning_bayes.callbacks.observed_metrics import ObservedMetrics
@@ -25,8 +23,10 @@ from lightning_bayes.callbacks.recalibration import recalibrated
 from lightning_bayes.callbacks.sampled_forward import SampledCall, SampledForward
 from lightning_bayes.callbacks.spread import distinct_sum, spread
 from lightning_bayes.callbacks.stated_likelihood import stated_by
+from lightning_bayes.callbacks.validation_rows import rows_of
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.likelihood import Likelihood, find_kind
+from lightning_bayes.likelihood.record import StepRecorder
 from lightning_bayes.likelihood.value import stored_likelihood
 from lightning_bayes.predictive import (
     Link,
@@ -38,8 +38,7 @@ from lightning_bayes.predictive import (
 from lightning_bayes.predictive.averages import OutputAverage
 from lightning_bayes.predictive.known_outputs import UNKNOWN
 from lightning_bayes.predictive.links import link_of_likelihood
-from lightning_bayes.predictive.observations import observation_of
-from lightning_bayes.predictive.recorded_noise import RecordedNoise
+from lightning_bayes.predictive.observations import observation_of_likelihood
 
 
 class EvaluationCallback(Callback, ABC):
@@ -52,13 +51,9 @@ class EvaluationCallback(Callback, ABC):
     def __init__(self, link: LinkArgument | None) -> None:
         self._stated = None if link is None else find_kind(link)
         self.loss_likelihood = Likelihood()  # of the first training step, completed by what is stated
-        self.loss_noise: RecordedNoise | None = None
-        self.loss_functions: frozenset[str] = frozenset()  # names of those that the first loss calls
-        self.loss_targets: list[torch.Tensor] = []  # of the first batch
         self.batch_rows = 0  # of the first batch, a pair (inputs, targets)
-        self.obstacle = ""  # why the targets of the first batch are not those of its loss, if they are not
         self._has_seen_loss = False
-        self._recorder: LinkRecorder | None = None
+        self._recorder: StepRecorder | None = None
         self._has_told_link = False
         self._forward: SampledForward | None = None
         self._metrics: ObservedMetrics | None = None
@@ -90,15 +85,19 @@ class EvaluationCallback(Callback, ABC):
 
     def link_of(self, module: LightningModule) -> Link | None:
         """The link of `likelihood_of`; None if unknown."""
-        return link_of_likelihood(self.likelihood_of(module)) or ("identity" if self.loss_noise else None)
+        return link_of_likelihood(self.likelihood_of(module))
 
     def observation_of(self, module: LightningModule) -> Observation | None:
         """The distribution of real-valued targets given outputs: the argument's, the module's, or the loss's."""
-        noise, stated = self.loss_noise, observation_of(self._stated or stated_by(module))
-        if stated is not None or noise is None or self.link_of(module) not in {"identity", "exp"}:
-            return stated
-        weights = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-        return lambda output: noise.distribution(tensors_of(output), weights)
+        return observation_of_likelihood(self.likelihood_of(module))
+
+    @property
+    def obstacle(self) -> str:
+        """Why a batch does not hold the targets of the training loss as they are; empty if it does."""
+        targets = [scored.targets for scored in self.loss_likelihood.outputs]
+        if any(each.is_selected or each.ignored not in {None, -100.0} for each in targets):
+            return "the loss ignores some targets"
+        return "" if all(each.is_known for each in targets) else "the training step changes the targets of its batch"
 
     def link_or_raw(self, module: LightningModule) -> Link:
         """`link_of`; where it is unknown, raw outputs are averaged, and a line says how to set it."""
@@ -116,15 +115,11 @@ class EvaluationCallback(Callback, ABC):
 
     def loss_state(self) -> dict[str, Any]:
         """What the training loss told, for a checkpoint."""
-        noise = None if self.loss_noise is None else self.loss_noise.state()
-        told = {"likelihood": self.loss_likelihood.state(), "noise": noise}
-        return {**told, "rows": self.batch_rows, "obstacle": self.obstacle}
+        return {"likelihood": self.loss_likelihood.state(), "rows": self.batch_rows}
 
     def load_loss_state(self, state: Mapping[str, Any]) -> None:
         """Restore `loss_state`; checkpoints of earlier versions hold less."""
-        noise = state.get("noise")
-        self.loss_likelihood, self.loss_noise = stored_likelihood(state), noise and RecordedNoise.of_state(noise)
-        self.batch_rows, self.obstacle = state.get("rows", 0), state.get("obstacle", "")
+        self.loss_likelihood, self.batch_rows = stored_likelihood(state), state.get("rows", 0)
 
     def undo(self) -> None:
         """Undo all changes of the trainer and the module."""
@@ -135,19 +130,13 @@ class EvaluationCallback(Callback, ABC):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Record the losses of the first batch of a fit, which may resume within an epoch."""
         if not self._has_seen_loss and self._recorder is None:
-            self._recorder = LinkRecorder(pl_module)
+            self._recorder, self.batch_rows = StepRecorder(pl_module), rows_of(batch)
             self._recorder.start(batch)
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor) -> None:
         """Read the link from the first loss of a fit."""
         if not self._has_seen_loss and self._recorder is not None:
-            self._has_seen_loss, recorded = True, self._recorder.likelihood(loss)
-            self.loss_noise = self._recorder.noise(recorded)
-            calls = self._recorder.calls(loss)
-            self.loss_functions = frozenset(call.function.__name__ for call in calls)
-            self.loss_targets = [call.targets.detach() for call in calls if call.targets is not None]
-            self.batch_rows, self.obstacle = len(self._recorder.targets), obstacle_of(self._recorder.targets, calls)
-            self.loss_likelihood = recorded
+            self._has_seen_loss, self.loss_likelihood = True, self._recorder.likelihood(loss)
             self.loss_likelihood = self.likelihood_of(pl_module)
 
     def on_train_batch_end(
@@ -156,7 +145,6 @@ class EvaluationCallback(Callback, ABC):
         """Stop recording."""
         if self._recorder is not None:
             self._stop_recording()
-            self.loss_targets = []
 
     def _stop_recording(self) -> None:
         if self._recorder is not None:
@@ -250,10 +238,10 @@ class EvaluationCallback(Callback, ABC):
             replace_predict_step(self._forward, self.predict_once)
         self._ood = ood_sets(trainer, module)
         if trainer.testing and observation is not None and not isinstance(module, SampledModule):
-            self._metrics = ObservedMetrics(observation, self.loss_noise, self.interval)
+            self._metrics = ObservedMetrics(observation, self.likelihood_of(module), self.interval)
         in_fit = is_fit and (may_be_last_validation(trainer) or self.compares_validations(module))
         if (trainer.testing or in_fit) and samples.has_mean and self.link_of(module) is not None:
-            self._comparison = MeanComparison(self._forward, link, observation, self.loss_noise)
+            self._comparison = MeanComparison(self._forward, link, observation, self.likelihood_of(module))
 
     def _stop(self, warn: bool = True) -> None:
         """Restore the module's forward, and warn by default if nothing was averaged."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lightning_bayes.callbacks.observed_metrics import distribution_of, targets_of
 from lightning_bayes.callbacks.sampled_forward import SampledCall, SampledForward
+from lightning_bayes.likelihood import Likelihood, leaf_at
 from lightning_bayes.metrics.paired import Paired, PairedClassification, PairedRegression
 from lightning_bayes.metrics.regression import mixture_nll
 from lightning_bayes.predictive import Link, Observation, Prediction, summarise
@@ -19,7 +20,6 @@ from lightning_bayes.predictive.links import CLASS_DIMS, predicted
 from lightning_bayes.predictive.nested import mapped
 from lightning_bayes.predictive.observations import log_densities
 from lightning_bayes.predictive.quantiles import grouped
-from lightning_bayes.predictive.recorded_noise import RecordedNoise
 
 _WORDS: Final = {
     "cls/Acc": "accuracy",
@@ -97,6 +97,7 @@ class _Batch(NamedTuple):
     mean: Tensor  # at the mean, [B, …]
     targets: Tensor  # class indices, or values in the shape of the mean
     log_densities: tuple[Tensor, ...] = ()  # of the targets under the average and at the mean, [B]
+    mask: Tensor | None = None  # of the targets that count
 
 
 @final
@@ -109,9 +110,9 @@ class MeanComparison:
     """
 
     def __init__(
-        self, forward: SampledForward, link: Link, observation: Observation | None, noise: RecordedNoise | None
+        self, forward: SampledForward, link: Link, observation: Observation | None, likelihood: Likelihood
     ) -> None:
-        self._forward, self._observation, self._noise = forward, observation, noise
+        self._forward, self._observation, self._likelihood = forward, observation, likelihood
         self._link: Link = link if observation is None else "identity"
         has_classes = self._link in {*CLASS_DIMS, "sigmoid"}
         self._scores: PairedClassification | PairedRegression = (
@@ -145,13 +146,16 @@ class MeanComparison:
 
     def _called(self, call: SampledCall, batch: Any) -> _Batch | None:
         """The outputs of a call, for targets that are known."""
-        targets = targets_of(self._noise, call.outputs, batch)
-        if targets is None:
+        known = targets_of(self._likelihood, call.outputs, batch)
+        if known is None:
             return None
         if self._observation is not None:
-            return self._observed(self._observation, call, targets)
-        aligned = self._aligned(call.outputs, targets) if isinstance(call.outputs, Tensor) else None
-        return None if aligned is None else _Batch(call.outputs, self._at_mean(call), aligned)
+            return self._observed(self._observation, call, known.targets) if known.mask is None else None
+        scored = self._likelihood.only
+        assert scored is not None
+        outputs, at_mean = leaf_at(call.outputs, scored.paths[0]), leaf_at(self._at_mean(call), scored.paths[0])
+        aligned = self._aligned(outputs, known.targets) if isinstance(outputs, Tensor) else None
+        return None if aligned is None else _Batch(outputs, at_mean, aligned, mask=known.mask)
 
     def _observed(self, observation: Observation, call: SampledCall, targets: Tensor) -> _Batch | None:
         """The means of the targets' distributions and the log-densities of the targets."""
@@ -185,7 +189,11 @@ class MeanComparison:
         both = [predicted(batch.outputs, self._link).mean(0), predicted(batch.mean[None], self._link)[0]]
         if isinstance(self._scores, PairedClassification):
             first, second = map(self._class_last, both)
-            self._scores.update(first, second, batch.targets.long())
+            counts = slice(None) if batch.mask is None else batch.mask.reshape(batch.targets.shape)
+            self._scores.update(first[counts], second[counts], batch.targets.long()[counts])
+        elif batch.mask is not None:
+            counts = batch.mask.reshape(batch.targets.shape)
+            self._scores.update(both[0][counts], both[1][counts], batch.targets[counts])
         else:
             self._scores.update(*both, batch.targets, *batch.log_densities)
         uncertainty = self._uncertainty_of(batch.outputs).cpu().double()

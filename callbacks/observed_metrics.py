@@ -5,45 +5,46 @@ from __future__ import annotations
 from typing import Any, final
 
 from lightning.pytorch import LightningModule
-from torch import Tensor
 from torch.distributions import Distribution
 
-from lightning_bayes.callbacks.loss_link import tensors_of
 from lightning_bayes.callbacks.sampled_forward import SampledCall
+from lightning_bayes.errors import DataError
+from lightning_bayes.likelihood import Likelihood, ReadOutput, read_output
+from lightning_bayes.likelihood.base import num_samples
 from lightning_bayes.metrics import observed_metrics
 from lightning_bayes.predictive import Observation
 from lightning_bayes.predictive.nested import mapped
 from lightning_bayes.predictive.observations import log_densities, observed
-from lightning_bayes.predictive.recipes import cook
-from lightning_bayes.predictive.recorded_noise import RecordedNoise
 
 
 @final
 class ObservedMetrics:
     """``test/reg/{RMSE,NLL,coverage,width}`` under the samples of each step's only call of ``self(...)``."""
 
-    def __init__(self, observation: Observation, noise: RecordedNoise | None, interval: float) -> None:
-        self.observation, self.noise, self.interval = observation, noise, interval
+    def __init__(self, observation: Observation, likelihood: Likelihood, interval: float) -> None:
+        self.observation, self.likelihood, self.interval = observation, likelihood, interval
         self.metrics = observed_metrics("test/")
 
     def add(self, call: SampledCall, batch: Any) -> None:
         """Score a batch; targets that are not known are left out."""
-        targets = targets_of(self.noise, call.outputs, batch)
-        if targets is None:
+        known = targets_of(self.likelihood, call.outputs, batch)
+        if known is None:
             return
         distribution, samples = distribution_of(self.observation, call.outputs)
         prediction = observed(distribution, samples, self.interval)
-        if targets.numel() != prediction.mean.numel():
+        if known.targets.numel() != prediction.mean.numel():
             return
-        targets = targets.reshape(prediction.mean.shape).to(prediction.mean.dtype)
-        scores = {"log_densities": log_densities(distribution, samples, targets), "target": targets}
+        targets = known.targets.reshape(prediction.mean.shape).to(prediction.mean.dtype)
+        counts = slice(None) if known.mask is None else known.mask.reshape(targets.shape)
+        densities = log_densities(distribution, samples, targets)
         self.metrics.to(targets.device)
         self.metrics.update(
-            mean=prediction.mean,
-            variance=prediction.aleatoric + prediction.epistemic,
-            lower=prediction.lower,
-            upper=prediction.upper,
-            **scores,
+            mean=prediction.mean[counts],
+            variance=(prediction.aleatoric + prediction.epistemic)[counts],
+            lower=prediction.lower[counts],
+            upper=prediction.upper[counts],
+            log_densities=densities if known.mask is None else densities[:, counts],
+            target=targets[counts],
         )
 
     def log(self, module: LightningModule) -> None:
@@ -56,14 +57,15 @@ class ObservedMetrics:
 
 def distribution_of(observation: Observation, outputs: Any) -> tuple[Distribution, int]:
     """The targets' distribution under each sample of outputs ``[S, B, …]``, with batch ``[S · B, …]``, and S."""
-    return observation(mapped(lambda leaf: leaf.flatten(0, 1), outputs)), len(tensors_of(outputs)[0])
+    return observation(mapped(lambda leaf: leaf.flatten(0, 1), outputs)), num_samples(outputs)
 
 
-def targets_of(noise: RecordedNoise | None, outputs: Any, batch: Any) -> Tensor | None:
-    """The targets as the training loss took them, else the second entry of a pair."""
-    if noise is not None:
-        recipe, means = noise.targets, mapped(lambda leaf: leaf.mean(0), outputs)
-        value = cook(recipe, tensors_of(means), tensors_of(batch)) if recipe is not None else None
-        return value if isinstance(value, Tensor) else None
-    is_pair = isinstance(batch, (tuple, list)) and len(batch) == 2
-    return batch[1] if is_pair and isinstance(batch[1], Tensor) else None
+def targets_of(likelihood: Likelihood, outputs: Any, batch: Any) -> ReadOutput | None:
+    """The targets of the only output as the training loss took them; None if only the training step can tell them."""
+    scored = likelihood.only
+    if scored is None or not scored.targets.is_known:
+        return None
+    try:
+        return read_output(scored, mapped(lambda leaf: leaf[0], outputs), batch)
+    except (DataError, LookupError, RuntimeError):  # another batch than in training
+        return None

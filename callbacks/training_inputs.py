@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, final
 
 from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
 
 from lightning_bayes.callbacks.forward_arguments import ForwardArguments
-from lightning_bayes.callbacks.loss_link import tensors_of
+from lightning_bayes.likelihood.paths import leaves
 from lightning_bayes.predictive.repeated import Repeatable, copied
 
 EXAMPLES: Final = 512
@@ -37,7 +38,8 @@ class TrainingInputs:
 
 def examples_of(batch: Any) -> int:
     """The length of the first tensor of a batch; 1 without any."""
-    return max((len(tensor) for tensor in tensors_of(batch)[:1] if tensor.dim()), default=1)
+    first = next((leaf for _, leaf in leaves(batch) if isinstance(leaf, Tensor)), None)
+    return len(first) if first is not None and first.dim() else 1
 
 
 def runs_of(trainer: Trainer, module: LightningModule, batches: Any) -> Iterator[Repeatable]:

@@ -94,7 +94,7 @@ class Likelihood:
         if stated is None:
             return self
         if not self.outputs:
-            return replace(self, outputs=(ScoredOutput(((),), stated),))
+            return replace(self, outputs=(ScoredOutput(((),), stated, Targets((1,))),))  # of pairs (inputs, targets)
         if self.only is None:
             names = ", ".join(f"{scored.kind!r} of {scored.paths}" for scored in self.outputs)
             raise HyperparameterError(

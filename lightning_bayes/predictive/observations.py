@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch import distributions as families
 from torch.distributions import Distribution
 
 from lightning_bayes.likelihood.base import OutputLikelihood
 from lightning_bayes.likelihood.family import Family, Observation
+from lightning_bayes.likelihood.gaussian import Gaussian
 from lightning_bayes.likelihood.mixtures import grouped, observed
 from lightning_bayes.likelihood.names import LinkArgument, find_kind
+from lightning_bayes.likelihood.paths import leaf_at
+from lightning_bayes.likelihood.poisson import Poisson
 from lightning_bayes.likelihood.predicted_gaussian import PredictedGaussian
 from lightning_bayes.likelihood.predicted_gaussian import form_of as _form_of
 from lightning_bayes.likelihood.predictions import Observed
 from lightning_bayes.likelihood.quantiles import Quantiles
+from lightning_bayes.likelihood.value import Likelihood
 from lightning_bayes.predictive.links import Link, link_of_kind
 
 __all__ = [
@@ -45,10 +52,31 @@ def find_observation(link: LinkArgument) -> tuple[Link, Observation | None]:
 
 
 def observation_of(kind: OutputLikelihood | None) -> Observation | None:
-    """The distribution of targets given outputs that a kind states; None if it states none."""
+    """The distribution of real-valued targets given outputs that a kind tells; None if it tells none."""
     if isinstance(kind, PredictedGaussian):
         return kind.distribution
+    if isinstance(kind, Poisson):
+        return lambda output: families.Poisson(kind.rate(output), validate_args=False)
+    if isinstance(kind, Gaussian) and kind.std is not None:
+        return lambda output: families.Normal(
+            output, output.new_tensor(kind.std).expand_as(output), validate_args=False
+        )
     return kind.function if isinstance(kind, Family) else kind if isinstance(kind, Quantiles) else None
+
+
+def observation_of_likelihood(likelihood: Likelihood) -> Observation | None:
+    """`observation_of` the only output, as a function of all that ``forward`` returns."""
+    scored = likelihood.only
+    observation = None if scored is None else observation_of(scored.kind)
+    if scored is None or observation is None or scored.paths == ((),):
+        return observation
+    paths, of_parts = scored.paths, observation
+
+    def of_output(output: Any) -> Distribution:
+        parts = tuple(leaf_at(output, path) for path in paths)
+        return of_parts(parts if len(parts) > 1 else parts[0])
+
+    return of_output
 
 
 def form_of(outputs: Tensor, mean: Tensor, variance: Tensor) -> Form | None:
