@@ -27,7 +27,6 @@ from lightning_bayes.posthoc.batches import with_kind
 from lightning_bayes.posthoc.full import require_full_size
 from lightning_bayes.posthoc.laplace import check_settings, chosen_names, kind_of
 from lightning_bayes.predictive import Linearized, evaluation_mode
-from lightning_bayes.predictive.recorded_noise import RecordedNoise
 
 _REASONS: Final = {"marglik": " by marginal likelihood", "validation": " by the NLL of the validation set"}
 
@@ -104,7 +103,6 @@ class LaplaceCallback(PosthocCallback):
         self.result: Laplace | None = None
         self._validation = ValidationSet(type(self).__name__, "prior precision", "lightning_bayes.laplace")
         self._fitted_on: Any = None
-        self._chose_noise = False  # with the prior
         self._without_noise: Likelihood | None = None  # the likelihood before its noise was chosen
 
     # -- the fit ------------------------------------------------------------------------------------------------------
@@ -113,7 +111,7 @@ class LaplaceCallback(PosthocCallback):
         """Check what the end of the fit needs."""
         _require_one_process(trainer)
         require_full_precision(pl_module.parameters())
-        self._has_tried, self._chose_noise, self._without_noise = False, False, None
+        self._has_tried, self._without_noise = False, None
         if self.prior_precision == "validation":
             self._validation.require(trainer)
         if self.online_every is not None:
@@ -196,9 +194,6 @@ class LaplaceCallback(PosthocCallback):
     def _state_noise(self, likelihood: Likelihood, kind: OutputLikelihood) -> None:
         """Predict with the noise of the result, where the training loss states none."""
         self.loss_likelihood, self._without_noise = with_kind(likelihood, kind), likelihood
-        if isinstance(kind, Gaussian) and (self.loss_noise is None or self._chose_noise):
-            arguments, targets = {"loc": ("output", 0), "scale": ("tensor", kind.std)}, ("batch", -1)
-            self.loss_noise, self._chose_noise = RecordedNoise("Normal", arguments, targets), True
 
     def _approximate(self, trainer: Trainer, module: LightningModule) -> Laplace:
         loader = training_loader(trainer, module, self._fitted_on, type(self).__name__)
