@@ -15,7 +15,7 @@ from torch import Tensor
 from lightning_bayes.errors import DataError
 from lightning_bayes.likelihood.categorical import Categorical
 from lightning_bayes.likelihood.inputs import Arguments
-from lightning_bayes.likelihood.paths import leaf_at
+from lightning_bayes.likelihood.paths import leaf_at, leaves
 from lightning_bayes.likelihood.value import Likelihood, ScoredOutput
 
 
@@ -82,7 +82,7 @@ def read_output(scored: ScoredOutput, output: Any, batch: Any) -> ReadOutput:
     found = tuple(leaf_at(output, path) for path in scored.paths)
     outputs = found if len(found) > 1 else found[0]
     try:
-        targets = leaf_at(batch, scored.targets.path).to(found[0].device)
+        targets = leaf_at(batch, scored.targets.path).to(next(leaf.device for _, leaf in leaves(outputs)))
     except (LookupError, AttributeError, TypeError) as error:
         raise DataError(
             f"The batch has no targets at {scored.targets.path}, where the training loss took them."
