@@ -37,6 +37,7 @@ from lightning_bayes.predictive.densities import (
     shaped_like_sample,
 )
 from lightning_bayes.predictive.known_outputs import called, known_outputs, the_output
+from lightning_bayes.predictive.labelled import LabelledBatches
 from lightning_bayes.predictive.links import Link, combine, link_of_kind
 from lightning_bayes.predictive.recalibration import recalibrate
 from lightning_bayes.predictive.samples import PosteriorSamples, at_posterior_mean
@@ -98,7 +99,7 @@ def calibrate(
     Args:
         model: The trained architecture, called with the inputs of a batch. Its own weights are not used.
         posterior: The posterior, from `load_posterior` or an optimizer's `posterior()`.
-        loader: Batches ``(inputs, targets)`` of data that training has not seen.
+        loader: Batches ``(inputs, targets)`` of data that training has not seen, or batches as in the fit.
         samples: S, at least 1.
         link: As in `mc_predict`. With ``"identity"`` and ``"exp"`` only the width is chosen; with ``"identity"``, with the
             noise that fits best at each width.
@@ -125,24 +126,24 @@ def calibrate(
         ('temperature', 7.4)
     """
     device, known = next(model.parameters()).device, known_outputs(posterior, link, stacklevel=4)
-    of_outputs = link_of_kind(the_output(known).kind)
-    draws: Any = predictive_samples(PosteriorSamples(posterior.to(device), samples, seed), linearized, of_outputs)
-    batches = [(inputs, targets.cpu()) for inputs, targets in islice(loader, max_batches)]
+    drawn = PosteriorSamples(posterior.to(device), samples, seed)
+    draws: Any = predictive_samples(drawn, linearized, link_of_kind(the_output(known).kind))
+    batches = list(islice(loader, max_batches))
     if not batches:
         raise DataError(
             "calibrate needs validation data, but the loader yields no batch. Hold out some training examples."
         )
     runs = [called(model, known, inputs) for inputs in recalibrate_on]
-    calls = [called(model, known, inputs) for inputs, _ in batches]
-
-    def outputs_at(scale: float) -> Tensor:
-        scaled = draws.scaled(scale)
-        if runs:
-            scaled = recalibrate(model, scaled, runs, of="mean" if linearized else "sample")
-        return torch.cat([scaled.outputs(model, call).cpu() for call in calls], 1)
-
     with at_posterior_mean(model, posterior):
-        chosen = choose_calibration(outputs_at, torch.cat([targets for _, targets in batches]), of_outputs, noise_std)
+        labelled = LabelledBatches(model, known, batches)
+
+        def outputs_at(scale: float) -> Tensor:
+            scaled = draws.scaled(scale)
+            if runs:
+                scaled = recalibrate(model, scaled, runs, of="mean" if linearized else "sample")
+            return labelled.outputs(scaled)
+
+        chosen = choose_calibration(outputs_at, labelled.targets(), labelled.link, noise_std)
     return Calibrated(ScaledPosterior(posterior, chosen.scale, bool(linearized), chosen.temperature), chosen)
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.likelihood import Likelihood, LinkArgument, Raw, ScoredOutput, find_kind, leaf_at
-from lightning_bayes.likelihood.inputs import arguments_of
+from lightning_bayes.likelihood.inputs import Arguments, arguments_of
 from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.predictive.repeated import Repeatable
 
@@ -50,7 +50,11 @@ def the_output(likelihood: Likelihood) -> ScoredOutput:
 
 def called(model: nn.Module, likelihood: Likelihood, x: Any) -> Repeatable:
     """A repeatable call of a network on inputs as its training step passed them, which returns the scored output."""
-    args, kwargs = arguments_of(model.forward, x, likelihood.inputs)
+    return scored_call(model, likelihood, arguments_of(model.forward, x, likelihood.inputs))
+
+
+def scored_call(model: nn.Module, likelihood: Likelihood, arguments: Arguments) -> Repeatable:
+    """A repeatable call of a network, which returns the scored output."""
     paths = the_output(likelihood).paths
 
     def output(*args: Any, **kwargs: Any) -> Any:
@@ -58,4 +62,4 @@ def called(model: nn.Module, likelihood: Likelihood, x: Any) -> Repeatable:
         found = tuple(leaf_at(result, path) for path in paths)
         return found if len(paths) > 1 else found[0]
 
-    return Repeatable(model if paths == ((),) else output, *args, **kwargs)
+    return Repeatable(model if paths == ((),) else output, *arguments[0], **arguments[1])

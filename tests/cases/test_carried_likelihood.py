@@ -229,3 +229,44 @@ def test_the_value_in_a_checkpoint_is_plain_data(tmp_path):
     likelihood = Likelihood.of_state(state)
     assert likelihood.outputs[0].targets.path == ("label",)
     assert likelihood.inputs.args == (("path", ("x",)), ("path", ("z",)))
+
+
+class OnPairs(nn.Module):
+    """A network of two inputs as one of a stack of both."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x):
+        return self.net(x[:, 0], x[:, 1])
+
+
+def test_calibrate_passes_what_the_step_passed():
+    net, step, columns, names, _, _ = CASES["a dictionary"]
+    data = DataLoader(Batches(*columns, names=names), 16)
+    trainer = tiny_training.fit(Net(net, step), VOGNCallback(), data=data)
+    posterior = trainer.callbacks[0].optimizer.posterior()
+    found = calibrate(Net(net), posterior, data, SAMPLES)
+    x, z, y = columns
+    pairs = [(torch.stack([x, z], 1), y)]
+    wanted = calibrate(OnPairs(copy.deepcopy(net)), posterior, pairs, SAMPLES, link=posterior.likelihood.outputs[0].kind)
+    assert found.calibration.nll == pytest.approx(wanted.calibration.nll, rel=1e-5)
+    assert found.posterior.temperature == pytest.approx(wanted.posterior.temperature, rel=1e-3)
+
+
+@pytest.mark.parametrize("void", [255, -1])
+def test_calibrate_leaves_out_what_the_loss_ignores(void):
+    net = nn.Linear(3, 2)
+    y = labels(TOKENS)
+    y[:, 3:] = void
+
+    def step(module, batch):
+        return F.cross_entropy(module(batch[0]).flatten(0, 1), batch[1].flatten(), ignore_index=void)
+
+    trainer = tiny_training.fit(Net(net, step), VOGNCallback(), data=DataLoader(Batches(TOKENS, y), 16))
+    posterior = trainer.callbacks[0].optimizer.posterior()
+    found = calibrate(Net(net), posterior, [(TOKENS, y)], SAMPLES)
+    rows = [(TOKENS[:, :3].flatten(0, 1), y[:, :3].flatten())]
+    wanted = calibrate(Net(net), posterior.with_likelihood(None), rows, SAMPLES, link="classification")
+    assert found.calibration.nll == pytest.approx(wanted.calibration.nll, rel=1e-5)
