@@ -250,7 +250,9 @@ def test_calibrate_passes_what_the_step_passed():
     found = calibrate(Net(net), posterior, data, SAMPLES)
     x, z, y = columns
     pairs = [(torch.stack([x, z], 1), y)]
-    wanted = calibrate(OnPairs(copy.deepcopy(net)), posterior, pairs, SAMPLES, link=posterior.likelihood.outputs[0].kind)
+    wanted = calibrate(
+        OnPairs(copy.deepcopy(net)), posterior, pairs, SAMPLES, link=posterior.likelihood.outputs[0].kind
+    )
     assert found.calibration.nll == pytest.approx(wanted.calibration.nll, rel=1e-5)
     assert found.posterior.temperature == pytest.approx(wanted.posterior.temperature, rel=1e-3)
 
