@@ -12,7 +12,6 @@ from tiny_training import Classifier, fit, loader
 from torch import nn
 
 from lightning_bayes import IVONCallback, LaplaceCallback, SWAGCallback, VOGNCallback
-from lightning_bayes.errors import UnsupportedTrainingError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*one backward pass for each of the:UserWarning")
 
@@ -80,6 +79,7 @@ class TwoOutputs(Classifier):
         return self.net(x), x
 
 
-def test_laplace_names_a_forward_of_two_outputs_after_the_first_batch():
-    with pytest.raises(UnsupportedTrainingError, match=r"first batch.*TwoOutputs\.forward returned a tuple"):
-        fit(TwoOutputs(), LaplaceCallback(likelihood="classification"), max_epochs=50)
+def test_laplace_takes_the_output_that_the_loss_scores():
+    module = TwoOutputs()
+    predicted = fit(module, LaplaceCallback(likelihood="classification")).predict(module, loader())[0]
+    torch.testing.assert_close(predicted[0]["probs"].sum(1), torch.ones(len(predicted[0]["probs"])))
