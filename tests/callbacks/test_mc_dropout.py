@@ -121,8 +121,11 @@ def test_a_module_built_in_configure_model_gets_its_dropout():
             if isinstance(self.net, nn.Identity):
                 self.net = network(0.3, 0.2)
 
-    fit(Late(), MCDropoutCallback())
-    fit(Late(), MCDropoutCallback(**BEHIND_LINEAR))
+    for callback in (MCDropoutCallback(eval_samples=S), MCDropoutCallback(eval_samples=S, **BEHIND_LINEAR)):
+        module = Late()
+        fit(module, callback)
+        averaged, at_mean = evaluated(module, callback), evaluated(module)
+        assert not torch.allclose(averaged.softmax(-1), at_mean.softmax(-1), atol=1e-4)
 
 
 # -- what cannot work -----------------------------------------------------------------------------------------------------

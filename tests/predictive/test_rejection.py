@@ -50,7 +50,32 @@ def test_the_chosen_threshold_passes_scipys_binomial_test(generator):
     accepted = found.accepts(probs)
     errors, answered = int((labels[accepted] == 1).sum()), int(accepted.sum())
     assert (answered / 1000, errors / answered) == pytest.approx((found.coverage, found.error))
-    assert binomtest(errors, answered, 0.1, "less").pvalue <= 0.05
+    assert binomtest(errors, answered, 0.1, "less").pvalue <= 0.05 / 4  # four sequences of tests share δ
+
+
+def coverage_by_hand(probs, labels, risk, delta):
+    """The largest fraction of rows that one of four sequences of binomial tests answers, each at the level δ / 4."""
+    wrong = (probs.argmax(1) != labels)[probs.amax(1).argsort(descending=True)]
+    rows, covered = len(labels), 0
+    fewest = math.ceil(math.log(delta / 4) / math.log1p(-risk))
+    for start in (rows, rows // 2, rows // 4, rows // 8):
+        for answered in range(max(fewest, start), rows + 1):
+            if binomtest(int(wrong[:answered].sum()), answered, risk, "less").pvalue > delta / 4:
+                break
+            covered = max(covered, answered)
+    return covered / rows
+
+
+@pytest.mark.parametrize(("risk", "confidence"), [(0.1, 0.95), (0.12, 0.8), (0.2, 0.9)])
+def test_the_coverage_is_that_of_four_sequences_of_tests_that_share_the_error(risk, confidence, generator):
+    for _ in range(5):
+        probs, labels = calibrated(generator, 400)
+        expected = coverage_by_hand(probs, labels, risk, 1 - confidence)
+        if not expected:
+            with pytest.raises(DataError, match="No threshold guarantees"):
+                Rejector.fit(probs, labels, risk, confidence)
+            continue
+        assert Rejector.fit(probs, labels, risk, confidence).coverage == expected
 
 
 def test_inputs_of_equal_confidence_are_all_answered_or_all_rejected(generator):
