@@ -212,5 +212,5 @@ class StopsEarly(Callback):
 
 
 def test_swag_that_ends_early_says_that_there_is_no_posterior():
-    with pytest.warns(UserWarning, match=r"collected the weights of \d epochs; it needs 2"):
+    with pytest.warns(UserWarning, match=r"collected the weights \d times; it needs 2"):
         fit(Classifier(), StopsEarly(), SWAGCallback(start=0.5), max_epochs=10)
