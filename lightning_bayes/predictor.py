@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.errors import HyperparameterError, ShapeError
-from lightning_bayes.likelihood import Categorical, Moments, Observed, Prediction
+from lightning_bayes.likelihood import Categorical, Moments, Observed, OutputLikelihood, Prediction
+from lightning_bayes.likelihood.predictions import AnyPrediction
 from lightning_bayes.predictive import (
     Exported,
     PosteriorSamples,
@@ -29,7 +30,7 @@ from lightning_bayes.predictive import (
     export,
     predictive_samples,
 )
-from lightning_bayes.predictive.known_outputs import called, known_outputs, the_output
+from lightning_bayes.predictive.known_outputs import called, kind_of_outputs, known_outputs, predicted
 
 if TYPE_CHECKING:  # the zoo imports torchvision, which tabular models do not need
     from lightning_bayes.zoo import SavedPosterior
@@ -90,8 +91,7 @@ class Predictor:
         self._posterior = posterior = saved.posterior.to(device)
         drawn = PosteriorSamples(posterior, samples, seed)
         self._known = known_outputs(posterior, saved.likelihood)
-        self._kind = the_output(self._known).kind
-        self._draws = predictive_samples(drawn, posterior.linearized, self._kind)
+        self._draws = predictive_samples(drawn, posterior.linearized, kind_of_outputs(self._known))
         self._example = next(iter(posterior.mean.values()))  # has the device and dtype of the weights
 
     @classmethod
@@ -153,19 +153,28 @@ class Predictor:
         )
 
     @torch.no_grad()
-    def __call__(self, inputs: Any) -> ClassPrediction | ValuePrediction:
-        """Predict, with one row per example; see `prepare` for the inputs."""
+    def __call__(self, inputs: Any) -> Any:
+        """Predict, with one row per example.
+
+        Args:
+            inputs: See `prepare`.
+
+        Returns:
+            `ClassPrediction` or `ValuePrediction`. If the training loss takes several outputs, one for each, in the
+            structure of the model's output.
+        """
         batch = self.prepare(inputs)
+        call = called(self._model, self._known, batch)
         with evaluation_mode(self._model):
-            outputs = self._draws.outputs(self._model, called(self._model, self._known, batch))
-        temperature = self.saved.temperature
-        prediction = self._kind.summarise(outputs if temperature == 1 else outputs / temperature)
+            return predicted(self._model, self._draws, self._known, call, self.saved.temperature, self._converted)
+
+    def _converted(self, prediction: AnyPrediction, kind: OutputLikelihood) -> ClassPrediction | ValuePrediction:
         if isinstance(prediction, Moments):
             return ValuePrediction(prediction.mean, prediction.variance.sqrt())
         if isinstance(prediction, Observed):
             noise, ends = prediction.aleatoric.sqrt(), (prediction.lower, prediction.upper)
             return ValuePrediction(prediction.mean, prediction.epistemic.sqrt(), noise, *ends)
-        return self._classify(prediction)
+        return self._classify(prediction, kind)
 
     def prepare(self, inputs: Any) -> Any:
         """Convert images to a batch of the model's input.
@@ -219,10 +228,10 @@ class Predictor:
         """Move a tensor to the device and dtype of the weights."""
         return as_input(value, self._example) if isinstance(value, Tensor) else value
 
-    def _classify(self, prediction: Prediction) -> ClassPrediction:
+    def _classify(self, prediction: Prediction, kind: OutputLikelihood) -> ClassPrediction:
         probs, names = prediction.probs, self.saved.class_names
-        if isinstance(self._kind, Categorical):
-            largest, classes = probs.amax(self._kind.classes), probs.argmax(self._kind.classes)
+        if isinstance(kind, Categorical):
+            largest, classes = probs.amax(kind.classes), probs.argmax(kind.classes)
         else:
             largest, classes = probs.maximum(1 - probs), (probs > 0.5).long()
         labels = tuple(names[index] for index in classes.tolist()) if names and classes.ndim == 1 else ()

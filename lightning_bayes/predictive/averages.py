@@ -6,6 +6,7 @@ differing number, is left to the caller.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, final
 
 import torch
@@ -26,7 +27,7 @@ from lightning_bayes.likelihood import (
 from lightning_bayes.likelihood.base import flattened, num_samples
 from lightning_bayes.likelihood.mixtures import moments, observed
 from lightning_bayes.likelihood.paths import leaves
-from lightning_bayes.likelihood.predictions import as_dict, moments_of
+from lightning_bayes.likelihood.predictions import AnyPrediction, as_dict, moments_of
 from lightning_bayes.predictive.nested import Differing, average, mapped, refilled
 
 
@@ -68,7 +69,7 @@ class OutputAverage:
 
     def combined(self, outputs: Any) -> Any:
         """One output that represents the average of ``[S, …]``; a leaf without an average stays `Differing`."""
-        result = mapped(lambda leaf: leaf if isinstance(leaf, Differing) else average(leaf), outputs)
+        result = mapped(_unscored, outputs)
         for scored in self._scored(outputs):
             if scored.paths == ((),) and not isinstance(outputs, Tensor):
                 return _combined_structure(outputs, scored.kind)
@@ -79,12 +80,16 @@ class OutputAverage:
 
     def summarised(self, outputs: Any) -> Any:
         """The same structure with a dictionary for each leaf: probabilities, or mean and variance."""
+        return self.predicted(outputs, lambda prediction, kind: as_dict(prediction))
+
+    def predicted(self, outputs: Any, convert: Callable[[AnyPrediction, OutputLikelihood], Any]) -> Any:
+        """The same structure with each leaf's prediction, as `convert` returns it for the leaf's likelihood."""
         only = self.only(outputs)
         if only is not None:
-            return self._summary(outputs, only)
-        result = mapped(_moments, outputs)
+            return convert(self._prediction(outputs, only), only.kind)
+        result = mapped(lambda leaf: convert(moments_of(leaf), Raw()) if _is_real(leaf) else _unscored(leaf), outputs)
         for scored in self._scored(outputs):
-            result = with_leaf(result, scored.paths[0], self._summary(outputs, scored))
+            result = with_leaf(result, scored.paths[0], convert(self._prediction(outputs, scored), scored.kind))
         return result
 
     def only(self, outputs: Any) -> ScoredOutput | None:
@@ -117,8 +122,8 @@ class OutputAverage:
             _close(mean, of_samples.mean) and (_close(variance, total) or _close(variance, of_samples.aleatoric))
         )
 
-    def _summary(self, outputs: Any, scored: ScoredOutput) -> dict[str, Tensor]:
-        return as_dict(scored.kind.summarise(_parts(outputs, scored), self.interval))
+    def _prediction(self, outputs: Any, scored: ScoredOutput) -> AnyPrediction:
+        return scored.kind.summarise(_parts(outputs, scored), self.interval)
 
     def _scored(self, outputs: Any) -> list[ScoredOutput]:
         """The terms whose leaves these outputs have, as stacked tensors."""
@@ -152,12 +157,13 @@ def _parts(outputs: Any, scored: ScoredOutput) -> Any:
 
 
 def _precise(leaf: Any) -> Any:
-    is_real = isinstance(leaf, Tensor) and leaf.is_floating_point()
-    return leaf.to(torch.promote_types(leaf.dtype, torch.float32)) if is_real else leaf
+    return leaf.to(torch.promote_types(leaf.dtype, torch.float32)) if _is_real(leaf) else leaf
 
 
-def _moments(leaf: Any) -> Any:
-    """Mean and variance of real values; other leaves as in `OutputAverage.combined`."""
-    if isinstance(leaf, Differing):
-        return leaf
-    return as_dict(moments_of(leaf)) if leaf.is_floating_point() else average(leaf)
+def _is_real(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.is_floating_point()
+
+
+def _unscored(leaf: Any) -> Any:
+    """The average of whole numbers; values without one stay `Differing`."""
+    return leaf if isinstance(leaf, Differing) else average(leaf)

@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any, Final
 
 from torch import nn
 
 from lightning_bayes.errors import UnsupportedTrainingError
-from lightning_bayes.likelihood import Likelihood, LinkArgument, Raw, ScoredOutput, find_kind, leaf_at
+from lightning_bayes.likelihood import (
+    Family,
+    Likelihood,
+    LinkArgument,
+    OutputLikelihood,
+    Raw,
+    ScoredOutput,
+    find_kind,
+    leaf_at,
+    with_leaf,
+)
 from lightning_bayes.likelihood.inputs import Arguments, arguments_of
+from lightning_bayes.likelihood.paths import leaves
+from lightning_bayes.likelihood.predictions import AnyPrediction
 from lightning_bayes.posteriors import AbstractPosterior
+from lightning_bayes.predictive.averages import OutputAverage
+from lightning_bayes.predictive.nested import Differing
 from lightning_bayes.predictive.repeated import Repeatable
+from lightning_bayes.predictive.samples import Samples, require_tensor
 
 UNKNOWN: Final = (
     "{} does not tell how outputs become predictions, so the raw outputs are averaged. Pass "
@@ -49,8 +65,11 @@ def the_output(likelihood: Likelihood) -> ScoredOutput:
 
 
 def called(model: nn.Module, likelihood: Likelihood, x: Any) -> Repeatable:
-    """A repeatable call of a network on inputs as its training step passed them, which returns the scored output."""
-    return scored_call(model, likelihood, arguments_of(model.forward, x, likelihood.inputs))
+    """A repeatable call on inputs as the training step passed them: of the only scored output, or of all if several are."""
+    arguments = arguments_of(model.forward, x, likelihood.inputs)
+    if likelihood.only is None:
+        return Repeatable(model, *arguments[0], **arguments[1])
+    return scored_call(model, likelihood, arguments)
 
 
 def scored_call(model: nn.Module, likelihood: Likelihood, arguments: Arguments) -> Repeatable:
@@ -63,3 +82,30 @@ def scored_call(model: nn.Module, likelihood: Likelihood, arguments: Arguments) 
         return found if len(paths) > 1 else found[0]
 
     return Repeatable(model if paths == ((),) else output, *arguments[0], **arguments[1])
+
+
+def kind_of_outputs(likelihood: Likelihood) -> OutputLikelihood:
+    """The kind of the only term of the loss; that of raw outputs for several."""
+    return Raw() if likelihood.only is None else likelihood.only.kind
+
+
+def predicted(
+    model: nn.Module,
+    samples: Samples,
+    likelihood: Likelihood,
+    call: Repeatable,
+    temperature: float,
+    convert: Callable[[AnyPrediction, OutputLikelihood], Any] = lambda prediction, kind: prediction,
+) -> Any:
+    """The prediction under samples of what the loss scores; for several outputs, one for each in their structure."""
+    outputs, only = samples.outputs(model, call), likelihood.only
+    if only is not None:
+        if only.paths == ((),) and not isinstance(only.kind, Family):
+            outputs = require_tensor(model, outputs)
+        return convert(only.kind.summarise(outputs if temperature == 1 else outputs / temperature), only.kind)
+    average = OutputAverage(likelihood, temperature)
+    result = average.predicted(average.tempered(outputs), convert)
+    for path, leaf in leaves(result):
+        if isinstance(leaf, Differing):
+            result = with_leaf(result, path, leaf_at(call(), path))  # of the mean network
+    return result

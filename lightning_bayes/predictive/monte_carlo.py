@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from lightning_bayes.errors import HyperparameterError
-from lightning_bayes.likelihood import Family, LinkArgument
+from lightning_bayes.likelihood import LinkArgument
 from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.predictive.closed_form import Linearized, predictive_samples
-from lightning_bayes.predictive.known_outputs import called, known_outputs, the_output
+from lightning_bayes.predictive.known_outputs import called, kind_of_outputs, known_outputs, predicted
 from lightning_bayes.predictive.recalibration import recalibrate
-from lightning_bayes.predictive.samples import PosteriorSamples, as_input, at_posterior_mean, require_tensor
+from lightning_bayes.predictive.samples import PosteriorSamples, as_input, at_posterior_mean
 
 
 class HasPosterior(Protocol):
@@ -70,7 +70,8 @@ def mc_predict(
 
     Returns:
         `Prediction` with ``probs [B, C]``, ``entropy [B]`` and ``mutual_information [B]`` in nats, and ``sample_probs
-        [S, B, C]``. `Moments` with ``mean``, ``variance`` and ``samples`` for values, `Observed` if their noise is known.
+        [S, B, C]``. `Moments` with ``mean``, ``variance`` and ``samples`` for values, `Observed` if their noise is known. If
+        the training loss takes several outputs, one of these for each, in the structure of the model's output.
 
     Raises:
         HyperparameterError: If `samples`, `link`, `temperature` or `linearized` is invalid, or `link` contradicts the loss.
@@ -78,10 +79,10 @@ def mc_predict(
     if not isinstance(posterior, AbstractPosterior):
         posterior = posterior.posterior
     known = known_outputs(posterior, link, stacklevel=4)
-    scored = the_output(known)
     if temperature is None:
         temperature = posterior.temperature
-    if not temperature > 0 or (not scored.kind.has_temperature and temperature != 1):
+    has_temperature = any(scored.kind.has_temperature for scored in known.outputs)
+    if not temperature > 0 or (not has_temperature and temperature != 1):
         raise HyperparameterError(f"temperature={temperature} must be positive, and 1 for outputs that are not logits.")
     weight = next(model.parameters())
     if isinstance(x, np.ndarray):
@@ -90,11 +91,8 @@ def mc_predict(
         linearized = posterior.linearized
     with at_posterior_mean(model, posterior):
         drawn = PosteriorSamples(posterior.to(weight.device), samples, seed)
-        draws = predictive_samples(drawn, linearized, scored.kind)
+        draws = predictive_samples(drawn, linearized, kind_of_outputs(known))
         if len(recalibrate_on):
             batches = [called(model, known, inputs) for inputs in recalibrate_on]
             draws = recalibrate(model, draws, batches, of="mean" if linearized else "sample")
-        outputs = draws.outputs(model, called(model, known, x))
-        if scored.paths == ((),) and not isinstance(scored.kind, Family):
-            outputs = require_tensor(model, outputs)
-        return scored.kind.summarise(outputs if temperature == 1 else outputs / temperature)
+        return predicted(model, draws, known, called(model, known, x), temperature)

@@ -9,7 +9,7 @@ from tiny_training import quiet_trainer
 from torch.utils.data import DataLoader
 from users_modules import MODULES
 
-from lightning_bayes import VOGNCallback
+from lightning_bayes import Predictor, VOGNCallback, load_posterior, mc_predict, zoo
 from lightning_bayes.likelihood import leaf_at
 from lightning_bayes.predictive import PosteriorSamples, temporary_weights
 
@@ -17,6 +17,7 @@ S = 5
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Trying to infer the `batch_size`"),
     pytest.mark.filterwarnings("ignore:.*all examples share these"),  # position embeddings of transformers
+    pytest.mark.filterwarnings("ignore:The posterior does not tell how outputs become predictions"),
     pytest.mark.filterwarnings("ignore:The loss does not show how it reduces"),  # a mean over selected targets
 ]
 
@@ -112,6 +113,26 @@ def test_predict_returns_averages_in_the_units_of_the_user(name):
         elif key in each[0]:
             votes = torch.stack([result[key] for result in each])
             torch.testing.assert_close(first[f"{key}_share"], (votes == value).float().mean(0))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_posterior_files_and_mc_predict_return_the_same_averages(name, tmp_path):
+    user = is_available(name)
+    module, callback, trainer, _ = fitted(user)
+    trainer.save_checkpoint(tmp_path / "run.ckpt")
+    posterior, batch = load_posterior(tmp_path / "run.ckpt"), user.batches()[0]
+    inputs = batch if isinstance(batch, dict) else tuple(batch[:2]) if name == "two inputs" else batch[0]
+    found = [mc_predict(module, posterior, inputs, S, seed=callback.seed, link=user.link)]
+    if user.link is None:  # a file does not hold a function
+        zoo.save_posterior(tmp_path / "run.safetensors", module, posterior)
+        load = {"model": user.module(), "samples": S, "seed": callback.seed}
+        found.append(Predictor.load(tmp_path / "run.safetensors", **load)(inputs))
+    outputs = under_samples(module, callback, lambda: module(*inputs) if name == "two inputs" else plain(module, batch))
+    for path, kind in user.takes.items():
+        expected = averaged(torch.stack([leaf_at(output, path) for output in outputs]), kind)
+        for prediction in found:
+            leaf = prediction if len(user.takes) == 1 else leaf_at(prediction, path)
+            torch.testing.assert_close(leaf[0], expected, rtol=1e-3, atol=1e-5)
 
 
 def plain(module, batch):
