@@ -24,7 +24,7 @@ from lightning_bayes.predictive.links import (
     summarise,
 )
 from lightning_bayes.predictive.monte_carlo import mc_predict
-from lightning_bayes.predictive.observations import LinkArgument, Observation, Observed, Quantiles, find_observation
+from lightning_bayes.predictive.observations import LinkArgument, Observation, Observed, Quantiles
 from lightning_bayes.predictive.recalibration import RecalibratedSamples, recalibrate
 from lightning_bayes.predictive.rejection import Rejector, check_threshold, fewest_rows
 from lightning_bayes.predictive.samples import (
@@ -94,7 +94,6 @@ __all__ = [
     "export",
     "fewest_rows",
     "find_link",
-    "find_observation",
     "fit_temperature",
     "max_logit_score",
     "max_probability_score",

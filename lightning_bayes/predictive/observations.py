@@ -1,10 +1,9 @@
-"""Distributions of real-valued targets by argument, until every caller holds an `OutputLikelihood`."""
+"""Distributions of real-valued targets given outputs, where a likelihood tells them."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch import distributions as families
 from torch.distributions import Distribution
@@ -13,29 +12,24 @@ from lightning_bayes.likelihood.base import OutputLikelihood
 from lightning_bayes.likelihood.family import Family, Observation
 from lightning_bayes.likelihood.gaussian import Gaussian
 from lightning_bayes.likelihood.mixtures import grouped, observed
-from lightning_bayes.likelihood.names import LinkArgument, find_kind
+from lightning_bayes.likelihood.names import LinkArgument
 from lightning_bayes.likelihood.paths import leaf_at
 from lightning_bayes.likelihood.poisson import Poisson
 from lightning_bayes.likelihood.predicted_gaussian import PredictedGaussian
-from lightning_bayes.likelihood.predicted_gaussian import form_of as _form_of
 from lightning_bayes.likelihood.predictions import Observed
 from lightning_bayes.likelihood.quantiles import Quantiles
 from lightning_bayes.likelihood.value import Likelihood
-from lightning_bayes.predictive.links import Link, link_of_kind
 
 __all__ = [
-    "Form",
     "LinkArgument",
     "Observation",
     "Observed",
     "Quantiles",
-    "find_observation",
-    "form_of",
     "log_densities",
-    "mixture_output",
+    "observation_of",
+    "observation_of_likelihood",
     "observed",
 ]
-Form = PredictedGaussian
 
 
 def log_densities(distribution: Distribution, samples: int, targets: Tensor) -> Tensor:
@@ -43,12 +37,6 @@ def log_densities(distribution: Distribution, samples: int, targets: Tensor) -> 
     repeated = targets.expand(samples, *targets.shape).flatten(0, 1)
     values: Tensor = distribution.log_prob(repeated)
     return grouped(values, samples)
-
-
-def find_observation(link: LinkArgument) -> tuple[Link, Observation | None]:
-    """The link of an argument, and the distribution of targets given outputs, if it states one."""
-    observation = observation_of(kind := find_kind(link))
-    return ("identity", observation) if observation is not None else (link_of_kind(kind), None)
 
 
 def observation_of(kind: OutputLikelihood | None) -> Observation | None:
@@ -77,20 +65,3 @@ def observation_of_likelihood(likelihood: Likelihood) -> Observation | None:
         return of_parts(parts if len(parts) > 1 else parts[0])
 
     return of_output
-
-
-def form_of(outputs: Tensor, mean: Tensor, variance: Tensor) -> Form | None:
-    """The form of outputs ``[S, …, 2 k]`` whose distributions have these moments, of as many values; None for another."""
-    if outputs.shape[-1] % 2 or mean.numel() * 2 != outputs.numel():
-        return None
-    first, second = outputs.chunk(2, -1)
-    if not torch.allclose(first, mean.reshape(first.shape), rtol=1e-4, atol=1e-6):
-        return None
-    form = _form_of(second, variance.reshape(first.shape))
-    return None if form is None else PredictedGaussian(form)
-
-
-def mixture_output(outputs: Tensor, form: Form) -> Tensor:
-    """Mean and variance of the mixture over the first dimension of outputs ``[S, …, 2 k]``, in the form of one output."""
-    combined: Tensor = form.combine(outputs)
-    return combined
