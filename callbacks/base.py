@@ -24,7 +24,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 from typing_extensions import Never, Unpack
 
 from lightning_bayes.callbacks import checks, summary
-from lightning_bayes.callbacks.calibration_lenient import beside, calibration_of
+from lightning_bayes.callbacks.calibration import beside, calibration_of
 from lightning_bayes.callbacks.checkpoint_io import store_mean, use_atomic_files, use_plain_numbers
 from lightning_bayes.callbacks.closure import MonteCarloClosure, noise_samples
 from lightning_bayes.callbacks.evaluated_posterior import EvaluatedPosterior, sample_count
@@ -38,7 +38,6 @@ from lightning_bayes.callbacks.presets import Preset, find_preset, presets_of
 from lightning_bayes.callbacks.private_lightning import ClosureParts, wrap_closures
 from lightning_bayes.callbacks.resume import param_names, refuse_other_posterior, resumable_state, warn_of_changes
 from lightning_bayes.callbacks.swap import swap_optimizer
-from lightning_bayes.callbacks.training_inputs import FIRST_BATCHES
 from lightning_bayes.optim import VariationalOptimizer
 from lightning_bayes.optim.default_noise import DefaultNoise, follows_fit
 from lightning_bayes.optim.groups import KEY
@@ -80,7 +79,8 @@ class VariationalCallback(EvaluationCallback, ABC):
         self._noise = DefaultNoise(arguments.group_defaults["noise_flatness"]) if arguments.is_default_noise else None
         self._rule = NoiseRule()
         self.linearized, self.predict_once = arguments.linearized, arguments.predict_once
-        self._calibration = calibration_of(arguments.calibrate, arguments.lr)
+        calibrates = arguments.lr is None or arguments.calibrate  # the papers' step is left as it is
+        self._calibration = calibration_of(self.name, arguments.calibrate) if calibrates else None
         self.eval_samples, self.val_samples = arguments.eval_samples, arguments.val_samples
         self.group_defaults, self.optimizer_kwargs = arguments.group_defaults, arguments.optimizer_kwargs
         self.mc_samples: int = self.optimizer_kwargs["mc_samples"]
@@ -142,8 +142,7 @@ class VariationalCallback(EvaluationCallback, ABC):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Patch the trainer."""
         super().setup(trainer, pl_module, stage)
-        if self._calibration is not None:
-            beside(trainer, self, self._calibration)
+        beside(trainer, self, self._calibration)
         use_atomic_files(trainer)
         if stage == "fit":
             checks.check_training(trainer, pl_module)
@@ -191,8 +190,6 @@ class VariationalCallback(EvaluationCallback, ABC):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Record the losses of the first batch; note that Lightning calls this callback, as it does unless it tunes."""
         self._is_told_of_batch = True
-        if batch_idx < FIRST_BATCHES and self._calibration is not None and self._calibration.needs_inputs:
-            self._calibration.see(pl_module, batch, batch_idx)
         if not self._has_seen_loss:
             super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
 
@@ -229,15 +226,14 @@ class VariationalCallback(EvaluationCallback, ABC):
             pl_module.log_dict(summary.epoch_metrics(trainer, self.optimizer), sync_dist=True)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Require finite weights and state, and summarise the fit."""
-        if self.optimizer is None:
-            return
-        self.optimizer.require_finite()  # the last update has no later pass that checks it
-        if self.optimizer.noisy and self.optimizer.num_updates:
-            rank_zero_info(summary.at_the_end(self.optimizer, self.name, self.validated, self._rule.path))
+        """Require finite weights and state."""
+        if self.optimizer is not None:
+            self.optimizer.require_finite()  # the last update has no later pass that checks it
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the posterior for later evaluation in this process."""
+        """Summarise the fit, and keep the posterior for later evaluation in this process."""
+        if self.optimizer is not None and self.optimizer.noisy and self.optimizer.num_updates:
+            rank_zero_info(summary.at_the_end(self.optimizer, self.name, self.validated, self._rule.path))
         evaluates_samples = self.optimizer_class.noisy and max(self.eval_samples, self.val_samples or 0) > 0
         if self.optimizer is not None and self.optimizer.num_updates and evaluates_samples:
             with fit_kept(self.name, "the posterior of its module"):

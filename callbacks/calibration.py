@@ -1,54 +1,74 @@
-"""Chooses the width of a trained posterior and a temperature on the validation set."""
+"""Chooses the width of a trained posterior and a temperature on the validation set, and stores and applies them."""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterable
 from typing import Any, final
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
-from torch import Tensor, nn
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning_utilities.core.rank_zero import rank_zero_info
 
 from lightning_bayes.callbacks.arguments import checked
-from lightning_bayes.callbacks.calibration_base import CalibrationCallback, evaluation_of
-from lightning_bayes.callbacks.calibration_budget import FEWEST_ROWS, agreed, budget_of_fit
-from lightning_bayes.callbacks.calibration_outputs import Scalable, ValidationOutputs, kept_rows, loaded_rows
-from lightning_bayes.callbacks.evaluation import EvaluationCallback
-from lightning_bayes.callbacks.loaders import ValidationSet, random_state_kept, sum_over_processes
+from lightning_bayes.callbacks.batch_norm_means import BatchNormMeans
+from lightning_bayes.callbacks.calibration_choice import FEWEST_ROWS, Choice, Chooser, is_calibrated, is_trial
+from lightning_bayes.callbacks.evaluation import EvaluationCallback, evaluation_of
+from lightning_bayes.callbacks.finished_samples import FinishesSamples, finished
+from lightning_bayes.callbacks.held_out import HeldOut, Scalable, linearised, loaded_rows
+from lightning_bayes.callbacks.last_epoch import fit_kept, is_last_epoch
+from lightning_bayes.callbacks.loaders import ValidationSet, random_state_kept
 from lightning_bayes.callbacks.neighbours import callbacks_of, insert_after
-from lightning_bayes.callbacks.recalibration import recalibrated_examples
-from lightning_bayes.callbacks.training_inputs import FIRST_BATCHES
-from lightning_bayes.callbacks.validation_rows import rows_of
-from lightning_bayes.errors import PosteriorError
-from lightning_bayes.likelihood import Gaussian
+from lightning_bayes.callbacks.point_estimate import PointEstimate
+from lightning_bayes.callbacks.validation_rows import KeptRows
+from lightning_bayes.errors import PosteriorError, UnsupportedTrainingError
+from lightning_bayes.optim.readout import CALIBRATION_KEY
 from lightning_bayes.posteriors import AbstractPosterior, ScaledPosterior
 from lightning_bayes.predictive import (
+    ClosedFormSamples,
     LinearizedSamples,
     Link,
-    PosteriorSamples,
     Samples,
-    choose_calibration,
     evaluation_mode,
-    predictive_nll,
 )
-from lightning_bayes.predictive.calibration import EVALUATIONS
-from lightning_bayes.predictive.samples import require_tensor
+from lightning_bayes.predictive.recalibration import running_statistics
 
-_NO_OTHER = " (no other was tried)"
+_EXPANSIONS = (LinearizedSamples, ClosedFormSamples)
+
+
+def calibration_of(owner: str, calibrate: bool | None) -> Calibration | None:
+    """The calibration of a callback's argument ``calibrate``; None chooses a temperature where the fit allows it."""
+    if calibrate is None:
+        return Calibration.by_default(owner)
+    return Calibration().named(f"{owner}(calibrate=True)") if calibrate else None
+
+
+def beside(trainer: Trainer, callback: Callback, calibration: Calibration | None) -> None:
+    """Put the calibration of a callback behind all that finish samples; its hooks run before the checkpoint's."""
+    others = [other for other in callbacks_of(trainer, Calibration) if other is not calibration]
+    if calibration is None or (others and not calibration.is_required):
+        return
+    if others and others[0].is_required:
+        raise UnsupportedTrainingError(
+            f"{calibration.name} and {others[0].name} both choose the width of the posterior. Remove one of them."
+        )
+    callbacks = callbacks_of(trainer, Callback)
+    if calibration not in callbacks and callback in callbacks:
+        finishing = [other for other in callbacks if isinstance(other, FinishesSamples)]
+        insert_after(trainer, calibration, callback, *finishing)
 
 
 @final
-class Calibration(CalibrationCallback):
-    """Chooses the width of the posterior and a temperature on the validation set: one of them, both or neither.
+class Calibration(Callback):
+    """Chooses a temperature and the width of the posterior on the validation set, at the end of a fit.
 
-    ``calibrate=True`` of a callback such as `VOGNCallback` adds it; by default, such a callback chooses a temperature only.
-    At the end of a fit it chooses the width c ≥ 0 of the posterior, Σ → c² Σ, and for classifiers the temperature that
-    divides the logits of every sample. Something is changed only if the validation NLL falls by more than one standard error
-    of the paired difference; see `lightning_bayes.calibrate`. Samples without a width, such as dropout or an ensemble, get a
-    temperature only; so does a network without any other callback.
+    Callbacks such as `VOGNCallback` and `DeepEnsembleCallback` add one by default, which chooses a temperature where the fit
+    has labelled validation data; ``calibrate=True`` chooses the width too. Without another callback, the network gets a
+    temperature.
 
-    After a linear layer or a convolution, BatchNorm then subtracts the mean of each weight sample; see `ScaledPosterior`.
+    T divides the logits of every sample, and Σ becomes c² Σ. Both minimise the validation NLL and are shrunk towards 1, so
+    that few examples change little; see `lightning_bayes.calibrate`. An ensemble or dropout has no width, and regressions
+    have no temperature.
 
     Both numbers are logged as ``val/posterior_scale`` and ``val/temperature`` and saved in the checkpoint. Tests,
     validations and predictions outside of a fit use them, for any module, and `load_posterior` returns them. For a
@@ -58,15 +78,15 @@ class Calibration(CalibrationCallback):
     evaluation. With the identity link, the noise comes from the module's ``lightning_bayes_likelihood``, if it is a
     `lightning_bayes.curvature.Gaussian`; otherwise σ is fitted at each width.
 
-    It calls the network at most .15 times as often as the fit has batches, on validation examples that are spread over the
-    set. If that is not enough for widths on 200 examples, it chooses a temperature only. The line at the end of the fit says
-    what was chosen and how long it took.
+    It calls the network at most .15 times as often as the fit has batches, but on 200 validation examples at least. If that
+    is not enough for widths, it chooses a temperature only.
 
     Args:
         linearized: Whether predictions are linearised, see `LinearizedSamples`; None follows the callback with the
             posterior.
         refit: Whether to choose again before each evaluation even if the checkpoint has a width, such as for another number
             of samples.
+        width: Whether to choose the width too.
 
     Attributes:
         scale: c of the current posterior; None if it is not chosen yet.
@@ -74,12 +94,34 @@ class Calibration(CalibrationCallback):
         seconds: The time that the last choice took.
     """
 
+    state_key = CALIBRATION_KEY  # the same for any arguments, so that an evaluation can use other arguments
+
     @checked
-    def __init__(self, linearized: bool | None = None, refit: bool = False) -> None:
+    def __init__(self, linearized: bool | None = None, refit: bool = False, width: bool = True) -> None:
         super().__init__()
-        self.linearized, self.refit = linearized, refit
-        self._has_tried = False  # the first validation batch of the current fit
-        self._validation = ValidationSet("Calibration", "width and temperature", "lightning_bayes.calibrate")
+        self.linearized, self.refit, self.width = linearized, refit, width
+        self.name = "Calibration"  # in messages
+        self.is_required = self.chooses = True
+        self.scale: float | None = None
+        self.temperature, self.seconds = 1.0, 0.0
+        self._is_linearized = False  # whether the scale was chosen for linearised predictions
+        self._has_ended = True  # whether the end of the current fit has chosen
+        self._epoch_end = -1  # update after which the callbacks of an epoch were called
+        self._start_of_fit = math.inf
+        self._kept, self._inputs = KeptRows(), BatchNormMeans()
+        self._validation = ValidationSet(self.name, "width and temperature", "lightning_bayes.calibrate")
+
+    @classmethod
+    def by_default(cls, owner: str, chooses: bool = True) -> Calibration:
+        """One that a callback adds: it refuses nothing, and chooses a temperature or only compares with the network."""
+        found = cls(width=False)
+        found.is_required, found.chooses = False, chooses
+        return found.named(owner)
+
+    def named(self, owner: str) -> Calibration:
+        """The same, with the name of its owner in messages."""
+        self.name = self._validation.callback = owner
+        return self
 
     def scaled(self, posterior: AbstractPosterior) -> ScaledPosterior:
         """A posterior at the chosen width and temperature, for example for `save_posterior`.
@@ -95,7 +137,36 @@ class Calibration(CalibrationCallback):
         """
         if self.scale is None:
             raise PosteriorError("Calibration has not chosen a width. Fit or test first.")
-        return ScaledPosterior(posterior, self.scale, self._is_linearized, self.temperature, self._input_means)
+        return ScaledPosterior(posterior, self.scale, self._is_linearized, self.temperature, self._inputs.means)
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The width and the temperature, and whether they were chosen for linearised predictions; empty without them."""
+        if self.scale is None:
+            return {}
+        chosen = {"scale": self.scale, "linearized": self._is_linearized, "temperature": self.temperature}
+        return {**chosen, "input_means": self._inputs.means}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore a checkpoint's width and temperature."""
+        self.scale, self._is_linearized = state_dict["scale"], state_dict["linearized"]
+        self.temperature, self._inputs.means = state_dict["temperature"], state_dict.get("input_means", {})
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Forget the numbers of other weights; `load_state_dict` follows if the checkpoint has its own."""
+        has_none = CALIBRATION_KEY not in checkpoint.get("callbacks", {})
+        is_lost = has_none and not self.is_required and not evaluation_of(trainer).stores_calibration
+        if is_lost and self.scale is not None and trainer.state.fn != "fit":
+            rank_zero_info(
+                f"{self.name}: the temperature {self.temperature:.3g} belongs to the last weights of the fit. This "
+                "checkpoint has none, so its predictions are as trained. calibrate=True chooses one for each checkpoint."
+            )
+        self.forget()
+
+    def forget(self) -> None:
+        """Leave predictions as they are."""
+        self.scale, self.temperature, self._inputs.means = None, 1.0, {}
 
     # -- during a fit -------------------------------------------------------------------------------------------------
 
@@ -105,112 +176,124 @@ class Calibration(CalibrationCallback):
             insert_after(trainer, PointEstimate(), self)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Require a validation set."""
-        super().on_train_start(trainer, pl_module)
-        self._validation.require(trainer)
-        self._has_tried = False
+        """Forget the numbers of earlier weights, start the clock, and require a validation set if asked to choose."""
+        self.forget()
+        self._has_ended, self._start_of_fit = False, time.perf_counter()
+        self._kept.start(0)
+        if self.is_required:
+            self._validation.require_pairs(trainer, pl_module)
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Keep the first batches of an epoch."""
-        if batch_idx < FIRST_BATCHES:
-            self.see(pl_module, batch, batch_idx)
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Forget the numbers of an epoch that was not the last, whatever it looked like."""
+        self.forget()
+        self._has_ended = False
+        if self.chooses and running_statistics(
+            pl_module
+        ):  # a hook of the class would cost every batch of every network
+            self.on_train_batch_start = self._see  # type: ignore[method-assign]
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Try the first validation batch after the first update of a fit, when the link is known."""
-        if self._has_tried:
-            return
-        self._has_tried = True
-        link = evaluation_of(trainer).link_of(pl_module)
-        with evaluation_mode(pl_module), random_state_kept(pl_module), torch.no_grad():
-
-            def forward(inputs: Any) -> Tensor:
-                return torch.as_tensor(pl_module(inputs))[None]
-
-            first = self._validation.outputs(trainer, pl_module, forward, self._validation.loader(trainer), 1)
-            if link is not None:
-                predictive_nll(first.outputs, first.targets, link, None, lambda total: total)
+    def _see(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Keep the inputs of the first batches of an epoch."""
+        self._inputs.see(pl_module, batch, batch_idx)
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the loaders."""
-        super().on_validation_epoch_start(trainer, pl_module)
+        """Keep the loaders, and forget the rows of an earlier validation of a fit."""
         self._validation.keep(trainer)
+        if trainer.state.fn == "fit":
+            self._kept.start(trainer.num_val_batches[0])
 
-    def choose_in_fit(self, trainer: Trainer, module: LightningModule) -> None:
-        """Choose width and temperature."""
-        link = evaluation_of(trainer).link_or_raw(module)
-        samples = self.found_samples(trainer, module, link)
-        if samples is not None:
-            self._choose(trainer, module, self._followed(self.with_inputs(trainer, module, samples)), link)
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Keep some rows before the step may change them."""
+        if trainer.state.fn == "fit" and not trainer.sanity_checking and not dataloader_idx:
+            self._kept.add(batch, batch_idx)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Choose after the last epoch, before the checkpoint is written."""
+        self._epoch_end = trainer.global_step
+        if is_last_epoch(trainer):
+            self.end(trainer, pl_module)
+            if self.scale is not None and not trainer.barebones:
+                chosen = {"val/posterior_scale": self.scale, "val/temperature": self.temperature}
+                pl_module.log_dict(chosen, sync_dist=True)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Choose for the last checkpoint of a fit that `EarlyStopping` ends: it decides after the other callbacks."""
+        is_over = trainer.state.fn == "fit" and trainer.should_stop and self._epoch_end == trainer.global_step
+        if is_over and not self._has_ended:
+            self.end(trainer, pl_module)
+            if self.scale is not None:
+                checkpoint.setdefault("callbacks", {})[self.state_key] = self.state_dict()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Choose after such a fit without a checkpoint."""
+        if not self._has_ended and trainer.global_step:
+            self.end(trainer, pl_module)
+        self._inputs.clear()
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Forget the rows of the fit."""
+        self._kept.start(0)
+
+    @torch.no_grad()
+    def end(self, trainer: Trainer, module: LightningModule) -> None:
+        """Choose at the end of a fit, and compare the samples with the network alone."""
+        self._has_ended = True
+        result = "a width" if self.is_required else "a temperature"
+        with fit_kept(self.name, result), evaluation_mode(module), random_state_kept(module):
+            self._end(trainer, module)
+
+    def _end(self, trainer: Trainer, module: LightningModule) -> None:
+        start, callback = time.perf_counter(), evaluation_of(trainer)
+        link = callback.link_of(module)
+        is_alone = is_trial(trainer) or not (self.is_required or is_calibrated(trainer, link))
+        samples = None if is_alone else callback.find_samples(trainer, module)
+        if samples is None:
+            return
+        samples = linearised(finished(trainer, module, samples, link or "identity", but=self)[0], self.linearized)
+        found = self._chooser(trainer, module, link).at_end(samples, self._kept, self._inputs)
+        if isinstance(found, str) and self.chooses:
+            hint = "" if self.is_required else " calibrate=False skips this."
+            rank_zero_info(f"{self.name} chooses no temperature on the validation set: {found}.{hint}")
+        if isinstance(found, Choice):
+            self._use(found, start)
+            callback.validated = found.comparison or callback.validated
+
+    def _chooser(self, trainer: Trainer, module: LightningModule, link: Link | None) -> Chooser:
+        callback, options = evaluation_of(trainer), (self.width, self.chooses, self.is_required)
+        return Chooser(trainer, module, callback, self._validation, link, *options)
+
+    def _use(self, found: Choice, start: float) -> None:
+        """Use the numbers that were found, and say so."""
+        chosen = found.chosen
+        if chosen is None:
+            return
+        self.scale, self.temperature = chosen.scale, chosen.temperature
+        self._is_linearized = isinstance(found.samples, _EXPANSIONS)
+        self.seconds = time.perf_counter() - start
+        rank_zero_info(f"{self.name}: {found.line(self.seconds, start - self._start_of_fit, self.width)}")
 
     def finished_samples(self, trainer: Trainer, module: LightningModule, samples: Samples, link: Link) -> Samples:
-        """Samples of an evaluation outside of a fit, at the chosen width, which is chosen first if necessary."""
-        followed = self._followed(samples)
-        scaled = super().finished_samples(trainer, module, followed, link)
-        if self.scale is None or self.refit:
-            with random_state_kept(module):
-                self._choose(trainer, module, self.centred(followed, module), link)
-            scaled = super().finished_samples(trainer, module, followed, link)
+        """Samples of an evaluation outside of a fit at the chosen width, which is chosen first if this was asked for."""
+        followed = linearised(samples, self.linearized)
+        if self._is_linearized != isinstance(followed, _EXPANSIONS):  # chosen for the other predictive
+            self.forget()
+        if self.is_required and (self.scale is None or self.refit):
+            self._choose(trainer, module, followed, link)
+        if self.scale is None or not isinstance(followed, Scalable):
+            return followed
+        centred: Any = self._inputs.centred(followed, module)
+        scaled: Samples = centred.scaled(self.scale)
         return scaled
 
-    def _followed(self, samples: Samples) -> Samples:
-        """The samples, linearised as asked."""
-        if not isinstance(samples, Scalable) or self.linearized is None:
-            return samples
-        weight_samples = samples if isinstance(samples, PosteriorSamples) else samples.samples
-        return LinearizedSamples(weight_samples) if self.linearized else weight_samples
-
     def _choose(self, trainer: Trainer, module: LightningModule, samples: Samples, link: Link) -> None:
-        """Choose as asked; the width as well, unless the fit was too short for it."""
-        start, is_fit = time.perf_counter(), trainer.state.fn == "fit"
-        tries_widths, rows = isinstance(samples, Scalable), 5 * FEWEST_ROWS
-        of_batch = evaluation_of(trainer).batch_rows
-        if is_fit:
-            seen, of_batches = agreed(trainer, module, sum(map(rows_of, self._kept.batches)), of_batch)
-            budget = budget_of_fit(trainer, of_batches, recalibrated_examples(trainer, module))
-            is_affordable = link == "identity" or budget.allows(seen or FEWEST_ROWS, samples.count, EVALUATIONS)
-            tries_widths = tries_widths and is_affordable
-            rows = max(FEWEST_ROWS, budget.rows(samples.count, EVALUATIONS if tries_widths else 1))
-        if is_fit and self._kept.batches:
-            batches = kept_rows(module, self._kept.batches, rows, of_batch or FEWEST_ROWS)
-        else:
-            batches = loaded_rows(trainer, self._validation, rows)
-        at = ValidationOutputs(trainer, module, self._validation, batches)
-        first, outputs_at = at.at_widths(samples)
-        likelihood = getattr(module, "lightning_bayes_likelihood", None)
-        std, total = likelihood.std if isinstance(likelihood, Gaussian) else None, sum_over_processes(trainer, module)
-        found = choose_calibration(outputs_at, first.targets, link, std, total, tries_widths)
-        self.use(found, samples, start, at.rows, f"width {found.scale:.3g}{'' if tries_widths else _NO_OTHER}, ")
-
-
-class PointSamples(Samples):
-    """The network as it is, as one sample."""
-
-    count, has_mean = 1, False
-
-    def subset_outputs(self, model: nn.Module, forward: Callable[[], Tensor], indices: Iterable[int]) -> Tensor:
-        """Run `forward` once for each index."""
-        return torch.stack([require_tensor(model, forward()) for _ in indices])
-
-
-@final
-class PointEstimate(EvaluationCallback):
-    """Evaluates the user's network outside of a fit, where other callbacks may change its predictions."""
-
-    opt_out_hint = "remove Calibration"
-
-    def __init__(self) -> None:
-        super().__init__(None)
-
-    def find_samples(self, trainer: Trainer, pl_module: LightningModule) -> Samples | None:
-        """The network; None for validation in a fit, which stays as it is."""
-        return None if trainer.state.fn == "fit" and trainer.validating else PointSamples()
-
-    def state_dict(self) -> dict[str, Any]:
-        """What the training loss told."""
-        return self.loss_state()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what the training loss told."""
-        self.load_loss_state(state_dict)
+        """Choose before an evaluation of a checkpoint."""
+        start = time.perf_counter()
+        with random_state_kept(module), torch.no_grad():
+            batches = loaded_rows(trainer, self._validation, 5 * FEWEST_ROWS)
+            at, samples = HeldOut(trainer, module, self._validation, batches), self._inputs.centred(samples, module)
+            first, outputs_at = at.at_widths(samples)
+            width = self.width and isinstance(samples, Scalable)
+            found = self._chooser(trainer, module, link).chosen(outputs_at, first.targets, width)
+        self._use(Choice(samples, at.rows, width, found), start)

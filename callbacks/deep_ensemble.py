@@ -6,20 +6,25 @@ import os
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Final, final
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_bayes.callbacks.arguments import checked
+from lightning_bayes.callbacks.calibration import Calibration, beside, calibration_of
 from lightning_bayes.callbacks.evaluation import EvaluationCallback
 from lightning_bayes.callbacks.fitted_weights import FittedWeights, checksum
 from lightning_bayes.callbacks.member_fits import MemberFits, member_path
+from lightning_bayes.callbacks.neighbours import callbacks_of
 from lightning_bayes.errors import HyperparameterError, PosteriorError
 from lightning_bayes.likelihood.value import stored_likelihood
 from lightning_bayes.optim.readout import POSTERIOR_KEY, callback_state, posterior_from_checkpoint, read_checkpoint
 from lightning_bayes.predictive import LinkArgument, MemberPosteriors, MemberSamples, NetworkSamples, misfits
+
+_CALIBRATION: Final = "calibration.pt"  # beside the members
 
 
 @final
@@ -56,6 +61,8 @@ class DeepEnsembleCallback(EvaluationCallback):
         seed: The seed of these samples, or of the members' initial weights.
         link: How outputs become predictions in evaluation. None: the module's attribute ``lightning_bayes_link``, else the
             link of the training loss, else raw outputs are averaged.
+        calibrate: None: a classifier with labelled validation data gets a temperature once all members are trained; it is
+            saved beside them. False leaves predictions as trained; True refuses fits that cannot have one.
         predict_once: Whether your ``predict_step`` runs once for each batch, with ``self(...)`` averaged inside; by default
             it runs under each sample.
 
@@ -66,6 +73,7 @@ class DeepEnsembleCallback(EvaluationCallback):
     """
 
     opt_out_hint = "remove DeepEnsembleCallback"
+    stores_calibration = True
 
     @checked
     def __init__(
@@ -74,6 +82,7 @@ class DeepEnsembleCallback(EvaluationCallback):
         link: LinkArgument | None = None,
         samples: int = 0,
         seed: int = 0,
+        calibrate: bool | None = None,
         predict_once: bool = False,
     ) -> None:
         if samples < 0 or samples != int(samples):
@@ -81,6 +90,8 @@ class DeepEnsembleCallback(EvaluationCallback):
         super().__init__(link)
         self.predict_once = predict_once
         self.samples, self.seed = samples, seed
+        self._calibration = calibration_of(type(self).__name__, calibrate)
+        self._has_trained = False  # all members, in the current fit
         self.members = _paths(members)
         self.fits: MemberFits | None = None
         self.folder: str | None = None  # of the members that this callback trains: each fit has a folder of its own
@@ -97,6 +108,8 @@ class DeepEnsembleCallback(EvaluationCallback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Copy the module before a fit that trains members."""
         super().setup(trainer, pl_module, stage)
+        beside(trainer, self, self._calibration)
+        self._has_trained = False
         if self.fits is not None and stage == "fit":
             self.fits.prepare(trainer, pl_module)
             self._weights.forget()
@@ -113,18 +126,33 @@ class DeepEnsembleCallback(EvaluationCallback):
         self.folder, self._checksums = str(folder.absolute()), []
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Train the other members."""
+        """Train the other members, and choose the temperature of their average."""
         if self.fits is not None:
             if self.folder is None:  # resumed after the last update of a fit without this callback
                 self._choose_folder(trainer)
             assert self.folder is not None
             self._checksums = self.fits.run(trainer, Path(self.folder))
             self._weights.keep(pl_module)
+            self._has_trained = bool(self._checksums)
+            self._calibrate(trainer, pl_module, Path(self.folder))
+        super().on_fit_end(trainer, pl_module)
+
+    def _calibrate(self, trainer: Trainer, module: LightningModule, folder: Path) -> None:
+        """Choose on the device of the fit, which Lightning has left, and save the choice beside the members."""
+        for calibration in callbacks_of(trainer, Calibration) if self._has_trained else []:
+            before = module.device
+            module.to(trainer.strategy.root_device)
+            try:
+                calibration.end(trainer, module)
+            finally:
+                module.to(before)
+            if calibration.scale is not None:
+                torch.save(calibration.state_dict(), folder / _CALIBRATION)
 
     def find_samples(self, trainer: Trainer, pl_module: LightningModule) -> NetworkSamples | None:
         """The members, or samples of their posteriors; None in a fit, and in a trial run that has trained one network."""
         is_trial = self.fits is not None and trainer.fast_dev_run  # type: ignore[attr-defined]
-        if trainer.state.fn == "fit" or is_trial:
+        if (trainer.state.fn == "fit" and not self._has_trained) or is_trial:
             return None
         paths = self.members
         if self.fits is not None:
@@ -133,6 +161,7 @@ class DeepEnsembleCallback(EvaluationCallback):
             paths = self._trained(self.fits.count)
             if not self._weights.are_those_of(pl_module, type(self).__name__):
                 return None
+        self._load_calibration(trainer)
         # Load one at a time, because a checkpoint also holds the optimizer's state.
         if not self.samples:
             return MemberSamples([_weights(self._checkpoint(path, pl_module), pl_module) for path in paths])
@@ -140,6 +169,13 @@ class DeepEnsembleCallback(EvaluationCallback):
             posterior_from_checkpoint(self._checkpoint(path, pl_module), path).to(pl_module.device) for path in paths
         ]
         return MemberPosteriors(posteriors, self.samples, self.seed)
+
+    def _load_calibration(self, trainer: Trainer) -> None:
+        """Restore what the end of the fit has saved beside the members."""
+        path = Path(self.folder or "") / _CALIBRATION
+        for calibration in callbacks_of(trainer, Calibration):
+            if self.fits is not None and calibration.scale is None and trainer.state.fn != "fit" and path.is_file():
+                calibration.load_state_dict(torch.load(path, weights_only=True))
 
     def _is_interrupted(self, count: int) -> bool:
         """Whether the last fit, in this process, has not trained all members, with a warning."""

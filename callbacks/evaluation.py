@@ -45,6 +45,7 @@ class EvaluationCallback(Callback, ABC):
     """Averages a module's predictions over samples in validation, test and prediction."""
 
     opt_out_hint = "set eval_samples=0"
+    stores_calibration = False  # whether a calibration is saved elsewhere than in the checkpoint
     interval: float = 0.9  # probability of predicted intervals
     predict_once: bool = False  # whether the user's predict_step runs once for a batch, with self(...) averaged in it
 
@@ -112,6 +113,7 @@ class EvaluationCallback(Callback, ABC):
         check_trainer(trainer, stage, type(self).__name__)
         self.undo()
         self._has_seen_loss = False
+        self.validated = self.validated if stage != "fit" else None
 
     def loss_state(self) -> dict[str, Any]:
         """What the training loss told, for a checkpoint."""
@@ -150,6 +152,11 @@ class EvaluationCallback(Callback, ABC):
         if self._recorder is not None:
             self._recorder.stop()
             self._recorder = None
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Say what averaging over samples changes on the validation set, once a calibration has chosen."""
+        if self.validated is not None and self.averages(trainer):
+            rank_zero_info(f"{type(self).__name__}: {self.validated.summary()}.")
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start averaging."""
@@ -257,6 +264,11 @@ class EvaluationCallback(Callback, ABC):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Undo everything: after an exception, Lightning does not call the `teardown` of callbacks."""
         self.undo()
+
+
+def evaluation_of(trainer: Trainer) -> EvaluationCallback:
+    """The callback that averages predictions."""
+    return next(callback for callback in callbacks_of(trainer, EvaluationCallback) if callback.averages(trainer))
 
 
 def require_single_evaluation(trainer: Trainer) -> None:

@@ -79,8 +79,7 @@ class CallbackOwn(TypedDict, total=False):
             module's attribute ``lightning_bayes_link``, else what the training loss says, else raw outputs are averaged.
         calibrate: Whether the end of a fit chooses the width of the posterior and a temperature on the validation set, see
             `lightning_bayes.callbacks.Calibration`. None: without `lr`, a classifier gets a temperature, if the fit has
-            validation data in pairs (inputs, targets) with ten wrong predictions, and was long enough to spend a
-            twentieth of it.
+            validation data in pairs (inputs, targets). Both are shrunk towards 1, so that few examples change little.
         predict_once: Whether ``trainer.predict`` runs your ``predict_step`` once for each batch, with ``self(...)`` averaged
             inside, for example because it writes files. By default, it runs under each sample, and what it returns is
             averaged.

@@ -36,6 +36,13 @@ class ValidationSet:
             raise self._missing("this fit has none")
         self.keep(trainer)
 
+    def require_pairs(self, trainer: Trainer, module: LightningModule) -> None:
+        """`require`, and that its first batch is a pair (inputs, targets)."""
+        self.require(trainer)
+        with random_state_kept(module):
+            for batch in islice(OnDevice(trainer, self.loader(trainer), RunningStage.VALIDATING).loaded(), 1):
+                self.require_pair(module, batch)
+
     def keep(self, trainer: Trainer) -> None:
         """Keep the loaders of the current validation."""
         self._loaders = trainer.val_dataloaders
@@ -62,6 +69,16 @@ class ValidationSet:
             raise self._missing(nowhere if data is None else f"{type(data).__name__}.val_dataloader() returns none")
         return loader
 
+    def require_pair(self, module: LightningModule, batch: Any) -> None:
+        """Raise `UnsupportedTrainingError` unless a batch is a pair (inputs, targets)."""
+        if not isinstance(batch, (tuple, list)) or len(batch) != 2 or not isinstance(batch[1], Tensor):
+            entries = f" of {len(batch)} entries" if isinstance(batch, (tuple, list, dict)) else ""
+            raise UnsupportedTrainingError(
+                f"{self.callback} calls {type(module).__name__} on the inputs of batches (inputs, targets), but the "
+                f"validation set yields a {type(batch).__name__}{entries}. Yield such batches, or choose the {self.number} "
+                f"yourself with {self.function}."
+            )
+
     def outputs(
         self,
         trainer: Trainer,
@@ -80,12 +97,7 @@ class ValidationSet:
         """Evaluate batches that are on the device."""
         steps = []
         for batch in moved:
-            if not isinstance(batch, (tuple, list)) or len(batch) != 2 or not isinstance(batch[1], Tensor):
-                raise UnsupportedTrainingError(
-                    f"{self.callback} calls {type(module).__name__} on the inputs of batches (inputs, targets), but the "
-                    f"validation set yields a {type(batch).__name__}. Yield such batches, or choose the {self.number} "
-                    f"yourself with {self.function}."
-                )
+            self.require_pair(module, batch)
             inputs, targets = batch
             with trainer.precision_plugin.forward_context():
                 steps.append(stored(forward(inputs), targets))

@@ -39,6 +39,8 @@ class Comparison(NamedTuple):
     scores: dict[str, Paired]  # of the average over samples, and of the mean, by metric key
     examples: int
     uncertainty: float  # mean mutual information in nats; for regression, mean variance over samples
+    samples: int = 1  # S
+    beside: str = "the mean"  # what the average is compared with
 
     def metrics(self) -> dict[str, float]:
         """The differences and their standard errors, as metrics of a test."""
@@ -55,29 +57,42 @@ class Comparison(NamedTuple):
             f"{paired.first - paired.second:+.4f} ± {paired.error:.4f}"
             for key, paired in self.scores.items()
         ]
-        visible = [key for key, paired in self.scores.items() if abs(paired.first - paired.second) >= _SHOWN]
-        changed = [_WORDS[key] for key in visible if self.scores[key].differs]
-        verdict = f"{' and '.join(changed)} differ" + "s" * (len(changed) == 1) if changed else "No score differs"
-        bound = "two standard errors" if changed else f"two standard errors and {_SHOWN}"
         predicted = f"the average over {samples} samples" if samples > 1 else "its prediction"
         return "\n".join(
             [
                 f"{callback}: {predicted} instead of the mean, on {self.examples:,} test examples "
                 "(± standard error of the difference):",
                 *lines,
-                f"  {verdict} by {bound}.",
+                f"  {self._verdict()}",
             ]
         )
 
+    def _verdict(self) -> str:
+        """Which scores are better and which are worse, of those that differ by more than their noise."""
+        found: dict[bool, list[str]] = {True: [], False: []}
+        for key, paired in self.scores.items():
+            difference = paired.first - paired.second
+            if paired.differs and abs(difference) >= _SHOWN:
+                found[(difference > 0) == (key == "cls/Acc")].append(_WORDS[key])
+        parts = [f"better in {' and '.join(found[True])}"] * bool(found[True])
+        parts += [f"worse in {' and '.join(found[False])}"] * bool(found[False])
+        if parts:
+            return f"It is {', and '.join(parts)}, by more than two standard errors."
+        return f"No score differs by two standard errors and {_SHOWN}."
+
     def summary(self) -> str:
-        """A phrase for the end of a fit."""
+        """A phrase for the end of a fit: scores with their differences and standard errors, and no verdict."""
         scores = ", ".join(
-            f"{_WORDS[key]} {paired.first:.4f} (at the mean {paired.second:.4f})" for key, paired in self.scores.items()
+            f"{_WORDS[key]} {paired.first:.4f} ({paired.first - paired.second:+.4f} ± {paired.error:.4f})"
+            for key, paired in self.scores.items()
         )
         spread = f"mutual information {self.uncertainty:.2g} nats"
         if not self.has_classes:
             spread = f"standard deviation over samples {math.sqrt(self.uncertainty):.2g}"
-        return f"{self.examples:,} validation examples: {spread}; {scores}"
+        return (
+            f"the average over {self.samples} samples instead of {self.beside}, on {self.examples:,} validation examples (± "
+            f"standard error of the difference): {scores}; {spread}"
+        )
 
     @property
     def has_classes(self) -> bool:
@@ -130,7 +145,8 @@ class MeanComparison:
     def compute(self, reduce: Callable[[Tensor], Tensor]) -> Comparison | None:
         """The result, from the sums over processes; None without examples."""
         (count, uncertainty), scores = reduce(self._uncertainty).tolist(), self._scores.compute(reduce)
-        return Comparison(scores, int(count), uncertainty / count) if count else None
+        samples = self._forward.samples.count
+        return Comparison(scores, int(count), uncertainty / count, samples) if count else None
 
     def _returned(self, step: Any) -> _Batch | None:
         """What a step has returned; None if something is missing."""
@@ -188,7 +204,7 @@ class MeanComparison:
     def _add(self, batch: _Batch) -> None:
         both = [predicted(batch.outputs, self._link).mean(0), predicted(batch.mean[None], self._link)[0]]
         if isinstance(self._scores, PairedClassification):
-            first, second = map(self._class_last, both)
+            first, second = (class_last(probs, self._link) for probs in both)
             counts = slice(None) if batch.mask is None else batch.mask.reshape(batch.targets.shape)
             self._scores.update(first[counts], second[counts], batch.targets.long()[counts])
         elif batch.mask is not None:
@@ -196,19 +212,22 @@ class MeanComparison:
             self._scores.update(both[0][counts], both[1][counts], batch.targets[counts])
         else:
             self._scores.update(*both, batch.targets, *batch.log_densities)
-        uncertainty = self._uncertainty_of(batch.outputs).cpu().double()
+        uncertainty = uncertainty_of(batch.outputs, self._link).cpu().double()
         self._uncertainty += torch.stack([torch.ones_like(uncertainty), uncertainty]).sum(1)
 
-    def _class_last(self, probs: Tensor) -> Tensor:
-        if self._link == "sigmoid":
-            return torch.stack([1 - probs, probs], -1)
-        return probs.movedim(1, -1) if self._link == "softmax" else probs
 
-    def _uncertainty_of(self, outputs: Tensor) -> Tensor:
-        """Mutual information or variance of each example."""
-        summary = summarise(outputs, self._link)
-        values = summary.mutual_information if isinstance(summary, Prediction) else summary.variance
-        return values.reshape(len(values), -1).mean(1)
+def class_last(probs: Tensor, link: Link) -> Tensor:
+    """Class probabilities ``[B, …, classes]``, of averaged predictions ``[B, …]`` of a link."""
+    if link == "sigmoid":
+        return torch.stack([1 - probs, probs], -1)
+    return probs.movedim(1, -1) if link == "softmax" else probs
+
+
+def uncertainty_of(outputs: Tensor, link: Link) -> Tensor:
+    """Mutual information or variance of each example, from outputs ``[S, B, …]``."""
+    summary = summarise(outputs, link)
+    values = summary.mutual_information if isinstance(summary, Prediction) else summary.variance
+    return values.reshape(len(values), -1).mean(1)
 
 
 def _are_classes(targets: Tensor, count: int) -> bool:

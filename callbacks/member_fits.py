@@ -17,7 +17,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.seed import isolate_rng
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
-from lightning_bayes.callbacks.calibration_base import CalibrationCallback
+from lightning_bayes.callbacks.calibration import Calibration
 from lightning_bayes.callbacks.evaluation import EvaluationCallback
 from lightning_bayes.callbacks.fitted_weights import checksum
 from lightning_bayes.callbacks.member_starts import copies_of, draw_anew, layers_to_reset
@@ -29,7 +29,7 @@ from lightning_bayes.optim.readout import read_checkpoint
 from lightning_bayes.posteriors import atomic_save
 
 _OBSERVERS: Final = (
-    *(BatchNormRecalibration, CalibrationCallback, Checkpoint, DeviceStatsMonitor, EvaluationCallback),
+    *(BatchNormRecalibration, Calibration, Checkpoint, DeviceStatsMonitor, EvaluationCallback),
     *(LearningRateMonitor, ModelSummary, ProgressBar),
 )
 _REPEATED: Final = (

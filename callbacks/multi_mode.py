@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from lightning_bayes.callbacks.arguments import checked
 from lightning_bayes.callbacks.base import VariationalCallback
+from lightning_bayes.callbacks.calibration import beside, calibration_of
 from lightning_bayes.callbacks.checks import check_strategy
 from lightning_bayes.callbacks.cycles import CyclicRates, cycle_ends, rate_at
 from lightning_bayes.callbacks.evaluation import EvaluationCallback, require_single_evaluation
@@ -53,6 +54,8 @@ class MultiModeCallback(EvaluationCallback):
         first: Fraction of the updates in the first cycle; the other cycles share the rest.
         link: How outputs become predictions. None: the module's attribute ``lightning_bayes_link``, else the link of the
             training loss, else raw outputs are averaged.
+        calibrate: None: a classifier with labelled validation data gets a temperature at the end of the fit. False leaves
+            predictions as trained; True refuses fits that cannot have a temperature. See `Calibration`.
         predict_once: Whether your ``predict_step`` runs once for each batch, with ``self(...)`` averaged inside; by default
             it runs under each sample.
 
@@ -69,10 +72,12 @@ class MultiModeCallback(EvaluationCallback):
         peak: float = 2.0,
         first: float = 0.5,
         link: LinkArgument | None = None,
+        calibrate: bool | None = None,
         predict_once: bool = False,
     ) -> None:
         super().__init__(link)
         self.predict_once = predict_once
+        self._calibration = calibration_of(type(self).__name__, calibrate)
         if num_modes < 2 or num_modes != int(num_modes) or not 0 < peak < math.inf or not 0 < first < 1:
             raise HyperparameterError(
                 f"num_modes={num_modes!r} must be a whole number of at least 2, peak={peak!r} positive, and first={first!r} "
@@ -93,6 +98,8 @@ class MultiModeCallback(EvaluationCallback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Forget the modes of an earlier fit."""
         super().setup(trainer, pl_module, stage)
+        if self.averages(trainer):
+            beside(trainer, self, self._calibration)
         if stage == "fit":
             require_single_evaluation(trainer)
             _check_fit(trainer, pl_module)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from lightning.pytorch import LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_info
 
+from lightning_bayes.callbacks.calibration import Calibration, beside
 from lightning_bayes.callbacks.evaluated_posterior import is_mean_of
 from lightning_bayes.callbacks.evaluation import EvaluationCallback, require_single_evaluation
 from lightning_bayes.callbacks.masks import renamed
@@ -38,6 +39,7 @@ class PosthocCallback(EvaluationCallback, ABC):
         self._posterior: AbstractPosterior | None = None
         self._first_batch: Any = None  # of the current fit, as the loader yields it; None once it has been tried
         self._has_tried = False
+        self._calibration: Calibration | None = Calibration.by_default(type(self).__name__, chooses=False)
 
     @abstractmethod
     def missing_posterior(self, trainer: Trainer, pl_module: LightningModule) -> AbstractPosterior | None:
@@ -57,6 +59,7 @@ class PosthocCallback(EvaluationCallback, ABC):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Require that no other callback averages predictions in a fit, and let evaluation loops compute gradients."""
         super().setup(trainer, pl_module, stage)
+        beside(trainer, self, self._calibration)
         if stage == "fit":
             require_single_evaluation(trainer)
         else:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
 from lightning_bayes.callbacks.arguments import checked
+from lightning_bayes.callbacks.calibration import calibration_of
 from lightning_bayes.callbacks.collection_times import CollectionTimes, epochs_of
 from lightning_bayes.callbacks.forward_arguments import ForwardArguments
 from lightning_bayes.callbacks.last_epoch import fit_kept, is_last_epoch
@@ -63,6 +64,8 @@ class SWAGCallback(PosthocCallback):
             training loss, else raw outputs are averaged.
         seed: The seed of the samples.
         num_data: N, number of training examples; None counts them in the training loader.
+        calibrate: None: a classifier with labelled validation data gets a temperature at the end of the fit. True also
+            chooses the width of the posterior; False leaves predictions as trained. See `Calibration`.
         predict_once: Whether your ``predict_step`` runs once for each batch, with ``self(...)`` averaged inside; by default
             it runs under each sample.
 
@@ -82,10 +85,12 @@ class SWAGCallback(PosthocCallback):
         link: LinkArgument | None = None,
         seed: int = 0,
         num_data: float | None = None,
+        calibrate: bool | None = None,
         predict_once: bool = False,
     ) -> None:
         super().__init__(link, eval_samples, linearized, seed)
         self.predict_once = predict_once
+        self._calibration = calibration_of(type(self).__name__, calibrate)
         if not 0 <= start < 1 or every < 1 or every != int(every) or not (lr is None or 0 < lr < math.inf):
             raise HyperparameterError(
                 f"start={start!r} must be at least 0 and below 1, every={every!r} a whole number of at least 1, and "

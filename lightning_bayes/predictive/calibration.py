@@ -1,14 +1,13 @@
-"""Choose the width c of a posterior and one temperature T on validation data.
+"""Choose the width c of a posterior and one temperature T on validation data, both shrunk towards 1.
 
     p(y | x) = (1/S) Σ_s p(y | f(x, μ + c (θ_s - μ)) / T)
+    (c, T) = argmin  - Σ_i log p(y_i | x_i) + (log T)² / 2σ_T² + (log c)² / 2σ_c²
 
-The candidates are (1, 1), (1, T), (c, 1) and (c, T), each with its lowest validation NLL. A candidate replaces a simpler one
-if its NLL is lower by one standard error of the paired difference and by .001 nats, so what the data do not determine stays
-as it is, and the uncertainty of a prediction is not given up for nothing.
+The sum runs over the n validation examples, so both numbers stay near 1 on a few of them, and many overrule the shrinkage.
+The NLL of these examples never rises. An example with several targets, such as tokens or pixels, counts as one: the NLL is
+averaged over its targets, which depend on each other. σ_T and σ_c are chosen in docs/defaults.md.
 
-For classes, the data have half an example more, whose class is drawn by chance: without it, data that a network classifies
-without an error would ask for infinite confidence. With a whole one, a hundred examples gave underconfident predictions.
-The search over c costs few evaluations: factors of 4 from c = 1 while the NLL falls, then a factor of 2, and c = 0.
+The search over c costs few evaluations: factors of 2 from c = 1 while the sum falls, then a factor of √2.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from itertools import islice
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -41,21 +40,18 @@ from lightning_bayes.predictive.labelled import LabelledBatches
 from lightning_bayes.predictive.links import Link, combine, link_of_kind
 from lightning_bayes.predictive.recalibration import recalibrate
 from lightning_bayes.predictive.samples import PosteriorSamples, at_posterior_mean
-from lightning_bayes.predictive.temperature import LARGEST, SMALLEST
+from lightning_bayes.predictive.temperature import LARGEST, SHRINKAGE, SMALLEST, penalty
 
-Choice: TypeAlias = Literal["neither", "temperature", "width", "both"]
-SMALLEST_SCALE, LARGEST_SCALE = 2.0**-5, 2.0**6  # bounds of c > 0; smaller widths predict like the mean
+WIDTH_SHRINKAGE: Final = 1.0  # σ_c, standard deviation of log c
+SMALLEST_SCALE, LARGEST_SCALE = 2.0**-5, 2.0**6  # bounds of c; smaller widths predict like the mean
 EVALUATIONS = 8  # of S samples each, about what a search over c costs
 CLASS_LINKS = ("softmax", "softmax_last", "sigmoid")  # whose outputs are logits, which a temperature can divide
 _GRID, _TOLERANCE = 13, 1e-3  # of log T
-_SMALLEST_GAIN = 1e-3  # nats
-_BY_CHANCE = 0.5  # weight of the additional example
 
 
 class Calibration(NamedTuple):
     """The chosen width and temperature."""
 
-    choice: Choice
     scale: float  # c
     temperature: float  # T
     nll: float  # at c and T, in nats per target
@@ -74,10 +70,10 @@ class Calibrated(NamedTuple):
 class _Candidate(NamedTuple):
     scale: float
     temperature: float
-    losses: Tensor  # of each example, with its share of the additional one
-    risk: float  # their mean
-    nll: float  # without the additional example
-    noise_std: float | None = None
+    losses: Tensor  # the NLL of each example
+    nll: float  # their mean
+    objective: float  # their sum, with the shrinkage
+    noise_std: float | None
 
 
 @torch.no_grad()
@@ -94,7 +90,7 @@ def calibrate(
     recalibrate_on: Sequence[Any] = (),
     max_batches: int | None = None,
 ) -> Calibrated:
-    """Choose the width of a posterior and a temperature on validation data: one of them, both or neither.
+    """Choose the width of a posterior and a temperature on validation data; both stay near 1 on a few examples.
 
     Args:
         model: The trained architecture, called with the inputs of a batch. Its own weights are not used.
@@ -110,7 +106,7 @@ def calibrate(
         max_batches: Validation batches to use; None uses all.
 
     Returns:
-        The posterior with its width and temperature, and how they were chosen.
+        The posterior with its width and temperature, and the NLL before and after.
 
     Raises:
         DataError: If the loader yields no batch.
@@ -122,8 +118,8 @@ def calibrate(
         >>> q = MeanField(mean, {"weight": torch.full((2, 1), 1e4)}, {"weight": 1.0}, num_data=40)
         >>> labels = (torch.arange(40) % 4 == 0).long()  # three of four have class 0
         >>> found = calibrate(model, q, [(x, labels)], samples=4, link="classification")
-        >>> found.calibration.choice, round(found.posterior.temperature, 1)
-        ('temperature', 7.4)
+        >>> found.posterior.scale, round(found.posterior.temperature, 1)
+        (1.0, 2.7)
     """
     device, known = next(model.parameters()).device, known_outputs(posterior, link, stacklevel=4)
     drawn = PosteriorSamples(posterior.to(device), samples, seed)
@@ -154,18 +150,16 @@ def choose_calibration(
     noise_std: float | None = None,
     reduce: Reduce = lambda total: total,
     width: bool = True,
-    errors: float = 1.0,
 ) -> Calibration:
-    """Choose among the width of a posterior, a temperature, both and neither.
+    """Choose the width of a posterior and, for logits, a temperature.
 
     Args:
-        outputs_at: Outputs of the validation examples at a width c ≥ 0, ``[S, B, …]``, with the same noise at every width.
+        outputs_at: Outputs of the validation examples at a width c > 0, ``[S, B, …]``, with the same noise at every width.
         targets: Their targets, ``[B, …]``.
         link: How outputs become predictions.
         noise_std: σ of the identity link; None fits it at each width.
         reduce: Sums a tensor over processes that each hold some of the examples. All processes choose the same.
         width: Whether to try other widths than 1.
-        errors: Standard errors of the paired difference by which a change has to lower the NLL.
 
     Returns:
         The choice.
@@ -176,8 +170,8 @@ def choose_calibration(
     Example:
         >>> outputs, targets = torch.tensor([[[4.0, 0.0]] * 40]), (torch.arange(40) % 4 == 0).long()
         >>> found = choose_calibration(lambda scale: outputs, targets, "softmax")
-        >>> found.choice, round(found.temperature, 2)
-        ('temperature', 3.7)
+        >>> found.scale, round(found.temperature, 2)
+        (1.0, 1.76)
     """
     measured = partial(_candidate, targets, link, noise_std, reduce)
 
@@ -187,36 +181,30 @@ def choose_calibration(
         plain = measured(outputs, scale, 1.0)
         if link not in CLASS_LINKS:
             return plain, plain
-        # one evaluation of the network serves all temperatures
-        best = minimise_over_logarithm(lambda t: measured(outputs, scale, t).risk, SMALLEST, LARGEST, _GRID, _TOLERANCE)
-        return plain, measured(outputs, scale, best)
+
+        def objective(temperature: float) -> float:  # one evaluation of the network serves all temperatures
+            return measured(outputs, scale, temperature).objective
+
+        best = minimise_over_logarithm(objective, SMALLEST, LARGEST, _GRID, _TOLERANCE)
+        return plain, min(plain, measured(outputs, scale, best), key=lambda each: each.objective)
 
     before = at(1.0)[0]
-    if not math.isfinite(before.risk):
+    if not math.isfinite(before.objective):
         raise NonFiniteError(
             "The NLL of the posterior is not finite on the validation data, because its outputs are not."
         )
-    candidates = [at(1.0)[1]]
-    if width:
-        scaled, both = (at(_lowest(lambda c, kind=kind: at(c)[kind].risk))[kind] for kind in (0, 1))  # type: ignore[misc]
-        candidates = [*sorted([*candidates, scaled], key=lambda each: each.risk), both]
-    chosen = before
-    for candidate in candidates:
-        difference, error = _paired(candidate, chosen, reduce)
-        if difference < -max(errors * error, _SMALLEST_GAIN):
-            chosen = candidate
-    choice: Choice = ("neither", "temperature", "width", "both")[(chosen.temperature != 1) + 2 * (chosen.scale != 1)]
-    error = _paired(chosen, before, reduce)[1]
-    return Calibration(choice, chosen.scale, chosen.temperature, chosen.nll, before.nll, error, chosen.noise_std)
+    chosen = at(_lowest(lambda scale: at(scale)[1].objective) if width else 1.0)[1]
+    error = _standard_error(chosen.losses - before.losses, reduce)
+    return Calibration(chosen.scale, chosen.temperature, chosen.nll, before.nll, error, chosen.noise_std)
 
 
-def _lowest(nll: Callable[[float], float]) -> float:
-    """The width with the lowest NLL of those that the search tries."""
+def _lowest(objective: Callable[[float], float]) -> float:
+    """The width with the lowest objective of those that the search tries."""
     best = 1.0
-    for factor in (4.0, 0.25):
-        while SMALLEST_SCALE <= best * factor <= LARGEST_SCALE and nll(best * factor) < nll(best):
+    for factor in (2.0, 0.5):
+        while SMALLEST_SCALE <= best * factor <= LARGEST_SCALE and objective(best * factor) < objective(best):
             best *= factor
-    return min((best, 2 * best, best / 2, 0.0), key=nll)
+    return min((best, best * math.sqrt(2), best / math.sqrt(2)), key=objective)
 
 
 def _candidate(
@@ -237,37 +225,29 @@ def _candidate(
         noise_std = fit_noise_std(outputs, targets, reduce)
     size = max(1, BLOCK // max(1, outputs[:, :1].numel()))
     blocks = zip(outputs.split(size, 1), targets.split(size), strict=True)  # type: ignore[no-untyped-call]
-    parts = [_losses(part.double() / temperature, y, link, noise_std) for part, y in blocks]
-    losses, chance = (torch.cat(part) for part in zip(*parts, strict=True))
-    sums = torch.stack([losses.sum(), chance.sum(), torch.tensor(float(len(losses)))])
-    total, of_chance, count = (float(value) for value in reduce(sums))
-    risk = total / count + _BY_CHANCE * of_chance / count**2
-    risk = math.inf if math.isnan(risk) else risk
-    return _Candidate(scale, temperature, losses + _BY_CHANCE * chance / count, risk, total / count, noise_std)
+    losses = torch.cat([_losses(part.double() / temperature, y, link, noise_std) for part, y in blocks])
+    total, count = (float(value) for value in reduce(torch.stack([losses.sum(), torch.tensor(float(len(losses)))])))
+    objective = total + penalty(temperature, SHRINKAGE) + penalty(scale, WIDTH_SHRINKAGE)
+    objective = math.inf if math.isnan(objective) else objective
+    return _Candidate(scale, temperature, losses, total / count, objective, noise_std)
 
 
-def _losses(outputs: Tensor, targets: Tensor, link: Link, noise_std: float | None) -> tuple[Tensor, Tensor]:
-    """NLL of each example, averaged over its targets: for its target, and for a class by chance."""
+def _losses(outputs: Tensor, targets: Tensor, link: Link, noise_std: float | None) -> Tensor:
+    """NLL of each example, averaged over its targets."""
     if link in {"identity", "exp"}:
         of_gaussian = None if noise_std is None else partial(gaussian_log_density, std=noise_std)
         log_density = of_gaussian or poisson_log_density
         losses = math.log(len(outputs)) - log_density(outputs, targets).logsumexp(0)
-        chance = torch.zeros_like(losses)
     elif link == "softmax":
-        log_probs = combine(outputs, link)
         labels = targets.double() if targets.is_floating_point() else targets.long()
-        losses, chance = F.cross_entropy(log_probs, labels, reduction="none"), -log_probs.mean(1)
+        losses = F.cross_entropy(combine(outputs, link), labels, reduction="none")
     else:
-        logits = combine(outputs, link)
-        losses = F.binary_cross_entropy_with_logits(logits, targets.double(), reduction="none")
-        chance = F.softplus(logits) - logits / 2
-    return losses.reshape(len(losses), -1).mean(1), chance.reshape(len(losses), -1).mean(1)
+        losses = F.binary_cross_entropy_with_logits(combine(outputs, link), targets.double(), reduction="none")
+    return losses.reshape(len(losses), -1).mean(1)
 
 
-def _paired(one: _Candidate, other: _Candidate, reduce: Reduce) -> tuple[float, float]:
-    """Mean and standard error of the difference of losses over examples."""
-    difference = one.losses - other.losses
-    sums = torch.stack([difference.sum(), difference.square().sum(), torch.tensor(float(len(difference)))])
+def _standard_error(differences: Tensor, reduce: Reduce) -> float:
+    """The standard error of a mean over examples."""
+    sums = torch.stack([differences.sum(), differences.square().sum(), torch.tensor(float(len(differences)))])
     total, squares, count = (float(value) for value in reduce(sums))
-    mean = total / count
-    return mean, math.sqrt(max(squares / count - mean**2, 0.0) / count)
+    return math.sqrt(max(squares / count - (total / count) ** 2, 0.0) / count)

@@ -2,13 +2,15 @@
 
     p̄_T(y | x) = (1/S) Σ_s softmax(f_s(x) / T)_y        T = argmin - mean_i log p̄_T(y_i | x_i)
 
-The mean over i runs over validation examples. T divides the logits of every sample before the average, so it minimises the
-NLL of the averaged prediction. With several samples the NLL need not be convex in T, so the search starts on a grid and uses
-no derivatives.
+With a shrinkage σ, log T minimises Σ_i - log p̄_T(y_i | x_i) + (log T)² / 2σ² instead: T stays near 1 on a few examples, and
+many overrule it. The mean over i runs over validation examples. T divides the logits of every sample before the average, so
+it minimises the NLL of the averaged prediction. With several samples the NLL need not be convex in T, so the search starts
+on a grid and uses no derivatives.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from torch import Tensor
@@ -17,13 +19,17 @@ from lightning_bayes.errors import NonFiniteError, ShapeError
 from lightning_bayes.likelihood.line_search import minimise_over_logarithm
 from lightning_bayes.predictive.densities import class_log_density, nll_sum_of
 
+SHRINKAGE = 0.2  # σ of log T that calibrations use; see docs/defaults.md
 SMALLEST, LARGEST = 0.05, 20.0  # bounds of T; a network beyond them is broken rather than uncalibrated
 _GRID = 31  # grid points, 22 % apart in T
 _TOLERANCE = 1e-6  # of log T
 
 
 def fit_temperature(
-    outputs: Tensor, targets: Tensor, reduce: Callable[[Tensor], Tensor] = lambda total: total
+    outputs: Tensor,
+    targets: Tensor,
+    reduce: Callable[[Tensor], Tensor] = lambda total: total,
+    shrinkage: float = math.inf,
 ) -> float:
     """Find the temperature with the lowest NLL.
 
@@ -31,6 +37,8 @@ def fit_temperature(
         outputs: Logits of validation examples, ``[samples, batch, classes]`` or ``[batch, classes]``.
         targets: Class indices, ``[batch]``.
         reduce: Sums a scalar over processes that each hold some of the examples. All processes return the same T.
+        shrinkage: σ, positive: the standard deviation of a Gaussian prior of log T around 0. `SHRINKAGE` suits any number
+            of examples; infinity, the default, is the maximum likelihood of the paper and needs some hundred.
 
     Returns:
         T, between `SMALLEST` and `LARGEST`; above 1 if predictions are overconfident. T is at a bound if the NLL has no
@@ -68,6 +76,11 @@ def fit_temperature(
         def density(logits: Tensor, classes: Tensor) -> Tensor:
             return class_log_density(logits / temperature, classes)
 
-        return float(reduce(nll_sum_of(density, samples, targets)))
+        return float(reduce(nll_sum_of(density, samples, targets))) + penalty(temperature, shrinkage)
 
     return minimise_over_logarithm(nll, SMALLEST, LARGEST, _GRID, _TOLERANCE)
+
+
+def penalty(factor: float, std: float) -> float:
+    """(log factor)² / 2σ²: what it costs, in nats, that a positive factor is not 1."""
+    return (math.log(factor) / std) ** 2 / 2

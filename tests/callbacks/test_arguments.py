@@ -98,8 +98,8 @@ def test_numbers_of_numpy_are_numbers():
 
 
 def test_too_many_arguments_are_told_all():
-    with pytest.raises(TypeError, match=r"too many positional arguments\. Its arguments are: linearized, refit"):
-        Calibration(None, False, 3)
+    with pytest.raises(TypeError, match=r"too many positional arguments\. Its arguments are: linearized, refit, width"):
+        Calibration(None, False, True, 3)
 
 
 @pytest.mark.parametrize("callback", PLAIN)

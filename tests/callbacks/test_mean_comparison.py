@@ -155,7 +155,11 @@ def test_a_difference_that_no_digit_shows_is_no_verdict():
     scores = {"cls/NLL": Paired(0.81, 0.83, 0.005), "cal/ECE": Paired(0.06, 0.06002, 1e-6)}
     text = Comparison(scores, 300, 0.5).report("LaplaceCallback", 1)
     assert text.startswith("LaplaceCallback: its prediction instead of the mean, on 300 test examples")
-    assert text.endswith("NLL differs by two standard errors.")
+    assert text.endswith("It is better in NLL, by more than two standard errors.")
+    scores["cls/Acc"] = Paired(0.7, 0.75, 0.01)
+    worse = Comparison(scores, 300, 0.5).report("LaplaceCallback", 1)
+    assert worse.endswith("It is better in NLL, and worse in accuracy, by more than two standard errors.")
+    del scores["cls/Acc"]
     del scores["cls/NLL"]
     text = Comparison(scores, 300, 0.5).report("SWAGCallback", 30)
     assert text.endswith("No score differs by two standard errors and 0.0001.")

@@ -35,7 +35,7 @@ ENDS = (19, 29, 38, 48)  # of the 48 updates of eight epochs
 
 
 def four_modes(peak=3.0):
-    return MultiModeCallback(4, peak, 0.4)
+    return MultiModeCallback(4, peak, 0.4, calibrate=False)
 
 
 class Copies(Callback):

@@ -16,9 +16,14 @@ from lightning_bayes import OGNCallback, VOGNCallback, mc_predict
 WEIGHTS = 4 * 6 + 6 + 6 * 3 + 3
 
 
-def lines(callback, caplog):
+class Regressor(Classifier):
+    def training_step(self, batch, batch_idx):
+        return F.mse_loss(self(batch[0]), F.one_hot(batch[1], 3).float())
+
+
+def lines(callback, caplog, module=Classifier):
     with caplog.at_level(logging.INFO):
-        fit(Classifier(), callback, max_epochs=2)
+        fit(module(), callback, max_epochs=2)
     name = type(callback).__name__
     return [record.getMessage() for record in caplog.records if record.getMessage().startswith(f"{name}: ")]
 
@@ -49,26 +54,34 @@ def test_noise_whose_temperature_underflows_is_summarised(caplog):
 
 def test_a_regression_names_the_callback_whose_band_widens_away_from_the_data(caplog):
     """docs/defaults.md has the widths of both posteriors in a gap of the data."""
-    start, _ = lines(VOGNCallback(link="identity"), caplog)
+    start, _ = lines(VOGNCallback(), caplog, Regressor)
     assert start.endswith("to get one that does, replace this callback by LaplaceCallback('full', 'all').")
     caplog.clear()
-    natural, _ = lines(VOGNCallback(link="identity", lr=0.01), caplog)
+    natural, _ = lines(VOGNCallback(lr=0.01), caplog, Regressor)
     assert "LaplaceCallback" not in natural
 
 
 def test_the_end_shows_what_the_samples_change_on_the_validation_set(caplog):
     """The values are those of an evaluation of the same posterior afterwards."""
-    callback, module = VOGNCallback(val_samples=5, eval_samples=5, relative_noise=0.5), ValidatedClassifier()
+    callback = VOGNCallback(val_samples=5, eval_samples=5, relative_noise=0.5, calibrate=False)
+    module = ValidatedClassifier()
     with caplog.at_level(logging.INFO):
         quiet_trainer(callback, max_epochs=2).fit(module, loader(), loader())
     end = [record.getMessage() for record in caplog.records][-1]
     inputs, targets = loader().dataset.tensors
     prediction = mc_predict(module, callback.optimizer.posterior(), inputs, samples=5)
-    found = {name: float(value) for name, value in re.findall(r"(information|NLL|the mean) (\d\.\d+)", end)}
-    assert end.startswith(f"VOGNCallback: {EXAMPLES} validation examples: mutual information ")
+    found = {name: float(value) for name, value in re.findall(r"(information|NLL) (\d\.\d+)", end)}
+    assert end.startswith(
+        f"VOGNCallback: the average over 5 samples instead of the mean, on {EXAMPLES} validation examples"
+    )
     assert found["information"] == pytest.approx(prediction.mutual_information.mean().item(), rel=0.1)
     assert found["NLL"] == pytest.approx(F.nll_loss(prediction.probs.log(), targets).item(), abs=1e-3)
-    assert f"NLL {found['NLL']:.4f} (at the mean {F.cross_entropy(module(inputs), targets):.4f})" in end
+    losses = F.nll_loss(prediction.probs.log(), targets, reduction="none") - F.cross_entropy(
+        module(inputs), targets, reduction="none"
+    )
+    change, error = losses.mean().item(), losses.std(correction=0).item() / EXAMPLES**0.5
+    ((printed, printed_error),) = re.findall(r"NLL \d\.\d+ \((.\d\.\d+) ± (\d\.\d+)\)", end)
+    assert (float(printed), float(printed_error)) == pytest.approx((change, error), abs=1e-3)
 
 
 @pytest.mark.parametrize("ends", ["early", "between validations"])
@@ -80,7 +93,9 @@ def test_the_end_shows_the_last_validation_wherever_it_was(ends, caplog):
         trainer = quiet_trainer(VOGNCallback(), *stops, **options)
         trainer.fit(ValidatedClassifier(), loader(), loader())
     assert trainer.current_epoch == (2 if stops else 5)
-    assert caplog.messages[-1].startswith(f"VOGNCallback: {EXAMPLES} validation examples: mutual information ")
+    assert re.match(
+        r"VOGNCallback: the average over \d+ samples instead of the mean.* validation examples", caplog.messages[-1]
+    )
 
 
 def test_samples_that_hardly_differ_are_called_so(caplog):
