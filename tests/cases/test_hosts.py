@@ -273,3 +273,17 @@ def test_the_k_samples_of_each_micro_batch_are_averaged():
     plain_loop(plain, sgd(plain), BATCHES)
     assert distance(model, plain) < 1e-7
     assert curvature_error(model, optimizer, expected) < 1e-7
+
+
+@pytest.mark.filterwarnings("ignore:The loss does not show how it reduces")
+def test_sums_divided_by_the_number_of_all_examples_are_measured_as_their_mean():
+    model, plain = network(), network()
+    optimizer, base = noiseless(model), sgd(plain)
+    expected = of_all_examples(model)
+    for each, stepper in ((model, optimizer), (plain, base)):
+        for x, y in batches():
+            with passes(stepper):
+                (F.cross_entropy(each(x), y, reduction="sum") / (BATCHES * SIZE)).backward()
+        stepper.step()
+    assert distance(model, plain) < 1e-7
+    assert curvature_error(model, optimizer, expected) < 1e-7

@@ -113,6 +113,6 @@ def test_invalid_input_is_refused():
         with pytest.raises(ShapeError, match=r"indices from 0 to 2, but lie between .* (1|3)\. Leave out examples"):
             fit_temperature(torch.zeros(2, 3), torch.tensor([1, strange]))
     outputs = torch.zeros(2, 4, 3)
-    outputs[1, 2, 0] = torch.nan
+    outputs[1, 2, 0] = outputs[0, 2, 1] = torch.nan  # of one example
     with pytest.raises(NonFiniteError, match="1 of 4 examples have logits that are not finite"):
         fit_temperature(outputs, torch.zeros(4, dtype=torch.long))
