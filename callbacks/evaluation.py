@@ -238,7 +238,7 @@ class EvaluationCallback(Callback, ABC):
             samples, temperature = finished(trainer, module, samples, link)
             samples = recalibrated(trainer, module, samples)
         observation = self.observation_of(module)
-        average = OutputAverage(self.likelihood_of(module), temperature, self.interval, observation)
+        average = OutputAverage(self.likelihood_of(module), temperature, self.interval)
         self._forward = SampledForward(module, spread(trainer, samples), average, self.opt_out_hint, lenient=is_fit)
         self._forward.start()
         if trainer.predicting:

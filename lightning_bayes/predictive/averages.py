@@ -14,9 +14,7 @@ from torch import Tensor
 
 from lightning_bayes.likelihood import (
     Family,
-    Gaussian,
     Likelihood,
-    Observation,
     OutputLikelihood,
     Path,
     Raw,
@@ -39,21 +37,10 @@ class OutputAverage:
         likelihood: What the loss says about the outputs.
         temperature: Divides outputs whose likelihood has a temperature.
         interval: Probability of the central intervals of targets with known noise.
-        noise: The distribution of the targets of the only output, which the loss writes by hand.
     """
 
-    def __init__(
-        self,
-        likelihood: Likelihood,
-        temperature: float = 1.0,
-        interval: float = 0.9,
-        noise: Observation | None = None,
-    ) -> None:
+    def __init__(self, likelihood: Likelihood, temperature: float = 1.0, interval: float = 0.9) -> None:
         self.likelihood, self.temperature, self.interval = likelihood, temperature, interval
-        has_one = noise is not None and len(likelihood.outputs) < 2
-        self._noisy = ScoredOutput(((),), Family(noise)) if noise is not None and has_one else None
-        is_noiseless = all(isinstance(scored.kind, (Gaussian, Raw)) for scored in likelihood.outputs)
-        self._terms = (self._noisy,) if self._noisy is not None and is_noiseless else likelihood.outputs
 
     def tempered(self, outputs: Any) -> Any:
         """Outputs at the temperature, in at least single precision: averages of half precision would be rounded."""
@@ -94,8 +81,6 @@ class OutputAverage:
 
     def only(self, outputs: Any) -> ScoredOutput | None:
         """The term that takes all outputs, whose summary is that of the whole; None for several."""
-        if self._noisy is not None:
-            return self._noisy
         of_whole = {(), *(path for path, _ in leaves(outputs))}
         scored = self._scored(outputs)
         return scored[0] if len(scored) == 1 and {(), *scored[0].paths} in ({()}, of_whole) else None
@@ -127,7 +112,7 @@ class OutputAverage:
 
     def _scored(self, outputs: Any) -> list[ScoredOutput]:
         """The terms whose leaves these outputs have, as stacked tensors."""
-        found = [scored for scored in self._terms if all(_has(outputs, path) for path in scored.paths)]
+        found = [scored for scored in self.likelihood.outputs if all(_has(outputs, path) for path in scored.paths)]
         return [s for s in found if isinstance(outputs, Tensor) or () not in s.paths or isinstance(s.kind, Family)]
 
 
