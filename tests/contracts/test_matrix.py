@@ -205,9 +205,16 @@ SITUATIONS = {
     "tied weights": Situation(use=tied),
     "two forwards": Situation(use=two_forwards),
     # Statistics of a micro-batch are its own, so its terms are not those of the whole batch.
-    "micro-batches": Situation(measure=by_micro_batches, parts=(slice(0, 3), slice(3, 5)), rules=NO_BATCH_NORM),
+    # Sums add up to that of the batch; means of parts of different sizes do not add up to its mean.
+    "micro-batches": Situation(
+        measure=by_micro_batches, loss=summed, parts=(slice(0, 3), slice(3, 5)), rules=NO_BATCH_NORM
+    ),
     "micro-batches in evaluation": Situation(
-        measure=by_micro_batches, parts=(slice(0, 3), slice(3, 5)), training=False, rules=("BatchNorm1d", "BatchNorm2d")
+        measure=by_micro_batches,
+        loss=summed,
+        parts=(slice(0, 3), slice(3, 5)),
+        training=False,
+        rules=("BatchNorm1d", "BatchNorm2d"),
     ),
     "loss scale": Situation(measure=by_micro_batches, scale=1024.0),
     "frozen weight": Situation(frozen=True),

@@ -191,7 +191,7 @@ def test_too_many_updates_that_are_not_finite_stop_the_training(optimizer, probl
 @every_optimizer
 def test_a_closure_runs_under_k_samples(optimizer, problem):
     model, opt = build(optimizer, mc_samples=3)
-    by_hand, other = build(optimizer)
+    by_hand, other = build(optimizer, mc_samples=3)  # gradients of passes add up, and are divided by K
     seen = []
 
     def closure():
