@@ -13,24 +13,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ORIGINAL, _MASK = "_orig", "_mask"
+from lightning_bayes.private_torch import MASK, ORIGINAL, PRUNED
 
 
 def masked_names(names: Iterable[str]) -> set[str]:
     """The weights that are computed, by the name of the product."""
     found = set(names)
     return {
-        name.removesuffix(_MASK)
-        for name in found
-        if name.endswith(_MASK) and name.removesuffix(_MASK) + ORIGINAL in found
+        name.removesuffix(MASK) for name in found if name.endswith(MASK) and name.removesuffix(MASK) + ORIGINAL in found
     }
 
 
 def multiplied(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of a state dict with each product in place of its pair."""
     masked = masked_names(values)
-    pairs = {name + end for name in masked for end in (ORIGINAL, _MASK)}
-    products = {name: values[name + ORIGINAL] * values[name + _MASK] for name in masked}
+    pairs = {name + end for name in masked for end in PRUNED}
+    products = {name: values[name + ORIGINAL] * values[name + MASK] for name in masked}
     return {**{name: value for name, value in values.items() if name not in pairs}, **products}
 
 
@@ -38,13 +36,13 @@ def split(values: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tenso
     """`multiplied` values for a module that holds the tensors `names`: a pair in place of each product that it computes."""
     masked = masked_names(names) & values.keys()
     pairs = {name + ORIGINAL: values[name] for name in masked}
-    pairs |= {name + _MASK: torch.ones_like(values[name]) for name in masked}
+    pairs |= {name + MASK: torch.ones_like(values[name]) for name in masked}
     return {**{name: value for name, value in values.items() if name not in masked}, **pairs}
 
 
 def masked(values: Mapping[str, Tensor], held: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """`multiplied` values with the masks that a module holds now."""
-    return {name: value * held[name + _MASK] if name + _MASK in held else value for name, value in values.items()}
+    return {name: value * held[name + MASK] if name + MASK in held else value for name, value in values.items()}
 
 
 def renamed(posterior: Any, names: Collection[str]) -> Any:

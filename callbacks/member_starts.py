@@ -19,13 +19,7 @@ from torch.nn.utils import parametrize
 
 from lightning_bayes.errors import UnsupportedLayerError, UnsupportedTrainingError, name_some
 from lightning_bayes.predictive import misfits
-from lightning_bayes.private_torch import ATTENTION_RESET
-
-_COMPUTED = (
-    "_v",
-    "_g",
-    "_orig",
-)  # endings of the parameters that torch's older weight_norm, spectral_norm, prune train
+from lightning_bayes.private_torch import ATTENTION_RESET, COMPUTED_FROM
 
 
 def copies_of(trainer: Trainer, module: LightningModule) -> Callable[[], LightningModule]:
@@ -113,7 +107,7 @@ def _computes(module: nn.Module, name: str) -> bool:
     """Whether a layer computes its weight from this parameter before each call, so that `reset_parameters` is undone."""
     owner, _, attribute = name.rpartition(".")
     held = vars(module.get_submodule(owner))
-    return any(attribute.endswith(end) and attribute.removesuffix(end) in held for end in _COMPUTED)
+    return any(attribute.endswith(end) and attribute.removesuffix(end) in held for end in COMPUTED_FROM)
 
 
 def _reset_of(layer: nn.Module) -> Callable[[], None] | None:

@@ -11,10 +11,11 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from lightning_bayes.callbacks.base import VariationalCallback
-from lightning_bayes.callbacks.masks import ORIGINAL, multiplied, split
+from lightning_bayes.callbacks.masks import multiplied, split
 from lightning_bayes.optim.readout import constants_of
 from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.predictive import MemberSamples
+from lightning_bayes.private_torch import ORIGINAL
 
 Mode: TypeAlias = dict[str, Tensor]  # parameters and buffers by name
 

@@ -19,7 +19,7 @@ from lightning_bayes.callbacks.collection_times import CollectionTimes, epochs_o
 from lightning_bayes.callbacks.forward_arguments import ForwardArguments
 from lightning_bayes.callbacks.last_epoch import fit_kept, is_last_epoch
 from lightning_bayes.callbacks.loaders import OnDevice, mean_over_processes, random_state_kept
-from lightning_bayes.callbacks.masks import ORIGINAL, masked, multiplied
+from lightning_bayes.callbacks.masks import masked, multiplied
 from lightning_bayes.callbacks.num_data import infer_num_data
 from lightning_bayes.callbacks.posthoc import PosthocCallback
 from lightning_bayes.callbacks.private_lightning import training_batches
@@ -27,6 +27,7 @@ from lightning_bayes.errors import HyperparameterError, UnsupportedTrainingError
 from lightning_bayes.posthoc import SWAG
 from lightning_bayes.predictive import Linearized, LinkArgument, evaluation_mode
 from lightning_bayes.predictive.recalibration import running_statistics
+from lightning_bayes.private_torch import ORIGINAL
 
 
 class _OfBatches(nn.Module):

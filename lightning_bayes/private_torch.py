@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from copy import copy
 from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Distribution
 from torch.nn.modules import batchnorm, conv
 from torch.optim import SGD
 from torch.optim.lr_scheduler import ChainedScheduler, ConstantLR
@@ -45,6 +47,9 @@ BACKWARD_HOOK_KIND: Final = "_is_full_backward_hook"  # of a module; None withou
 PRE_HOOKS: Final = CALL_HOOKS[0]
 ATTENTION_RESET: Final = "_reset_parameters"  # of `nn.MultiheadAttention`, which has no public one
 FLAT_WEIGHTS: Final = ("_flat_weights", "_flat_weight_refs")  # a recurrent layer's own lists of its parameters
+ORIGINAL, MASK = PRUNED = ("_orig", "_mask")  # endings of what `torch.nn.utils.prune` computes a weight from
+# Endings of the trained parameters that torch's older weight_norm, its spectral_norm and prune compute a weight from.
+COMPUTED_FROM: Final = ("_v", "_g", ORIGINAL)
 LAST_RATES: Final = "_last_lr"  # of a learning-rate scheduler
 INNER_SCHEDULERS: Final = "_schedulers"  # of a scheduler that chains others
 PACK: Final = torch._VF._pack_padded_sequence  # what `torch.nn.utils.rnn.pack_padded_sequence` calls
@@ -76,6 +81,7 @@ _ATTRIBUTES: Final[tuple[tuple[str, Any, tuple[str, ...]], ...]] = (
     ("torch.nn.Conv1d", nn.Conv1d, ("_conv_forward",)),
     ("torch.optim.lr_scheduler.ConstantLR", _scheduler(), (LAST_RATES,)),
     ("torch.optim.lr_scheduler.ChainedScheduler", ChainedScheduler([_scheduler()]), (INNER_SCHEDULERS,)),
+    ("torch.distributions.Distribution", Distribution, ("_validate_args",)),
     ("torch.Tensor", Tensor, ("_is_view", "_version", "_backward_hooks")),
     ("torch.autograd.graph.Node", torch.ones(2, requires_grad=True).sum().grad_fn, ("_input_metadata",)),
 )
@@ -117,6 +123,13 @@ def has_children(module: nn.Module) -> bool:
 def conv_helper(kind: type[nn.Module]) -> Any:
     """The method of a convolution class that computes the output from weight and bias."""
     return getattr(kind, "_conv_forward")  # noqa: B009  # nn.Module has no such attribute
+
+
+def unvalidated(distribution: Distribution) -> Distribution:
+    """The same distribution without checks of arguments and values, which refuse the bounds of a support."""
+    free = copy(distribution)
+    free._validate_args = False
+    return free
 
 
 def gradient_hooks(param: Tensor) -> dict[int, Any]:

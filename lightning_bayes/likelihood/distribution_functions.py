@@ -7,7 +7,6 @@ P(Y ≤ y) = P(X ≤ t⁻¹(y)), and P(X ≥ t⁻¹(y)) if t decreases.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
 from typing import Any, Final
@@ -16,6 +15,8 @@ import torch
 from torch import Tensor
 from torch import distributions as families
 from torch.distributions import Distribution
+
+from lightning_bayes.private_torch import unvalidated
 
 
 def bounds_of(distribution: Distribution) -> tuple[Any, Any]:
@@ -40,13 +41,6 @@ def distribution_function(distribution: Distribution, y: Tensor) -> Tensor:
     inside = y.clamp(*(torch.as_tensor(bound, dtype=y.dtype, device=y.device) for bound in (low, high)))
     values = _inside(unvalidated(distribution), inside)
     return torch.where(y < low, torch.zeros_like(values), torch.where(y >= high, torch.ones_like(values), values))
-
-
-def unvalidated(distribution: Distribution) -> Distribution:
-    """The same distribution without checks of arguments and values, which refuse the bounds of a support."""
-    free = copy.copy(distribution)
-    free._validate_args = False
-    return free
 
 
 def is_discrete(distribution: Distribution) -> bool:

@@ -11,10 +11,10 @@ from torch.distributions import Distribution
 
 from lightning_bayes.errors import ShapeError
 from lightning_bayes.likelihood.base import OutputLikelihood, flattened, mapped, num_samples
-from lightning_bayes.likelihood.distribution_functions import unvalidated
 from lightning_bayes.likelihood.mixtures import moments, observed
 from lightning_bayes.likelihood.predicted_gaussian import FormName, PredictedGaussian, form_of, has_halves, split
 from lightning_bayes.likelihood.predictions import Observed
+from lightning_bayes.private_torch import unvalidated
 
 Observation: TypeAlias = Callable[[Any], Distribution]  # from a model's output to the distribution of its targets
 

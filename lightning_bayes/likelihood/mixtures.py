@@ -18,13 +18,9 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from lightning_bayes.errors import HyperparameterError
-from lightning_bayes.likelihood.distribution_functions import (
-    bounds_of,
-    distribution_function,
-    is_discrete,
-    unvalidated,
-)
+from lightning_bayes.likelihood.distribution_functions import bounds_of, distribution_function, is_discrete
 from lightning_bayes.likelihood.predictions import Observed
+from lightning_bayes.private_torch import unvalidated
 
 _DOUBLINGS: Final = 64  # of the interval that encloses a quantile
 _HALVINGS: Final = 200  # until it is `_WIDTH` times its ends
