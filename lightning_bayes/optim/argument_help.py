@@ -22,7 +22,7 @@ _SENTENCE_END = re.compile(r"(?<!al\.)(?<=\.)\s+(?![^()]*\))")  # not inside par
 class ArgumentHelp(NamedTuple):
     """What a reader needs to know about one argument."""
 
-    purpose: str  # the first sentence of its text
+    purpose: str  # the first sentence of its text; empty without one
     range: str  # in words; empty for any value
     default: str  # in words
 
@@ -30,7 +30,8 @@ class ArgumentHelp(NamedTuple):
 def argument_help(*dictionaries: type, defaults: Mapping[str, Any]) -> dict[str, ArgumentHelp]:
     """The help of the arguments that typed dictionaries declare; the text of a later dictionary comes first."""
     declared = declaration_of(*dictionaries)
-    texts = {name: text for dictionary in dictionaries for name, text in _texts(dictionary).items()}
+    texts = dict.fromkeys(declared.settings, "")  # a user's own dictionary may describe none
+    texts |= {name: text for dictionary in dictionaries for name, text in _texts(dictionary).items()}
     values = {**declared.defaults, **defaults}
     return {
         name: ArgumentHelp(_purpose(texts[name]), _range(setting.range, kind), _default(texts[name], values[name]))
@@ -47,7 +48,7 @@ def with_arguments(text: str | None, arguments: Mapping[str, ArgumentHelp]) -> s
 @cache  # classes share most of their arguments
 def _entry(name: str, found: ArgumentHelp) -> str:
     details = f"{found.range}; default {found.default}" if found.range else f"default {found.default}"
-    line = f"{name}: {found.purpose} ({details}).".replace("``", "")
+    line = " ".join(filter(None, [f"{name}:", found.purpose, f"({details})."])).replace("``", "")
     return textwrap.fill(line, 112, initial_indent="    ", subsequent_indent=" " * 8)
 
 

@@ -54,6 +54,11 @@ class PowerVOGNCallback(VariationalCallback):
 # -- inherited features ---------------------------------------------------------------------------------------------------
 
 
+def test_an_argument_without_a_text_is_listed_with_its_range_and_default():
+    assert "    power: (above 0 and at most 1; default 1.0).\n" in PowerVOGN.__doc__
+    assert "    power: (above 0 and at most 1; default 1.0).\n" in PowerVOGNCallback.__doc__
+
+
 def trained(callback, ckpt_path=None, **options):
     module, trainer = ValidatedClassifier(), quiet_trainer(callback, num_sanity_val_steps=0, **options)
     trainer.fit(module, loader(examples=24), loader(examples=24), ckpt_path=ckpt_path)
