@@ -23,8 +23,8 @@ class RejectorCallback(Callback):
     Before a test, the callback evaluates the validation set and fits a threshold: predictions whose largest probability
     exceeds it are wrong for at most a fraction `risk` of new answers, with the given confidence. The test logs
     ``test/reject/threshold``, ``test/reject/coverage`` (fraction of the test set that is answered) and ``test/reject/error``
-    (fraction of the answers that are wrong). The
-    guarantee holds only if the validation set was used for nothing else, such as to choose an epoch, a width or a prior.
+    (fraction of the answers that are wrong). The guarantee holds only if the validation set was used for nothing else, such
+    as to choose an epoch, a temperature, a width or a prior; a fit with this callback chooses no temperature by default.
 
     The module's ``test_step`` must return ``{"outputs": logits, "targets": classes}``, and the module must have a
     ``sampled_forward``; `lightning_bayes.zoo.BayesClassifier` does both. The validation set's logits are held in memory.

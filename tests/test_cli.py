@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import warnings
 from contextlib import redirect_stdout
 from importlib.metadata import version
 from pathlib import Path
@@ -212,15 +211,21 @@ def test_test_averages_over_the_posterior(fitted, tested):
 
 
 def test_a_calibrated_test_prints_samples_and_mean_side_by_side(fitted, tested, capsys):
-    # Lightning warns that the file was written without this callback's state.
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Be aware that when using .ckpt_path.")
-        folder = evaluated("test", fitted, "--trainer.callbacks+=Calibration")
+    """By the temperature that the fit has chosen."""
+    folder = evaluated("test", fitted, "--trainer.callbacks+=Calibration")
     found = logged(folder)
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "test/cls/NLL " in line]
     keys = ("test/cls/NLL", "test_mean/cls/NLL")
     assert re.findall(r"\d\.\d{4}", line) == [f"{found[key]:.4f}" for key in keys]
-    assert found[keys[0]] < logged(tested[0])[keys[0]]  # the mean has the temperature too
+    assert found[keys[0]] == logged(tested[0])[keys[0]]
+    posterior, data = load_posterior(fitted / "checkpoints" / "last.ckpt"), DigitsDataModule()
+    data.setup("test")
+    images, targets = data.test_set.tensors
+    module = BayesClassifier(LeNet5(image_size=8), num_classes=10)
+    module.load_state_dict(torch.load(fitted / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"])
+    nll = F.cross_entropy(module.eval()(images) / posterior.temperature, targets).item()
+    assert posterior.temperature != 1
+    assert found[keys[1]] == pytest.approx(nll, rel=1e-4)  # the mean has the temperature too
     assert sorted(path.stem for path in (folder / "figures").iterdir()) == [
         "ood_scores",
         "reliability",
@@ -239,9 +244,18 @@ def test_report_compares_a_fit_and_its_test(fitted, tested, capsys):
 
 
 def test_validate_repeats_the_last_validation_of_the_fit(fitted, capsys):
-    """Under as many samples."""
+    """Under as many samples, and at the temperature that the fit has chosen after it."""
     evaluated("validate", fitted, "--trainer.callbacks.eval_samples=3")
-    assert f"{logged(fitted)['val/cls/NLL']:.4f}" in capsys.readouterr().out
+    posterior, data = load_posterior(fitted / "checkpoints" / "last.ckpt"), DigitsDataModule()
+    data.setup("validate")
+    images, targets = next(iter(DataLoader(data.val_set, len(data.val_set))))
+    module = BayesClassifier(LeNet5(image_size=8), num_classes=10)
+    of_fit, found = (
+        F.nll_loss(mc_predict(module, each, images, samples=3, link="classification").probs.log(), targets).item()
+        for each in (posterior.posterior, posterior)
+    )
+    assert logged(fitted)["val/cls/NLL"] == pytest.approx(of_fit, rel=1e-4)
+    assert re.search(r"val/cls/NLL +│ (\S+)", capsys.readouterr().out)[1] == f"{found:.4f}"
 
 
 def test_predict_writes_what_the_test_has_measured(fitted, caplog):

@@ -9,7 +9,7 @@ import torch
 from noisy_classes import TEST, TRAIN, VALIDATION, Data, batches
 from tiny_training import CLASSES, Classifier, loader, mlp, quiet_trainer
 
-from lightning_bayes import RejectorCallback, VOGNCallback, mc_predict
+from lightning_bayes import Calibration, RejectorCallback, VOGNCallback, mc_predict
 from lightning_bayes.errors import HyperparameterError, UnsupportedTrainingError
 from lightning_bayes.predictive import Rejector
 from lightning_bayes.zoo import BayesClassifier
@@ -28,8 +28,12 @@ def trained():
 
 def test_the_threshold_is_that_of_the_validation_set_and_the_test_counts_its_answers(trained):
     module, vogn = trained
-    posterior, rejector = vogn.optimizer.posterior(), RejectorCallback(**LENIENT)
-    (logged,) = quiet_trainer(vogn, rejector).test(module, datamodule=Data(), verbose=False)
+    rejector = RejectorCallback(**LENIENT)
+    trainer = quiet_trainer(vogn, rejector)
+    (logged,) = trainer.test(module, datamodule=Data(), verbose=False)
+    (calibration,) = (each for each in trainer.callbacks if isinstance(each, Calibration))
+    posterior = calibration.scaled(vogn.optimizer.posterior())  # at the temperature that the fit has chosen
+    assert posterior.temperature != 1
     on_validation, on_test = (mc_predict(module, posterior, each.tensors[0], S).probs for each in (VALIDATION, TEST))
     by_hand = Rejector.fit(on_validation, VALIDATION.tensors[1], **LENIENT)
     answers = on_test.max(1).values > by_hand.threshold
