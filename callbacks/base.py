@@ -41,6 +41,7 @@ from lightning_bayes.callbacks.swap import swap_optimizer
 from lightning_bayes.optim import VariationalOptimizer
 from lightning_bayes.optim.default_noise import DefaultNoise, follows_fit
 from lightning_bayes.optim.groups import KEY
+from lightning_bayes.optim.parameters import names_of
 from lightning_bayes.optim.readout import CALLBACK_KEY, callback_state
 from lightning_bayes.optim.schedules import Schedule
 from lightning_bayes.predictive import LinearizedSamples, PosteriorSamples, Samples
@@ -226,18 +227,22 @@ class VariationalCallback(EvaluationCallback, ABC):
             pl_module.log_dict(summary.epoch_metrics(trainer, self.optimizer), sync_dist=True)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Require finite weights and state."""
+        """Require finite weights and state, and that no step has replaced a trained layer; the module may do so now."""
         if self.optimizer is not None:
             self.optimizer.require_finite()  # the last update has no later pass that checks it
+            if self.optimizer.noisy:
+                names_of(self.optimizer.model, [param for _, param in self.optimizer.trained()])
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Summarise the fit, and keep the posterior for later evaluation in this process."""
-        if self.optimizer is not None and self.optimizer.noisy and self.optimizer.num_updates:
-            rank_zero_info(summary.at_the_end(self.optimizer, self.name, self.validated, self._rule.path))
+        """Keep the posterior for later evaluation in this process, and summarise the fit."""
+        if self.optimizer is None or not self.optimizer.num_updates:
+            return
         evaluates_samples = self.optimizer_class.noisy and max(self.eval_samples, self.val_samples or 0) > 0
-        if self.optimizer is not None and self.optimizer.num_updates and evaluates_samples:
-            with fit_kept(self.name, "the posterior of its module"):
+        with fit_kept(self.name, "the posterior of its module"):
+            if evaluates_samples:
                 self._posterior.keep(self.optimizer)
+            if self.optimizer.noisy:
+                rank_zero_info(summary.at_the_end(self.optimizer, self.name, self.validated, self._rule.path))
 
     # -- evaluation ---------------------------------------------------------------------------------------------------
 
