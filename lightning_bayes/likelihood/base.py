@@ -182,6 +182,7 @@ class OutputLikelihood(ABC):
             A scalar whose mean per-example squared gradient is an unbiased estimate of the Fisher's diagonal.
 
         Example:
+            >>> import torch
             >>> from lightning_bayes.curvature import measure
             >>> from lightning_bayes.likelihood import Categorical
             >>> model, x = torch.nn.Linear(1, 2, bias=False), torch.ones(4096, 1)

@@ -23,6 +23,7 @@ from lightning_bayes import (
     NoisyKFACCallback,
     SWAGCallback,
     VOGNCallback,
+    laplace,
     mc_predict,
 )
 from lightning_bayes.errors import UnsupportedTrainingError
@@ -98,15 +99,16 @@ def test_each_pass_of_an_update_gets_the_batch_of_the_loader(callback):
     assert fitted.moves == [1] * 12
 
 
-def test_laplace_refuses_labels_that_the_step_changes_in_place():
+def test_laplace_takes_labels_that_the_step_changes_in_place():
     class From1(Classifier):
         def training_step(self, batch, batch_idx):
             batch[1].sub_(1)
             return super().training_step(batch, batch_idx)
 
-    from_1 = DataLoader(TensorDataset(X, Y + 1), 12)
-    with pytest.raises(UnsupportedTrainingError, match="targets"):
-        quiet_trainer(LaplaceCallback(), max_epochs=1).fit(From1(), from_1)
+    fitted, callback = From1(), LaplaceCallback(prior_precision=1.0)
+    fit(fitted, callback, data=DataLoader(TensorDataset(X, Y + 1), 12))
+    expected = laplace(fitted.eval(), loader(), prior_precision=1.0, require_trained=False)
+    assert callback.result.log_marginal_likelihood == pytest.approx(expected.log_marginal_likelihood)
 
 
 def test_what_plain_lightning_changes_is_changed_once_for_the_step():
@@ -121,8 +123,8 @@ def test_functions_for_plain_pytorch_move_each_batch_once():
     net = Shifts().eval()
     posterior = mean_field_around(net, 1e4)
     with torch.no_grad():
-        mc_predict(net, posterior, X.clone(), samples=4, recalibrate_on=[X.clone()])
-        calibrate(net, posterior, [(X.clone(), Y)], samples=4, recalibrate_on=[X.clone()])
+        mc_predict(net, posterior, X.clone(), samples=4, link="classification", recalibrate_on=[X.clone()])
+        calibrate(net, posterior, [(X.clone(), Y)], samples=4, link="classification", recalibrate_on=[X.clone()])
     assert set(net.moves) == {1}
 
 
