@@ -11,9 +11,9 @@ from lightning_bayes.callbacks.sampled_forward import SampledCall
 from lightning_bayes.errors import DataError
 from lightning_bayes.likelihood import Likelihood, ReadOutput, read_output
 from lightning_bayes.likelihood.base import num_samples
+from lightning_bayes.likelihood.paths import mapped
 from lightning_bayes.metrics import observed_metrics
 from lightning_bayes.predictive import Observation
-from lightning_bayes.predictive.nested import mapped
 from lightning_bayes.predictive.observations import log_densities, observed
 
 

@@ -10,7 +10,8 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_info
 from torch import Tensor
 
-from lightning_bayes.predictive.nested import children_of, most_frequent, rebuilt
+from lightning_bayes.likelihood.paths import children_of, rebuilt
+from lightning_bayes.predictive.nested import most_frequent
 
 Columns = dict[str, Any]  # by name, such as ``variance``
 

@@ -19,10 +19,10 @@ from torch import Tensor
 from lightning_bayes.callbacks.patches import Patches
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.likelihood import leaf_at, with_leaf
-from lightning_bayes.likelihood.paths import leaves
+from lightning_bayes.likelihood.paths import leaves, mapped
 from lightning_bayes.predictive import SampledModule, Samples
 from lightning_bayes.predictive.averages import OutputAverage
-from lightning_bayes.predictive.nested import Differing, mapped, of_sample
+from lightning_bayes.predictive.nested import Differing, of_sample
 from lightning_bayes.predictive.repeated import Repeatable
 
 

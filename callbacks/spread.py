@@ -13,8 +13,8 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
 from lightning_bayes.callbacks.loaders import sum_over_processes
+from lightning_bayes.likelihood.paths import mapped
 from lightning_bayes.predictive import Samples
-from lightning_bayes.predictive.nested import mapped
 from lightning_bayes.strategies import BayesDDPStrategy
 
 

@@ -12,13 +12,14 @@ part of `log_prob`, which is that of the targets.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from inspect import signature
 from typing import Any, ClassVar, TypeVar, final
 
 from torch import Generator, Tensor
 
 from lightning_bayes.errors import HyperparameterError, PosteriorError, ShapeError
+from lightning_bayes.likelihood.paths import mapped
 from lightning_bayes.likelihood.predictions import AnyPrediction, moments_of
 
 T = TypeVar("T", bound="OutputLikelihood")
@@ -197,16 +198,6 @@ class OutputLikelihood(ABC):
 
 
 KINDS: dict[str, type[OutputLikelihood]] = {}  # by name
-
-
-def mapped(function: Callable[[Tensor], Tensor], outputs: Any) -> Any:
-    """A function of each tensor of an output: of one tensor, or of nested tuples, lists and dictionaries."""
-    if isinstance(outputs, Tensor):
-        return function(outputs)
-    if isinstance(outputs, dict):
-        return type(outputs)({key: mapped(function, value) for key, value in outputs.items()})
-    values = [mapped(function, value) for value in outputs]
-    return type(outputs)(*values) if hasattr(outputs, "_fields") else type(outputs)(values)
 
 
 def flattened(outputs: Any) -> Any:

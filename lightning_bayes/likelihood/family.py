@@ -10,8 +10,9 @@ from torch import Generator, Tensor
 from torch.distributions import Distribution
 
 from lightning_bayes.errors import ShapeError
-from lightning_bayes.likelihood.base import OutputLikelihood, flattened, mapped, num_samples
+from lightning_bayes.likelihood.base import OutputLikelihood, flattened, num_samples
 from lightning_bayes.likelihood.mixtures import moments, observed
+from lightning_bayes.likelihood.paths import mapped
 from lightning_bayes.likelihood.predicted_gaussian import FormName, PredictedGaussian, form_of, has_halves, split
 from lightning_bayes.likelihood.predictions import Observed
 from lightning_bayes.private_torch import unvalidated

@@ -5,8 +5,9 @@ The path of a tensor alone is ``()``; ``("logits",)`` is an entry of a dictionar
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass, replace
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any, TypeAlias
 
 Path: TypeAlias = tuple[str | int, ...]
@@ -14,10 +15,10 @@ Path: TypeAlias = tuple[str | int, ...]
 
 def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     """The leaves of a nested value with their paths, in order; None is no leaf."""
-    children = _children(value)
+    children = children_of(value)
     if children is None and value is not None:
         yield path, value
-    for key, child in children or ():
+    for key, child in (children or {}).items():
         yield from leaves(child, (*path, key))
 
 
@@ -25,19 +26,43 @@ def entries(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     """A nested value itself and everything in it, with paths, in order; None is no entry."""
     if value is not None:
         yield path, value
-    for key, child in _children(value) or ():
+    for key, child in (children_of(value) or {}).items():
         yield from entries(child, (*path, key))
 
 
-def _children(value: Any) -> list[tuple[Any, Any]] | None:
-    """The keys and values of a container; None for a leaf."""
+def children_of(value: Any) -> dict[Any, Any] | None:
+    """The entries of a container; None for a leaf."""
     if isinstance(value, Mapping):
-        return list(value.items())
+        return dict(value)
     if isinstance(value, (tuple, list)):
-        return list(enumerate(value))
+        return dict(enumerate(value))
     if is_dataclass(value) and not isinstance(value, type):
-        return [(field.name, getattr(value, field.name)) for field in fields(value)]
+        return {field.name: getattr(value, field.name) for field in fields(value)}
     return None
+
+
+def rebuilt(value: Any, children: Mapping[Any, Any]) -> Any:
+    """A container like `value` with other entries."""
+    if isinstance(value, (tuple, list)):
+        items = list(children.values())
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    result = copy.copy(value)
+    for key, child in children.items():
+        if isinstance(value, Mapping):
+            result[key] = child
+        else:
+            object.__setattr__(result, key, child)  # frozen dataclasses, too
+    return result
+
+
+def mapped(function: Callable[..., Any], *values: Any) -> Any:
+    """The structure of the first value with leaves ``function(leaf, …)``; where structures differ, values are leaves."""
+    children = [children_of(value) for value in values]
+    first = children[0]
+    if first is None or any(other is None or other.keys() != first.keys() for other in children):
+        return function(*values)
+    inner = {key: mapped(function, *(each[key] for each in children if each is not None)) for key in first}
+    return rebuilt(values[0], inner)
 
 
 def leaf_at(value: Any, path: Path) -> Any:
@@ -53,10 +78,4 @@ def with_leaf(value: Any, path: Path, leaf: Any) -> Any:
     if not path:
         return leaf
     key, rest = path[0], path[1:]
-    inner = with_leaf(leaf_at(value, (key,)), rest, leaf)
-    if isinstance(value, Mapping):
-        return type(value)({**value, key: inner})  # type: ignore[call-arg]
-    if isinstance(value, (tuple, list)):
-        items = [inner if index == key else item for index, item in enumerate(value)]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    return replace(value, **{str(key): inner})
+    return rebuilt(value, {**(children_of(value) or {}), key: with_leaf(leaf_at(value, (key,)), rest, leaf)})

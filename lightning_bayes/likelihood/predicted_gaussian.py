@@ -23,8 +23,9 @@ from torch.distributions import Normal
 from typing_extensions import override
 
 from lightning_bayes.errors import HyperparameterError, ShapeError
-from lightning_bayes.likelihood.base import OutputLikelihood, flattened, mapped, num_samples, one_output
+from lightning_bayes.likelihood.base import OutputLikelihood, flattened, num_samples, one_output
 from lightning_bayes.likelihood.mixtures import observed
+from lightning_bayes.likelihood.paths import mapped
 from lightning_bayes.likelihood.predictions import Observed
 
 FormName: TypeAlias = Literal["variance", "log_variance", "std", "log_std", "softplus_variance", "softplus_std"]

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from lightning_bayes.errors import ShapeError
-from lightning_bayes.likelihood.base import OutputLikelihood, flattened, mapped, num_samples
+from lightning_bayes.likelihood.base import OutputLikelihood, flattened, num_samples
 from lightning_bayes.likelihood.gaussian import Gaussian
 from lightning_bayes.likelihood.line_search import minimise_over_logarithm
 from lightning_bayes.likelihood.mixtures import grouped
+from lightning_bayes.likelihood.paths import mapped
 from lightning_bayes.private_torch import tree_leaves
 
 Reduce: TypeAlias = Callable[[Tensor], Tensor]  # sums a tensor over processes

@@ -24,9 +24,9 @@ from lightning_bayes.likelihood import (
 )
 from lightning_bayes.likelihood.base import flattened, num_samples
 from lightning_bayes.likelihood.mixtures import moments, observed
-from lightning_bayes.likelihood.paths import leaves
+from lightning_bayes.likelihood.paths import leaves, mapped
 from lightning_bayes.likelihood.predictions import AnyPrediction, as_dict, moments_of
-from lightning_bayes.predictive.nested import Differing, average, mapped, refilled
+from lightning_bayes.predictive.nested import Differing, average, refilled
 
 
 @final

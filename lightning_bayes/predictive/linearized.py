@@ -22,8 +22,8 @@ from torch.func import functional_call, jvp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lightning_bayes.errors import UnsupportedLayerError
-from lightning_bayes.likelihood.paths import leaves
-from lightning_bayes.predictive.nested import mapped, stacked
+from lightning_bayes.likelihood.paths import leaves, mapped
+from lightning_bayes.predictive.nested import stacked
 from lightning_bayes.predictive.samples import PosteriorSamples, Samples
 
 MAX_SAMPLES_PER_PASS = 16

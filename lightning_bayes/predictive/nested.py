@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Sequence
 from typing import Any, final
 
 import torch
 from torch import Tensor
+
+from lightning_bayes.likelihood.paths import mapped
 
 
 @final
@@ -17,41 +17,6 @@ class Differing:
 
     def __init__(self, values: Sequence[Any]) -> None:
         self.values = list(values)
-
-
-def children_of(value: Any) -> dict[Any, Any] | None:
-    """The entries of a container; None for a leaf."""
-    if isinstance(value, Mapping):
-        return dict(value)
-    if isinstance(value, (tuple, list)):
-        return dict(enumerate(value))
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in fields(value)}
-    return None
-
-
-def rebuilt(value: Any, children: Mapping[Any, Any]) -> Any:
-    """A container like `value` with other entries."""
-    if isinstance(value, (tuple, list)):
-        items = list(children.values())
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    result = copy.copy(value)
-    for key, child in children.items():
-        if isinstance(value, Mapping):
-            result[key] = child
-        else:
-            object.__setattr__(result, key, child)  # frozen dataclasses, too
-    return result
-
-
-def mapped(function: Callable[..., Any], *values: Any) -> Any:
-    """The structure of the first value with leaves ``function(leaf, …)``; where structures differ, values are leaves."""
-    entries = [children_of(value) for value in values]
-    first = entries[0]
-    if first is None or any(other is None or other.keys() != first.keys() for other in entries):
-        return function(*values)
-    inner = {key: mapped(function, *(entry[key] for entry in entries if entry is not None)) for key in first}
-    return rebuilt(values[0], inner)
 
 
 def refilled(structure: Any, values: Sequence[Any]) -> Any:
