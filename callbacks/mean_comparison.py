@@ -13,13 +13,13 @@ from torch import Tensor
 from lightning_bayes.callbacks.observed_metrics import distribution_of, targets_of
 from lightning_bayes.callbacks.sampled_forward import SampledCall, SampledForward
 from lightning_bayes.likelihood import Likelihood, leaf_at
+from lightning_bayes.likelihood.mixtures import grouped
 from lightning_bayes.likelihood.paths import mapped
 from lightning_bayes.metrics.paired import Paired, PairedClassification, PairedRegression
 from lightning_bayes.metrics.regression import mixture_nll
 from lightning_bayes.predictive import Link, Observation, Prediction, summarise
 from lightning_bayes.predictive.links import CLASS_DIMS, predicted
 from lightning_bayes.predictive.observations import log_densities
-from lightning_bayes.predictive.quantiles import grouped
 
 _WORDS: Final = {
     "cls/Acc": "accuracy",

@@ -25,12 +25,12 @@ from torch import Tensor, nn
 from lightning_bayes.errors import DataError, NonFiniteError
 from lightning_bayes.likelihood import LinkArgument
 from lightning_bayes.likelihood.line_search import minimise_over_logarithm
+from lightning_bayes.likelihood.scoring import fit_noise_std
 from lightning_bayes.posteriors import AbstractPosterior, ScaledPosterior
 from lightning_bayes.predictive.closed_form import Linearized, predictive_samples
 from lightning_bayes.predictive.densities import (
     BLOCK,
     Reduce,
-    fit_noise_std,
     gaussian_log_density,
     poisson_log_density,
     shaped_like_sample,

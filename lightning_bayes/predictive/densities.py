@@ -18,15 +18,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lightning_bayes.errors import HyperparameterError, ShapeError
-from lightning_bayes.likelihood.line_search import minimise_over_logarithm
+from lightning_bayes.likelihood.scoring import fit_noise_std
 from lightning_bayes.predictive.links import Link
 
 Reduce = Callable[[Tensor], Tensor]  # sums a tensor over processes
 LogDensity = Callable[[Tensor, Tensor], Tensor]  # (outputs [S, B, …], targets [B, …]) → [S, B, …]
 
 BLOCK = 2**22  # outputs per block, in float64
-_NOISE_GRID = 15  # grid points for σ, each 1.4 times the one before
-_TOLERANCE = 1e-4  # of log σ
 
 
 def predictive_nll(
@@ -73,21 +71,6 @@ def nll_sum_of(density: LogDensity, outputs: Tensor, targets: Tensor) -> Tensor:
     for block_outputs, block_targets in blocks:
         total -= (density(block_outputs.double(), block_targets).logsumexp(0) - math.log(samples)).sum()
     return total
-
-
-def fit_noise_std(outputs: Tensor, targets: Tensor, reduce: Reduce = lambda total: total) -> float:
-    """Return the noise σ with the lowest NLL, between 1/100 and 1 times the root mean square of the residuals."""
-    squares = (outputs - targets).double().square().mean(0)
-    total = reduce(torch.stack([squares.sum(), torch.tensor(float(squares.numel()), dtype=squares.dtype)]))
-    mean_square = float(total[0] / total[1])
-    if not math.isfinite(mean_square):
-        return math.nan
-    largest = max(math.sqrt(mean_square), 1e-12)
-
-    def nll(std: float) -> float:
-        return float(reduce(nll_sum_of(partial(gaussian_log_density, std=std), outputs, targets)))
-
-    return minimise_over_logarithm(nll, largest / 100, largest, _NOISE_GRID, _TOLERANCE)
 
 
 def class_log_density(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -10,8 +10,8 @@ from torch import nn
 from torch.distributions import Normal
 
 from lightning_bayes.errors import HyperparameterError, ShapeError
+from lightning_bayes.likelihood.scoring import fit_noise_std
 from lightning_bayes.predictive import combine, predictive_nll
-from lightning_bayes.predictive.densities import fit_noise_std
 
 
 def test_class_nll_is_that_of_the_averaged_probability(generator):
