@@ -42,7 +42,7 @@ help:  ## list the targets
 	@echo "VENV=/path           use an existing environment and install nothing into it"
 
 demo: $(STAMP_DEMO)  ## train Adam and VOGN on real digits; write a table and figures to runs/demo
-	@$(RUN) lightning_bayes.demo
+	@$(RUN) lightning_bayes demo
 
 test: lint type  ## lint, type-check and run the tests
 	@echo "make: pytest"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.over_seeds import mean_and_error, standard_error
 from benchmarks.provenance import save_json
-from lightning_bayes.demo import COLUMNS, compare
+from lightning_bayes.cli.demo import COLUMNS, compare
 
 Runs = dict[str, dict[str, list[float]]]  # evaluation → metric → one value per seed
 VERDICTS = {True: "kept", False: "BROKEN", None: "unknown"}

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from lightning_bayes.__main__ import main as command
+from lightning_bayes.cli.commands import main as command
 from lightning_bayes.zoo.hub import PACKAGED
 
 QUIET = ("--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false")

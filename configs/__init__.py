@@ -1,6 +1,6 @@
 """Configs for `LightningCLI`: composable parts, ``data/`` × ``models/`` × ``methods/``, and complete ``recipes/``.
 
-Beside them, ``presets/`` holds published settings of callbacks. `lightning_bayes.composition` and
+Beside them, ``presets/`` holds published settings of callbacks. `lightning_bayes.cli.composition` and
 `lightning_bayes.callbacks` read the files. This file makes the directory a package, so that `importlib.resources` finds
 them in a wheel, in an editable install, and in a clone on a file system without symbolic links.
 

@@ -116,7 +116,7 @@ class Predictor:
             The predictor.
         """
         if Path(path).is_dir():
-            from lightning_bayes.finished_run import saved_run
+            from lightning_bayes.cli.finished_run import saved_run
 
             return cls(saved_run(Path(path)), **options)
         from lightning_bayes.zoo import load

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from lightning_bayes.composition import configs_of
+from lightning_bayes.cli.composition import configs_of
 
 
 def compose(name):

@@ -18,8 +18,8 @@ from torchvision.datasets import CIFAR10
 
 import lightning_bayes
 from lightning_bayes import BBBCallback, KFACCallback, NoisyAdamCallback, NoisyKFACCallback
-from lightning_bayes.cli import instantiate
-from lightning_bayes.composition import configs_of, parts, recipes
+from lightning_bayes.cli.bayes_cli import instantiate
+from lightning_bayes.cli.composition import configs_of, parts, recipes
 
 pytestmark = pytest.mark.usefixtures("_seed_variables")
 

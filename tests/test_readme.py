@@ -13,8 +13,8 @@ import pytest
 import torch
 from packaging.version import Version
 
-from lightning_bayes.cli import main
-from lightning_bayes.composition import configs_of
+from lightning_bayes.cli.bayes_cli import main
+from lightning_bayes.cli.composition import configs_of
 from lightning_bayes.report import command as report
 
 ROOT = Path(__file__).parents[1]

@@ -29,7 +29,7 @@ from lightning_bayes import (
 )
 from lightning_bayes.callbacks.recalibration import recalibrated
 from lightning_bayes.callbacks.validation_rows import rows_of, thinned
-from lightning_bayes.cli import instantiate
+from lightning_bayes.cli.bayes_cli import instantiate
 from lightning_bayes.errors import HyperparameterError, PosteriorError, UnsupportedTrainingError
 from lightning_bayes.predictive import PosteriorSamples, choose_calibration
 from lightning_bayes.predictive.temperature import SHRINKAGE, penalty

@@ -11,7 +11,7 @@ import torch
 import torchvision
 import yaml
 
-from lightning_bayes.cli import instantiate
+from lightning_bayes.cli.bayes_cli import instantiate
 from lightning_bayes.errors import HyperparameterError, WeightsError
 from lightning_bayes.zoo import architecture, create_model, input_transform, list_models
 from lightning_bayes.zoo.transforms import ImageTransform

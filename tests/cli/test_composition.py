@@ -9,8 +9,8 @@ import pytest
 import torch
 from composed import compose
 
-from lightning_bayes.cli import instantiate
-from lightning_bayes.composition import KINDS, configs_of, parts, recipes
+from lightning_bayes.cli.bayes_cli import instantiate
+from lightning_bayes.cli.composition import KINDS, configs_of, parts, recipes
 from lightning_bayes.errors import ConfigError, HyperparameterError
 from lightning_bayes.zoo import create_model, list_models, register_data, register_model
 from lightning_bayes.zoo.registry import DATA, MODELS

@@ -22,10 +22,11 @@ from fake_images import write_image_folder
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from lightning_bayes import Predictor, cli, load_posterior, mc_predict
-from lightning_bayes.__main__ import main
-from lightning_bayes.cli import instantiate
-from lightning_bayes.composition import known, recipes
+from lightning_bayes import Predictor, load_posterior, mc_predict
+from lightning_bayes.cli import bayes_cli
+from lightning_bayes.cli.bayes_cli import instantiate
+from lightning_bayes.cli.commands import main
+from lightning_bayes.cli.composition import known, recipes
 from lightning_bayes.errors import DataError, DatasetError
 from lightning_bayes.zoo import BayesClassifier, DigitsDataModule, LeNet5, list_models
 from lightning_bayes.zoo.registry import DATA
@@ -524,13 +525,13 @@ class Damaged(Dataset):
 
 
 def test_an_error_in_a_process_that_loads_data_is_told_without_its_traceback(monkeypatch):
-    monkeypatch.setattr(cli, "BayesCLI", lambda *_, **options: list(DataLoader(Damaged(), num_workers=1)))
+    monkeypatch.setattr(bayes_cli, "BayesCLI", lambda *_, **options: list(DataLoader(Damaged(), num_workers=1)))
     with pytest.raises(SystemExit, match=r"^lightning-bayes: DataError: x\.png is truncated\.\nRemove it\.$"):
         command("fit")
 
 
 def test_an_error_of_another_kind_keeps_its_traceback(monkeypatch):
-    monkeypatch.setattr(cli, "BayesCLI", lambda *_, **options: Path("nowhere.csv").read_text())
+    monkeypatch.setattr(bayes_cli, "BayesCLI", lambda *_, **options: Path("nowhere.csv").read_text())
     with pytest.raises(FileNotFoundError, match=r"nowhere\.csv"):
         command("test")
 
@@ -538,7 +539,7 @@ def test_an_error_of_another_kind_keeps_its_traceback(monkeypatch):
 def test_help_names_all_commands(capsys):
     command("--help")
     usage, *_ = said = capsys.readouterr().out.splitlines()
-    assert usage == "usage: lightning-bayes fit|validate|test|predict|laplace|export|report|list [arguments]"
+    assert usage == "usage: lightning-bayes fit|validate|test|predict|laplace|export|report|list|demo [arguments]"
     assert any("lightning-bayes fit --config digits+lenet5+vogn" in line for line in said)
 
 

@@ -1,7 +1,7 @@
 """The demo: LeNet-5 on scikit-learn's digits, trained with Adam and with VOGN, and compared.
 
-``make demo`` runs it. It trains with the packaged configs ``digits+lenet5+adam`` and ``digits+lenet5+vogn``, and tests
-both. A picture at the end shows what the posterior changes, also beside Adam with a temperature.
+``lightning-bayes demo`` trains with the configs ``digits+lenet5+adam`` and ``digits+lenet5+vogn``, and tests both.
+A picture at the end shows what the posterior changes, also beside Adam with a temperature.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from lightning_bayes.cli import instantiate
+from lightning_bayes.cli.bayes_cli import instantiate
 from lightning_bayes.metrics import expected_calibration_error, ood_auroc, ood_fpr95
 from lightning_bayes.metrics.figure_style import BLUE, DPI, GREY, ORANGE, quiet_frame
 from lightning_bayes.metrics.scoring import nll_per_example
@@ -186,7 +186,7 @@ def results_table(results: dict[str, dict[str, float]]) -> Table:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the demo with command-line arguments, by default the arguments of the process."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser("lightning-bayes demo", description=__doc__.splitlines()[0])
     parser.add_argument("--root", type=Path, default=Path("runs/demo"), help="output folder (default: runs/demo)")
     parser.add_argument("--seed", type=int, default=0, help="seed of initial weights and batch order (default: 0)")
     parser.add_argument("--epochs", type=int, help="epochs of both runs (default: as in the configs)")
@@ -209,7 +209,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
     figures = sorted(options.root.glob("*/figures/*.png"))
     for path in [shown, *figures, vogn.checkpoint, options.root / "vogn" / "config.yaml"]:
         console.print(f"wrote {path}", soft_wrap=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -16,7 +16,7 @@ from typing import Any, Final, NoReturn, final
 from jsonargparse import ActionConfigFile, ArgumentParser  # type: ignore[attr-defined]  # it is documented
 from lightning.pytorch.cli import LightningArgumentParser
 
-from lightning_bayes.composition import configs_of
+from lightning_bayes.cli.composition import configs_of
 
 _MAX_LINES: Final = 4
 _NOISE: Final = re.compile(

@@ -1,7 +1,7 @@
-"""The command line: ``lightning-bayes fit|validate|test|predict --config DATA+MODEL+METHOD``, a LightningCLI.
+"""``lightning-bayes fit|validate|test|predict --config DATA+MODEL+METHOD``, a LightningCLI.
 
-It adds names for configs (`lightning_bayes.composition`), ``laplace``, which is a test with a `LaplaceCallback`, the options
-``--output`` and ``--reject_below`` of ``predict``, and ``--ckpt_path=last``, which stands for the newest run and its config.
+It adds names for configs (`composition`), ``laplace``, which is a test with a `LaplaceCallback`, the options ``--output``
+and ``--reject_below`` of ``predict``, and ``--ckpt_path=last``, which stands for the newest run and its config.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from rich.console import Console
 import lightning_bayes.zoo  # noqa: F401  (configs can then name its classes without the module)
 from lightning_bayes.callbacks import DeepEnsembleCallback, EvaluationFigures, PredictionWriter
 from lightning_bayes.callbacks.neighbours import callbacks_of
-from lightning_bayes.cli_parser import BayesParser, NamedConfigs
-from lightning_bayes.cli_runs import (
+from lightning_bayes.cli.parser import BayesParser, NamedConfigs
+from lightning_bayes.cli.runs import (
     CONFIG_OPTIONS,
     drop_pretrained,
     fill_class_count,

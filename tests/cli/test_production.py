@@ -12,8 +12,8 @@ from fake_images import write_image_folder
 from jsonargparse import Namespace
 
 from lightning_bayes import Predictor
-from lightning_bayes.__main__ import main
-from lightning_bayes.cli_runs import drop_pretrained
+from lightning_bayes.cli.commands import main
+from lightning_bayes.cli.runs import drop_pretrained
 from lightning_bayes.zoo import create_model
 
 QUIET = ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]

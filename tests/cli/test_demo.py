@@ -6,7 +6,8 @@ import logging
 
 import pytest
 
-from lightning_bayes import demo, load_posterior
+from lightning_bayes import load_posterior
+from lightning_bayes.cli import demo
 
 # Two epochs, in a folder that no logger writes to.
 pytestmark = pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*:UserWarning")

@@ -13,7 +13,7 @@ import torch
 import yaml
 from torch import nn
 
-from lightning_bayes.cli_runs import drop_pretrained
+from lightning_bayes.cli.runs import drop_pretrained
 from lightning_bayes.errors import BayesError, RunError
 from lightning_bayes.report import read_runs
 from lightning_bayes.report.runs import joined
@@ -40,7 +40,7 @@ def export(words: Sequence[str]) -> None:
 
 def saved_run(folder: str | Path) -> Any:
     """The `lightning_bayes.zoo.SavedPosterior` of a run of the command line, from its config and its last checkpoint."""
-    from lightning_bayes.cli import instantiate
+    from lightning_bayes.cli.bayes_cli import instantiate
     from lightning_bayes.optim.readout import load_posterior
     from lightning_bayes.zoo import SavedPosterior
 

@@ -1,0 +1,117 @@
+"""The command ``lightning-bayes`` and its subcommands.
+
+Help, lists, reports and misspelled names do not import torch, which takes seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
+from typing import Final
+
+from lightning_bayes.cli.composition import known, packaged_posteriors, packaged_presets, require_known
+from lightning_bayes.errors import ConfigError
+
+USAGE: Final = """usage: lightning-bayes fit|validate|test|predict|laplace|export|report|list|demo [arguments]
+
+Train, validate, test and predict with a posterior over the weights.
+
+  lightning-bayes fit --config digits+lenet5+vogn               train; CONFIG is DATA+MODEL+METHOD, a recipe or a file
+  lightning-bayes fit --config digits+lenet5+vogn --trainer.max_epochs=5 --trainer.callbacks.mc_samples=2
+  lightning-bayes fit --config digits+lenet5+vogn --ckpt_path=last
+                                                                continue the last run
+  lightning-bayes test --config RUN/config.yaml --ckpt_path RUN/checkpoints/last.ckpt
+  lightning-bayes laplace --config RUN/config.yaml --ckpt_path RUN/checkpoints/last.ckpt
+                                                                test with a Laplace posterior and save it
+  lightning-bayes predict --config RUN/config.yaml --ckpt_path RUN/checkpoints/last.ckpt
+      --data.predict_dir=FOLDER --output=predictions.csv --reject_below=0.8
+                                                                predict unlabelled images (.csv, .parquet or .pt)
+  lightning-bayes export RUN net.safetensors                    write a posterior file for Predictor.load
+  lightning-bayes report RUN [RUN ...]                          compare runs on one HTML page
+  lightning-bayes list configs|data|models|methods|presets|posteriors
+                                                                list what is available
+  lightning-bayes demo                                          compare Adam and VOGN on handwritten digits
+  lightning-bayes fit --help                                    show all arguments
+  lightning-bayes fit --trainer.callbacks.help=VOGNCallback     show the arguments of a class
+  lightning-bayes --version
+
+--debug prints full error messages and tracebacks."""
+COMMANDS: Final = ("fit", "validate", "test", "predict", "laplace", "export", "report", "list", "demo")
+LISTS: Final = ("configs", "data", "models", "methods", "presets", "posteriors")
+
+
+def main() -> None:
+    """Run the command line of this process.
+
+    Raises:
+        SystemExit: With status 2 if the command, a config or an argument is unknown.
+    """
+    words = sys.argv[1:]
+    command = words[0] if words else "--help"
+    if command in {"-h", "--help"}:
+        print(USAGE)
+    elif command == "--version":
+        print(f"lightning-bayes {version('lightning-bayes')}")
+    elif command == "report":
+        from lightning_bayes.report.command import main as run_report
+
+        run_report(words[1:])
+    elif command == "list":
+        _list(words[1:])
+    elif command == "export":
+        from lightning_bayes.cli.finished_run import export
+
+        export(words[1:])
+    elif command == "demo":
+        from lightning_bayes.cli.demo import main as run_demo
+
+        run_demo(words[1:])
+    else:
+        try:
+            _require_command(command)
+            from lightning_bayes.cli.runs import CONFIG_OPTIONS, split_options
+
+            for option, config in split_options(words, CONFIG_OPTIONS):
+                if option and config:
+                    require_known(config)
+        except ConfigError as error:
+            print(f"lightning-bayes: {error}", file=sys.stderr)
+            raise SystemExit(2) from None
+        from lightning_bayes.cli.bayes_cli import main as run_lightning
+
+        run_lightning()
+
+
+def _require_command(command: str) -> None:
+    if command not in COMMANDS and not command.startswith("-"):
+        close = difflib.get_close_matches(command, COMMANDS, 1)
+        question = f" Did you mean {close[0]}?" if close else ""
+        raise ConfigError(f"There is no command {command}.{question} The commands are {', '.join(COMMANDS)}.")
+
+
+def _list(words: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser("lightning-bayes list", description="Print all names of one kind, one per line.")
+    parser.add_argument("kind", choices=LISTS, help="recipes, or parts for --config DATA+MODEL+METHOD")
+    entries = _entries(parser.parse_args(words).kind)
+    width = max((len(name) for name, _ in entries), default=0)
+    for name, description in entries:
+        print(f"{name:{width}}  {description}".rstrip())
+
+
+def _entries(kind: str) -> Iterable[tuple[str, str]]:
+    """Names with descriptions. Several callbacks may have a preset of the same name."""
+    if kind == "presets":
+        return [(name, f"{callback}.from_preset({name!r})") for name, callback in packaged_presets()]
+    if kind == "configs":
+        named = known("recipes")
+    elif kind == "models":
+        sources = {"timm/NAME": "any model of timm", "torchvision/NAME": "any model of torchvision"}
+        named = known("models") | sources
+    elif kind == "posteriors":
+        named = packaged_posteriors()
+    else:
+        named = known(kind) | (known("evaluation") if kind == "methods" else {})
+    return named.items()
