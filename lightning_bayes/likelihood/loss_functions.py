@@ -107,7 +107,7 @@ class LossCall:
     @property
     def num_terms(self) -> int:
         """w, the number of terms whose mean is an example's loss."""
-        return 1 if self.reduction == "sum" else math.prod(self.shape) // len(self.outputs)
+        return 1 if self.reduction == "sum" or not self.shape else math.prod(self.shape) // len(self.outputs)
 
 
 @cache
@@ -142,9 +142,14 @@ def read_call(function: Callable[..., Tensor], args: tuple[Any, ...], kwargs: di
         options,
         "identity" if is_of_rates else known.link,
         targets != options.get("ignore_index", -100) if is_index else None,
-        (shape[0], *shape[2:]) if known.has_classes and len(shape) > 1 else shape,
+        _without_classes(shape) if known.has_classes else shape,
         partial(function, **{**given, "reduction": "none"}),
     )
+
+
+def _without_classes(shape: Shape) -> Shape:
+    """The shape of the values that are reduced: classes are dimension 1, and all of an example without a batch."""
+    return (*shape[:1], *shape[2:]) if len(shape) > 1 else ()
 
 
 def likelihood_call(call: LossCall | None, reader: str) -> tuple[LossCall, OutputLikelihood]:
