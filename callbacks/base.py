@@ -23,21 +23,22 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_info
 from typing_extensions import Never, Unpack
 
-from lightning_bayes.callbacks import checks, summary
 from lightning_bayes.callbacks.calibration import beside, calibration_of
-from lightning_bayes.callbacks.checkpoint_io import store_mean, use_atomic_files, use_plain_numbers
-from lightning_bayes.callbacks.closure import MonteCarloClosure, noise_samples
-from lightning_bayes.callbacks.evaluated_posterior import EvaluatedPosterior, sample_count
-from lightning_bayes.callbacks.evaluation import EvaluationCallback
-from lightning_bayes.callbacks.fields import CallbackFields, complete_arguments, documented, refuse_unnamed, shared_help
-from lightning_bayes.callbacks.last_epoch import fit_kept
-from lightning_bayes.callbacks.loaders import sum_over_processes
-from lightning_bayes.callbacks.noise_rule import NoiseRule
-from lightning_bayes.callbacks.num_data import check_example_count, set_num_data
-from lightning_bayes.callbacks.presets import Preset, find_preset, presets_of
-from lightning_bayes.callbacks.private_lightning import ClosureParts, wrap_closures
-from lightning_bayes.callbacks.resume import param_names, refuse_other_posterior, resumable_state, warn_of_changes
-from lightning_bayes.callbacks.swap import swap_optimizer
+from lightning_bayes.callbacks.evaluation.base import EvaluationCallback
+from lightning_bayes.callbacks.evaluation.evaluated_posterior import EvaluatedPosterior, sample_count
+from lightning_bayes.callbacks.fit import summary
+from lightning_bayes.callbacks.fit.checkpoint_io import store_mean, use_atomic_files, use_plain_numbers
+from lightning_bayes.callbacks.fit.closure import MonteCarloClosure, noise_samples
+from lightning_bayes.callbacks.fit.fields import CallbackFields, complete_arguments, documented, shared_help
+from lightning_bayes.callbacks.fit.noise_rule import NoiseRule
+from lightning_bayes.callbacks.fit.num_data import check_example_count, set_num_data
+from lightning_bayes.callbacks.fit.presets import Preset, find_preset, presets_of
+from lightning_bayes.callbacks.fit.resume import param_names, refuse_other_posterior, resumable_state, warn_of_changes
+from lightning_bayes.callbacks.fit.swap import swap_optimizer
+from lightning_bayes.callbacks.trainer import checks
+from lightning_bayes.callbacks.trainer.last_epoch import fit_kept
+from lightning_bayes.callbacks.trainer.loaders import sum_over_processes
+from lightning_bayes.callbacks.trainer.private_lightning import ClosureParts, wrap_closures
 from lightning_bayes.optim import VariationalOptimizer
 from lightning_bayes.optim.default_noise import DefaultNoise, follows_fit
 from lightning_bayes.optim.groups import KEY
@@ -74,8 +75,9 @@ class VariationalCallback(EvaluationCallback, ABC):
     __signature__: ClassVar[Signature]
 
     def __init__(self, *unnamed: Never, **fields: Unpack[CallbackFields]) -> None:
-        refuse_unnamed(self.name, unnamed)
-        self.arguments = arguments = complete_arguments(self.name, self.optimizer_class, fields, self.field_defaults)
+        self.arguments = arguments = complete_arguments(
+            self.name, self.optimizer_class, fields, self.field_defaults, unnamed
+        )
         super().__init__(arguments.link)
         self._noise = DefaultNoise(arguments.group_defaults["noise_flatness"]) if arguments.is_default_noise else None
         self._rule = NoiseRule()

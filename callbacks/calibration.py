@@ -10,27 +10,27 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_info
 
-from lightning_bayes.callbacks.arguments import checked
-from lightning_bayes.callbacks.batch_norm_means import BatchNormMeans
-from lightning_bayes.callbacks.calibration_choice import FEWEST_ROWS, Choice, Chooser, is_calibrated, is_trial
-from lightning_bayes.callbacks.evaluation import EvaluationCallback, evaluation_of
-from lightning_bayes.callbacks.finished_samples import FinishesSamples, finished
-from lightning_bayes.callbacks.held_out import HeldOut, Scalable, linearised, loaded_rows
-from lightning_bayes.callbacks.last_epoch import fit_kept, is_last_epoch
-from lightning_bayes.callbacks.loaders import ValidationSet, random_state_kept
-from lightning_bayes.callbacks.neighbours import callbacks_of, insert_after
-from lightning_bayes.callbacks.point_estimate import PointEstimate
-from lightning_bayes.callbacks.validation_rows import KeptRows
+from lightning_bayes.callbacks.calibrating.batch_norm_means import BatchNormMeans
+from lightning_bayes.callbacks.calibrating.calibration_choice import (
+    FEWEST_ROWS,
+    Choice,
+    Chooser,
+    is_calibrated,
+    is_trial,
+)
+from lightning_bayes.callbacks.calibrating.held_out import HeldOut, Scalable, linearised, loaded_rows
+from lightning_bayes.callbacks.calibrating.point_estimate import PointEstimate
+from lightning_bayes.callbacks.evaluation.base import EvaluationCallback, evaluation_of
+from lightning_bayes.callbacks.evaluation.finished_samples import FinishesSamples, finished
+from lightning_bayes.callbacks.evaluation.validation_rows import KeptRows
+from lightning_bayes.callbacks.trainer.arguments import checked
+from lightning_bayes.callbacks.trainer.last_epoch import fit_kept, is_last_epoch
+from lightning_bayes.callbacks.trainer.loaders import ValidationSet, random_state_kept
+from lightning_bayes.callbacks.trainer.neighbours import callbacks_of, insert_after
 from lightning_bayes.errors import PosteriorError, UnsupportedTrainingError
 from lightning_bayes.optim.readout import CALIBRATION_KEY
 from lightning_bayes.posteriors import AbstractPosterior, ScaledPosterior
-from lightning_bayes.predictive import (
-    ClosedFormSamples,
-    LinearizedSamples,
-    Link,
-    Samples,
-    evaluation_mode,
-)
+from lightning_bayes.predictive import ClosedFormSamples, LinearizedSamples, Link, Samples, evaluation_mode
 from lightning_bayes.predictive.recalibration import running_statistics
 
 _EXPANSIONS = (LinearizedSamples, ClosedFormSamples)

@@ -13,12 +13,12 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
-from lightning_bayes.callbacks.arguments import checked
 from lightning_bayes.callbacks.calibration import Calibration, beside, calibration_of
-from lightning_bayes.callbacks.evaluation import EvaluationCallback
-from lightning_bayes.callbacks.fitted_weights import FittedWeights, checksum
-from lightning_bayes.callbacks.member_fits import MemberFits, member_path
-from lightning_bayes.callbacks.neighbours import callbacks_of
+from lightning_bayes.callbacks.ensembles.member_fits import MemberFits, member_path
+from lightning_bayes.callbacks.evaluation.base import EvaluationCallback
+from lightning_bayes.callbacks.trainer.arguments import checked
+from lightning_bayes.callbacks.trainer.fitted_weights import FittedWeights, checksum
+from lightning_bayes.callbacks.trainer.neighbours import callbacks_of
 from lightning_bayes.errors import HyperparameterError, PosteriorError
 from lightning_bayes.likelihood.value import stored_likelihood
 from lightning_bayes.optim.readout import POSTERIOR_KEY, callback_state, posterior_from_checkpoint, read_checkpoint

@@ -10,7 +10,7 @@ from lightning.pytorch import LightningModule, Trainer
 from typing_extensions import Never, Unpack
 
 from lightning_bayes.callbacks.base import VariationalCallback
-from lightning_bayes.callbacks.fields import CallbackFields
+from lightning_bayes.callbacks.fit.fields import CallbackFields
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim import (
     BBB,

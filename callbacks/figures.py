@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torchmetrics.utilities.distributed import gather_all_tensors
 
-from lightning_bayes.callbacks.arguments import checked
-from lightning_bayes.callbacks.step_outputs import (
+from lightning_bayes.callbacks.trainer.arguments import checked
+from lightning_bayes.callbacks.trainer.step_outputs import (
     StepOutputs,
     has_class_outputs,
     has_labels,

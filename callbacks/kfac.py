@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast, final
 from typing_extensions import Never, Unpack
 
 from lightning_bayes.callbacks.base import VariationalCallback
-from lightning_bayes.callbacks.fields import CallbackFields
+from lightning_bayes.callbacks.fit.fields import CallbackFields
 from lightning_bayes.optim import KFAC, NoisyKFAC
 from lightning_bayes.optim.kronecker.kfac import KroneckerOwn, NoisyKroneckerOwn
 from lightning_bayes.optim.settings import joined_help

@@ -10,12 +10,12 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import RunningStage
 from lightning_utilities.core.rank_zero import rank_zero_info
 
-from lightning_bayes.callbacks.arguments import checked
-from lightning_bayes.callbacks.laplace_batches import TermReader, known_likelihood, stated_likelihood
-from lightning_bayes.callbacks.last_epoch import fit_kept, is_last_epoch
-from lightning_bayes.callbacks.loaders import OnDevice, ValidationSet, random_state_kept, training_loader
-from lightning_bayes.callbacks.posthoc import PosthocCallback
-from lightning_bayes.callbacks.private_lightning import training_batches
+from lightning_bayes.callbacks.posthoc.base import PosthocCallback
+from lightning_bayes.callbacks.posthoc.laplace_batches import TermReader, known_likelihood, stated_likelihood
+from lightning_bayes.callbacks.trainer.arguments import checked
+from lightning_bayes.callbacks.trainer.last_epoch import fit_kept, is_last_epoch
+from lightning_bayes.callbacks.trainer.loaders import OnDevice, ValidationSet, random_state_kept, training_loader
+from lightning_bayes.callbacks.trainer.private_lightning import training_batches
 from lightning_bayes.curvature.output_roots import CurvatureName
 from lightning_bayes.curvature.parameters import require_full_precision
 from lightning_bayes.errors import BayesError, HyperparameterError, UnsupportedTrainingError

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
-from lightning_bayes.callbacks.arguments import checked
-from lightning_bayes.callbacks.evaluated_posterior import sample_count
-from lightning_bayes.callbacks.evaluation import EvaluationCallback, require_single_evaluation
-from lightning_bayes.callbacks.resume import refuse_noisy_state, warn_of_kept
+from lightning_bayes.callbacks.evaluation.base import EvaluationCallback, require_single_evaluation
+from lightning_bayes.callbacks.evaluation.evaluated_posterior import sample_count
+from lightning_bayes.callbacks.fit.resume import refuse_noisy_state, warn_of_kept
+from lightning_bayes.callbacks.trainer.arguments import checked
 from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError, name_some
 from lightning_bayes.predictive import DropoutSamples, LinkArgument, dropout_layers
 from lightning_bayes.predictive.dropout import inactive_dropout

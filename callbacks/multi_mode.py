@@ -10,27 +10,28 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from typing_extensions import override
 
-from lightning_bayes.callbacks.arguments import checked
 from lightning_bayes.callbacks.base import VariationalCallback
 from lightning_bayes.callbacks.calibration import beside, calibration_of
-from lightning_bayes.callbacks.checks import check_strategy
-from lightning_bayes.callbacks.cycles import CyclicRates, cycle_ends, rate_at
-from lightning_bayes.callbacks.evaluation import EvaluationCallback, require_single_evaluation
-from lightning_bayes.callbacks.fitted_weights import FittedWeights
-from lightning_bayes.callbacks.last_epoch import fit_kept, is_last_epoch
-from lightning_bayes.callbacks.mode_choice import ModeChoice
-from lightning_bayes.callbacks.mode_copies import Mode, at_mode, copied, distance, held_by, members, with_constants
-from lightning_bayes.callbacks.neighbours import callbacks_of
+from lightning_bayes.callbacks.ensembles.cycles import CyclicRates, cycle_ends, rate_at
+from lightning_bayes.callbacks.ensembles.mode_choice import ModeChoice
+from lightning_bayes.callbacks.ensembles.mode_copies import (
+    Mode,
+    at_mode,
+    copied,
+    distance,
+    held_by,
+    members,
+    with_constants,
+)
+from lightning_bayes.callbacks.evaluation.base import EvaluationCallback, require_single_evaluation
+from lightning_bayes.callbacks.trainer.arguments import checked
+from lightning_bayes.callbacks.trainer.checks import check_strategy
+from lightning_bayes.callbacks.trainer.fitted_weights import FittedWeights
+from lightning_bayes.callbacks.trainer.last_epoch import fit_kept, is_last_epoch
+from lightning_bayes.callbacks.trainer.neighbours import callbacks_of
 from lightning_bayes.errors import HyperparameterError, PosteriorError, UnsupportedTrainingError
 from lightning_bayes.posteriors import FAMILIES, AbstractPosterior
-from lightning_bayes.predictive import (
-    Link,
-    LinkArgument,
-    MemberPosteriors,
-    PosteriorSamples,
-    Samples,
-    misfits,
-)
+from lightning_bayes.predictive import Link, LinkArgument, MemberPosteriors, PosteriorSamples, Samples, misfits
 
 
 @final

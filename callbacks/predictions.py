@@ -12,10 +12,17 @@ from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
-from lightning_bayes.callbacks.arguments import checked
-from lightning_bayes.callbacks.neighbours import callbacks_of
-from lightning_bayes.callbacks.prediction_table import Column, decisions, origins, require_format, save, unreadable
-from lightning_bayes.callbacks.stated_likelihood import LINK_ATTRIBUTE
+from lightning_bayes.callbacks.evaluation.prediction_table import (
+    Column,
+    decisions,
+    origins,
+    require_format,
+    save,
+    unreadable,
+)
+from lightning_bayes.callbacks.trainer.arguments import checked
+from lightning_bayes.callbacks.trainer.neighbours import callbacks_of
+from lightning_bayes.callbacks.trainer.stated_likelihood import LINK_ATTRIBUTE
 from lightning_bayes.predictive import Link, as_dict, check_threshold, summarise
 
 FILENAME = "predictions.pt"

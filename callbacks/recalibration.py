@@ -11,11 +11,11 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import RunningStage
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
-from lightning_bayes.callbacks.arguments import checked
-from lightning_bayes.callbacks.loaders import OnDevice, mean_over_processes, random_state_kept, training_loader
-from lightning_bayes.callbacks.neighbours import callbacks_of
-from lightning_bayes.callbacks.private_lightning import training_batches
-from lightning_bayes.callbacks.training_inputs import EXAMPLES, TrainingInputs, examples_of, runs_of
+from lightning_bayes.callbacks.trainer.arguments import checked
+from lightning_bayes.callbacks.trainer.loaders import OnDevice, mean_over_processes, random_state_kept, training_loader
+from lightning_bayes.callbacks.trainer.neighbours import callbacks_of
+from lightning_bayes.callbacks.trainer.private_lightning import training_batches
+from lightning_bayes.callbacks.trainer.training_inputs import EXAMPLES, TrainingInputs, examples_of, runs_of
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.predictive import Samples, recalibrate
 from lightning_bayes.predictive.recalibration import running_statistics

@@ -9,9 +9,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
-from lightning_bayes.callbacks.arguments import checked
-from lightning_bayes.callbacks.loaders import ValidationSet
-from lightning_bayes.callbacks.step_outputs import StepOutputs, step_outputs
+from lightning_bayes.callbacks.trainer.arguments import checked
+from lightning_bayes.callbacks.trainer.loaders import ValidationSet
+from lightning_bayes.callbacks.trainer.step_outputs import StepOutputs, step_outputs
 from lightning_bayes.errors import DataError, HyperparameterError, UnsupportedTrainingError
 from lightning_bayes.predictive import Rejector, SampledModule
 

@@ -13,16 +13,16 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
-from lightning_bayes.callbacks.arguments import checked
 from lightning_bayes.callbacks.calibration import calibration_of
-from lightning_bayes.callbacks.collection_times import CollectionTimes, epochs_of
-from lightning_bayes.callbacks.forward_arguments import ForwardArguments
-from lightning_bayes.callbacks.last_epoch import fit_kept, is_last_epoch
-from lightning_bayes.callbacks.loaders import OnDevice, mean_over_processes, random_state_kept
-from lightning_bayes.callbacks.masks import masked, multiplied
-from lightning_bayes.callbacks.num_data import infer_num_data
-from lightning_bayes.callbacks.posthoc import PosthocCallback
-from lightning_bayes.callbacks.private_lightning import training_batches
+from lightning_bayes.callbacks.fit.num_data import infer_num_data
+from lightning_bayes.callbacks.posthoc.base import PosthocCallback
+from lightning_bayes.callbacks.posthoc.collection_times import CollectionTimes, epochs_of
+from lightning_bayes.callbacks.trainer.arguments import checked
+from lightning_bayes.callbacks.trainer.forward_arguments import ForwardArguments
+from lightning_bayes.callbacks.trainer.last_epoch import fit_kept, is_last_epoch
+from lightning_bayes.callbacks.trainer.loaders import OnDevice, mean_over_processes, random_state_kept
+from lightning_bayes.callbacks.trainer.masks import masked, multiplied
+from lightning_bayes.callbacks.trainer.private_lightning import training_batches
 from lightning_bayes.errors import HyperparameterError, UnsupportedTrainingError
 from lightning_bayes.posthoc import SWAG
 from lightning_bayes.predictive import Linearized, LinkArgument, evaluation_mode

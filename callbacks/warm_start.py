@@ -9,7 +9,7 @@ from typing import final
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_info
 
-from lightning_bayes.callbacks.arguments import checked
+from lightning_bayes.callbacks.trainer.arguments import checked
 from lightning_bayes.errors import PosteriorError
 from lightning_bayes.optim.readout import read_checkpoint
 from lightning_bayes.predictive import misfits

@@ -65,6 +65,14 @@ ARROWS = {  # room: the rooms it may import, beside itself
     "public": EVERYTHING,  # the names of lightning_bayes/__init__.py
     "__main__": {"cli"},
 }
+CALLBACK_ROOMS = {  # room of callbacks/: the rooms and the callbacks beside them that it may import
+    "trainer": set(),
+    "evaluation": {"trainer", "recalibration"},
+    "fit": {"trainer", "evaluation"},
+    "calibrating": {"trainer", "evaluation", "recalibration", "rejection"},
+    "posthoc": {"trainer", "evaluation", "fit", "calibration"},
+    "ensembles": {"trainer", "evaluation", "fit", "base", "calibration", "recalibration"},
+}
 LIGHTNING = {"lightning", "pytorch_lightning", "lightning_fabric"}
 MAY_IMPORT_LIGHTNING = {"strategies", "callbacks", "zoo", "cli"}
 SUBCLASSED: dict[str, str] = {}  # concrete classes that others inherit from, with the reason
@@ -160,6 +168,39 @@ def function_sizes(source):
 def test_imports_follow_the_arrows():
     found = [line for path in source_files() for line in violations(path.read_text("utf-8"), module_name(path))]
     assert not found, "\n".join(found)
+
+
+def callbacks_imported(path):
+    """The rooms of callbacks/, and the files beside them, that a file imports, other than its own room."""
+    prefix = f"{PACKAGE}.callbacks."
+    found = {
+        name.removeprefix(prefix).partition(".")[0]
+        for name in imports(path.read_text("utf-8"), module_name(path))
+        if name.startswith(prefix)
+    }
+    return found - {path.parent.name}
+
+
+def test_the_rooms_of_callbacks_follow_their_arrows():
+    rooms = {room: sorted((ROOT / "callbacks" / room).glob("*.py")) for room in CALLBACK_ROOMS}
+    found = {
+        path.name: extra
+        for room, files in rooms.items()
+        for path in files
+        if (extra := callbacks_imported(path) - CALLBACK_ROOMS[room])
+    }
+    assert not found
+    assert {path.name for path in (ROOT / "callbacks").iterdir() if (path / "__init__.py").exists()} == set(rooms)
+
+
+def test_the_arrows_between_the_rooms_of_callbacks_run_one_way():
+    order = list(CALLBACK_ROOMS)  # from the bottom up
+    assert not [
+        (room, other)
+        for room, allowed in CALLBACK_ROOMS.items()
+        for other in allowed & {*order}
+        if order.index(other) >= order.index(room)
+    ]
 
 
 def test_every_room_has_its_arrows():

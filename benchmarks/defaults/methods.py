@@ -24,7 +24,7 @@ from lightning_bayes import (
     VariationalCallback,
     VOGNCallback,
 )
-from lightning_bayes.callbacks.posthoc import PosthocCallback
+from lightning_bayes.callbacks.posthoc.base import PosthocCallback
 
 # The published hess_init and weight decay for 2,000 images.
 _FEW: dict[str, Any] = {"num_data": 2000, "init_precision": 2000 * 0.5002, "prior_precision": 0.4}

@@ -37,8 +37,8 @@ from benchmarks.defaults.scores import classification_scores, ood_scores
 from benchmarks.provenance import save_json, saved_rows
 from benchmarks.quiet import quiet, quiet_trainer
 from lightning_bayes import IVONCallback, MultiModeCallback, VariationalCallback, VOGNCallback, calibrate
-from lightning_bayes.callbacks.finished_samples import finished
-from lightning_bayes.callbacks.mode_choice import best_count, nll_of_last
+from lightning_bayes.callbacks.ensembles.mode_choice import best_count, nll_of_last
+from lightning_bayes.callbacks.evaluation.finished_samples import finished
 from lightning_bayes.predictive import (
     MemberSamples,
     PosteriorSamples,

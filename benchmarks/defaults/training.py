@@ -16,7 +16,7 @@ from benchmarks.defaults.methods import ENSEMBLE, MEMBERS, PEER, TEMPERATURE, ma
 from benchmarks.defaults.problems import Data, Problem
 from benchmarks.quiet import quiet, quiet_trainer
 from lightning_bayes import VariationalCallback
-from lightning_bayes.callbacks.posthoc import PosthocCallback
+from lightning_bayes.callbacks.posthoc.base import PosthocCallback
 from lightning_bayes.predictive import PosteriorSamples, Samples, fit_temperature, predictive_samples
 
 EVAL_SAMPLES = 20

@@ -9,7 +9,7 @@ from typing import Any
 
 import lightning_bayes
 from lightning_bayes import VariationalCallback
-from lightning_bayes.callbacks.fields import help_of
+from lightning_bayes.callbacks.fit.fields import help_of
 from lightning_bayes.optim.argument_help import ArgumentHelp
 
 HESSIAN = (

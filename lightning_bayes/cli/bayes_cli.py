@@ -24,7 +24,7 @@ from rich.console import Console
 
 import lightning_bayes.zoo  # noqa: F401  (configs can then name its classes without the module)
 from lightning_bayes.callbacks import DeepEnsembleCallback, EvaluationFigures, PredictionWriter
-from lightning_bayes.callbacks.neighbours import callbacks_of
+from lightning_bayes.callbacks.trainer.neighbours import callbacks_of
 from lightning_bayes.cli.parser import BayesParser, NamedConfigs
 from lightning_bayes.cli.runs import (
     CONFIG_OPTIONS,

@@ -27,8 +27,8 @@ from lightning_bayes import (
     load_posterior,
     mc_predict,
 )
+from lightning_bayes.callbacks.evaluation.validation_rows import rows_of, thinned
 from lightning_bayes.callbacks.recalibration import recalibrated
-from lightning_bayes.callbacks.validation_rows import rows_of, thinned
 from lightning_bayes.cli.bayes_cli import instantiate
 from lightning_bayes.errors import HyperparameterError, PosteriorError, UnsupportedTrainingError
 from lightning_bayes.predictive import PosteriorSamples, choose_calibration
@@ -270,7 +270,7 @@ def test_recalibrated_statistics_belong_to_the_prediction_that_is_calibrated(of,
     trainer = quiet_trainer(vogn(calibrate=False), calibration, BatchNormRecalibration(2, of=of), max_epochs=2)
     module = Plain(normed())
     trainer.fit(module, datamodule=Data())
-    monkeypatch.setattr("lightning_bayes.callbacks.held_out.recalibrated", recorded)
+    monkeypatch.setattr("lightning_bayes.callbacks.calibrating.held_out.recalibrated", recorded)
     trainer.test(module, datamodule=Data(), verbose=False)
     assert all(seen)
     assert len(seen) == 2 if of == "mean" else len(seen) >= 4  # two determine the outputs of an expansion at any width

@@ -26,7 +26,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bayes import MultiModeCallback, SWAGCallback, VOGNCallback
-from lightning_bayes.callbacks.cycles import cycle_ends, rate_at
+from lightning_bayes.callbacks.ensembles.cycles import cycle_ends, rate_at
 from lightning_bayes.errors import HyperparameterError, PosteriorError, UnsupportedTrainingError
 from lightning_bayes.predictive import PosteriorSamples
 

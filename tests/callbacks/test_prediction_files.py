@@ -12,7 +12,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from lightning_bayes.callbacks import PredictionWriter
-from lightning_bayes.callbacks.prediction_table import save
+from lightning_bayes.callbacks.evaluation.prediction_table import save
 from lightning_bayes.errors import HyperparameterError
 
 NAMES = ("cat", "dog")
@@ -100,7 +100,7 @@ def test_a_writer_that_was_asked_for_takes_the_place_of_the_default_one(tmp_path
 
 
 def test_parquet_needs_its_package_before_anything_is_predicted(monkeypatch):
-    monkeypatch.setattr("lightning_bayes.callbacks.prediction_table.find_spec", lambda name: None)
+    monkeypatch.setattr("lightning_bayes.callbacks.evaluation.prediction_table.find_spec", lambda name: None)
     with pytest.raises(
         ModuleNotFoundError, match=r'p\.parquet needs pyarrow.*"lightning-bayes\[parquet\]", or use \.csv'
     ):

@@ -11,7 +11,7 @@ from tiny_training import Classifier, NormedClassifier, assert_same_bits, blobs,
 from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_bayes import DeepEnsembleCallback, SWAGCallback, load_posterior, mc_predict
-from lightning_bayes.callbacks import posthoc
+from lightning_bayes.callbacks.posthoc import base as posthoc
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.predictive import PosteriorSamples, temporary_weights
 

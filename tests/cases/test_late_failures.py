@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bayes import Calibration, LaplaceCallback, SWAGCallback, VOGNCallback, laplace
-from lightning_bayes.callbacks.last_epoch import fit_kept
+from lightning_bayes.callbacks.trainer.last_epoch import fit_kept
 from lightning_bayes.errors import BayesError, DataError, UnsupportedTrainingError
 
 X = torch.randn(32, 4, generator=torch.Generator().manual_seed(0))

@@ -8,7 +8,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from tiny_training import Classifier, assert_same_bits, loader, quiet_trainer, weights
 
 from lightning_bayes import IVONCallback, VOGNCallback
-from lightning_bayes.callbacks.closure import without_reducer
+from lightning_bayes.callbacks.fit.closure import without_reducer
 
 
 @pytest.fixture(autouse=True)

@@ -316,7 +316,7 @@ def test_predict_finds_the_last_run_whatever_it_writes(fitted, tmp_path):
 
 
 def test_predictions_in_a_format_that_needs_a_package_are_refused_at_once(fitted, monkeypatch):
-    monkeypatch.setattr("lightning_bayes.callbacks.prediction_table.find_spec", lambda name: None)
+    monkeypatch.setattr("lightning_bayes.callbacks.evaluation.prediction_table.find_spec", lambda name: None)
     with pytest.raises(SystemExit, match=r"^lightning-bayes: ModuleNotFoundError: p\.parquet needs pyarrow"):
         evaluated("predict", fitted, "--output=p.parquet")
 

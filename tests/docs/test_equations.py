@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bayes import VOGN, laplace
-from lightning_bayes.callbacks.noise_rule import NoiseRule
+from lightning_bayes.callbacks.fit.noise_rule import NoiseRule
 from lightning_bayes.optim.base_optimizer import LONGEST_MOVE
 from lightning_bayes.optim.default_noise import MOST_NOISE_OF_NORMALISED, noise_of_depth
 from lightning_bayes.predictive.closed_form import probit, probit_samples

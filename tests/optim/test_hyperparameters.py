@@ -15,7 +15,7 @@ from optimizer_family import through_a_file, train_on
 from torch import nn
 from typing_extensions import Unpack
 
-from lightning_bayes.callbacks.fields import CallbackFields
+from lightning_bayes.callbacks.fit.fields import CallbackFields
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim import VOGN, VONG
 from lightning_bayes.optim.effective import effective

@@ -1,0 +1,1 @@
+"""How a finished fit chooses a temperature and a width on its validation rows."""

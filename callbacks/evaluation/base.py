@@ -1,0 +1,279 @@
+"""Evaluation under samples: averages validation, test and prediction, with the link of the module or of its loss."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning_utilities.core.rank_zero import rank_zero_info
+
+from lightning_bayes.callbacks.evaluation.finished_samples import finished
+from lightning_bayes.callbacks.evaluation.mean_comparison import Comparison, MeanComparison
+from lightning_bayes.callbacks.evaluation.observed_metrics import ObservedMetrics
+from lightning_bayes.callbacks.evaluation.ood_sets import OODSets, ends_test_set, ood_sets
+from lightning_bayes.callbacks.evaluation.predict_step import replace_predict_step
+from lightning_bayes.callbacks.evaluation.sampled_forward import SampledCall, SampledForward
+from lightning_bayes.callbacks.evaluation.spread import distinct_sum, spread
+from lightning_bayes.callbacks.evaluation.validation_rows import rows_of
+from lightning_bayes.callbacks.recalibration import recalibrated
+from lightning_bayes.callbacks.trainer.checks import check_trainer
+from lightning_bayes.callbacks.trainer.last_epoch import may_be_last_validation
+from lightning_bayes.callbacks.trainer.neighbours import callbacks_of
+from lightning_bayes.callbacks.trainer.patches import Patches
+from lightning_bayes.callbacks.trainer.stated_likelihood import stated_by
+from lightning_bayes.errors import UnsupportedTrainingError
+from lightning_bayes.likelihood import Likelihood, find_kind
+from lightning_bayes.likelihood.record import StepRecorder
+from lightning_bayes.likelihood.value import stored_likelihood
+from lightning_bayes.predictive import (
+    Link,
+    LinkArgument,
+    Observation,
+    SampledModule,
+    Samples,
+)
+from lightning_bayes.predictive.averages import OutputAverage
+from lightning_bayes.predictive.known_outputs import UNKNOWN
+from lightning_bayes.predictive.links import link_of_likelihood
+from lightning_bayes.predictive.observations import observation_of_likelihood
+
+
+class EvaluationCallback(Callback, ABC):
+    """Averages a module's predictions over samples in validation, test and prediction."""
+
+    opt_out_hint = "set eval_samples=0"
+    stores_calibration = False  # whether a calibration is saved elsewhere than in the checkpoint
+    interval: float = 0.9  # probability of predicted intervals
+    predict_once: bool = False  # whether the user's predict_step runs once for a batch, with self(...) averaged in it
+
+    def __init__(self, link: LinkArgument | None) -> None:
+        self._stated = None if link is None else find_kind(link)
+        self.loss_likelihood = Likelihood()  # of the first training step, completed by what is stated
+        self.batch_rows = 0  # of the first batch, a pair (inputs, targets)
+        self._has_seen_loss = False
+        self._recorder: StepRecorder | None = None
+        self._has_told_link = False
+        self._forward: SampledForward | None = None
+        self._metrics: ObservedMetrics | None = None
+        self._ood: OODSets | None = None
+        self._comparison: MeanComparison | None = None  # of a test, and of the last validation in a fit
+        self.validated: Comparison | None = None  # with the mean, in the last validation of a fit
+        self._patches = Patches()  # of a run; `undo` reverts them
+
+    @abstractmethod
+    def find_samples(self, trainer: Trainer, pl_module: LightningModule) -> Samples | None:
+        """The samples to average over; None to leave the module alone."""
+
+    def averages(self, trainer: Trainer) -> bool:
+        """Whether this callback averages predictions itself, and does not only change the samples of another."""
+        return True
+
+    def compares_validations(self, module: LightningModule) -> bool:
+        """Whether each validation of a fit is compared with the mean, and not only the last."""
+        return False
+
+    @property
+    def loss_link(self) -> Link | None:
+        """The link of the training loss; None if it does not tell."""
+        return link_of_likelihood(self.loss_likelihood)
+
+    def likelihood_of(self, module: LightningModule) -> Likelihood:
+        """The likelihood of the training loss, completed by the argument ``link``, or by the module's attribute."""
+        return self.loss_likelihood.completed(self._stated or stated_by(module))
+
+    def link_of(self, module: LightningModule) -> Link | None:
+        """The link of `likelihood_of`; None if unknown."""
+        return link_of_likelihood(self.likelihood_of(module))
+
+    def observation_of(self, module: LightningModule) -> Observation | None:
+        """The distribution of real-valued targets given outputs: the argument's, the module's, or the loss's."""
+        return observation_of_likelihood(self.likelihood_of(module))
+
+    @property
+    def obstacle(self) -> str:
+        """Why a batch does not hold the targets of the training loss as they are; empty if it does."""
+        targets = [scored.targets for scored in self.loss_likelihood.outputs]
+        if any(each.is_selected or each.ignored not in {None, -100.0} for each in targets):
+            return "the loss ignores some targets"
+        return "" if all(each.is_known for each in targets) else "the training step changes the targets of its batch"
+
+    def link_or_raw(self, module: LightningModule) -> Link:
+        """`link_of`; where it is unknown, raw outputs are averaged, and a line says how to set it."""
+        link = self.link_of(module)
+        if link is None and not self.likelihood_of(module).outputs and not self._has_told_link:
+            self._has_told_link = True
+            rank_zero_info(UNKNOWN.format(f"{type(self).__name__}: the training loss"))
+        return link or "identity"
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Refuse trainers of the package pytorch_lightning, and undo what an earlier run may have left behind."""
+        check_trainer(trainer, stage, type(self).__name__)
+        self.undo()
+        self._has_seen_loss = False
+        self.validated = self.validated if stage != "fit" else None
+
+    def loss_state(self) -> dict[str, Any]:
+        """What the training loss told, for a checkpoint."""
+        return {"likelihood": self.loss_likelihood.state(), "rows": self.batch_rows}
+
+    def load_loss_state(self, state: Mapping[str, Any]) -> None:
+        """Restore `loss_state`; checkpoints of earlier versions hold less."""
+        self.loss_likelihood, self.batch_rows = stored_likelihood(state), state.get("rows", 0)
+
+    def undo(self) -> None:
+        """Undo all changes of the trainer and the module."""
+        self._stop_recording()
+        self._stop(warn=False)
+        self._patches.undo()
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Record the losses of the first batch of a fit, which may resume within an epoch."""
+        if not self._has_seen_loss and self._recorder is None:
+            self._recorder, self.batch_rows = StepRecorder(pl_module), rows_of(batch)
+            self._recorder.start(batch)
+
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor) -> None:
+        """Read the link from the first loss of a fit."""
+        if not self._has_seen_loss and self._recorder is not None:
+            self._has_seen_loss, self.loss_likelihood = True, self._recorder.likelihood(loss)
+            self.loss_likelihood = self.likelihood_of(pl_module)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Stop recording."""
+        if self._recorder is not None:
+            self._stop_recording()
+
+    def _stop_recording(self) -> None:
+        if self._recorder is not None:
+            self._recorder.stop()
+            self._recorder = None
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Say what averaging over samples changes on the validation set, once a calibration has chosen."""
+        if self.validated is not None and self.averages(trainer):
+            rank_zero_info(f"{type(self).__name__}: {self.validated.summary()}.")
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start averaging."""
+        if not trainer.sanity_checking:
+            self._start(trainer, pl_module)
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start averaging."""
+        self._start(trainer, pl_module)
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start averaging."""
+        self._start(trainer, pl_module)
+
+    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stop averaging."""
+        self._stop()
+
+    on_validation_end = on_test_end = on_predict_end
+
+    def on_test_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, *dataloader: int
+    ) -> None:
+        """Score real-valued targets whose distribution is known, and compare the average with the mean."""
+        call = self._finish_step()
+        if call is not None and self._metrics is not None:
+            self._metrics.add(call, batch)
+        self._compare(trainer, outputs, batch, call, *dataloader)
+        if ends_test_set(trainer, batch_idx, *dataloader):
+            self._log_comparison(trainer, pl_module)
+        if self._ood is not None:
+            self._ood.add(trainer, call, batch_idx, *dataloader)
+
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, *dataloader: int
+    ) -> None:
+        """Compare the average with the mean."""
+        self._compare(trainer, outputs, batch, self._finish_step(), *dataloader)
+
+    def _finish_step(self) -> SampledCall | None:
+        """The step's only call of ``self(...)``."""
+        return None if self._forward is None else self._forward.finish_step()
+
+    def _compare(
+        self, trainer: Trainer, returned: Any, batch: Any, call: SampledCall | None, dataloader_idx: int = 0
+    ) -> None:
+        if self._comparison is not None and not dataloader_idx:
+            self._comparison.update(trainer, returned, batch, call)
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep the comparison of the last validation of a fit."""
+        self.validated = self._compared(trainer, pl_module)
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log the scores; print and log what averaging over samples has changed."""
+        if self._metrics is not None:
+            self._metrics.log(pl_module)
+            self._metrics = None
+        self._log_comparison(trainer, pl_module)  # of a loader without a length
+
+    def _log_comparison(self, trainer: Trainer, module: LightningModule) -> None:
+        compared = self._compared(trainer, module)
+        if compared is not None and self._forward is not None:
+            module.log_dict(compared.metrics(), on_epoch=True, add_dataloader_idx=False, batch_size=1)
+            rank_zero_info(compared.report(type(self).__name__, self._forward.samples.count))
+
+    def _compared(self, trainer: Trainer, module: LightningModule) -> Comparison | None:
+        comparison, self._comparison = self._comparison, None
+        return None if comparison is None else comparison.compute(distinct_sum(trainer, module))
+
+    def _start(self, trainer: Trainer, module: LightningModule) -> None:
+        samples = self.find_samples(trainer, module)
+        if samples is None:
+            return
+        require_single_evaluation(trainer)
+        link = self.link_or_raw(module)
+        is_fit, temperature = trainer.state.fn == "fit", 1.0
+        if not is_fit:
+            samples, temperature = finished(trainer, module, samples, link)
+            samples = recalibrated(trainer, module, samples)
+        observation = self.observation_of(module)
+        average = OutputAverage(self.likelihood_of(module), temperature, self.interval)
+        self._forward = SampledForward(module, spread(trainer, samples), average, self.opt_out_hint, lenient=is_fit)
+        self._forward.start()
+        if trainer.predicting:
+            replace_predict_step(self._forward, self.predict_once)
+        self._ood = ood_sets(trainer, module)
+        if trainer.testing and observation is not None and not isinstance(module, SampledModule):
+            self._metrics = ObservedMetrics(observation, self.likelihood_of(module), self.interval)
+        in_fit = is_fit and (may_be_last_validation(trainer) or self.compares_validations(module))
+        if (trainer.testing or in_fit) and samples.has_mean and self.link_of(module) is not None:
+            self._comparison = MeanComparison(self._forward, link, observation, self.likelihood_of(module))
+
+    def _stop(self, warn: bool = True) -> None:
+        """Restore the module's forward, and warn by default if nothing was averaged."""
+        self._comparison = self._metrics = self._ood = None
+        if self._forward is not None:
+            self._forward.stop(warn)
+            self._forward = None
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Undo everything at the end of a run."""
+        self.undo()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Undo everything: after an exception, Lightning does not call the `teardown` of callbacks."""
+        self.undo()
+
+
+def evaluation_of(trainer: Trainer) -> EvaluationCallback:
+    """The callback that averages predictions."""
+    return next(callback for callback in callbacks_of(trainer, EvaluationCallback) if callback.averages(trainer))
+
+
+def require_single_evaluation(trainer: Trainer) -> None:
+    """Require one callback that evaluates under samples: with two, one would average the other's averages."""
+    averaging = [callback for callback in callbacks_of(trainer, EvaluationCallback) if callback.averages(trainer)]
+    names = [type(callback).__name__ for callback in averaging]
+    if len(names) > 1:
+        raise UnsupportedTrainingError(f"{' and '.join(names)} each average predictions. Keep one of them.")

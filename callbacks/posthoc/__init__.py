@@ -1,0 +1,1 @@
+"""What the posteriors that are fitted around trained weights have in common."""
