@@ -15,10 +15,9 @@ from torch import nn
 
 import lightning_bayes.zoo.models  # noqa: F401  (its files register themselves)
 from lightning_bayes.errors import HyperparameterError
-from lightning_bayes.zoo.sources import source_of
-from lightning_bayes.zoo.sources.registered import known_names
+from lightning_bayes.zoo.sources import known_names, source_of
 from lightning_bayes.zoo.transforms import ImageTransform
-from lightning_bayes.zoo.weights import PublishedWeights, load_weights, read_weights, unwrapped
+from lightning_bayes.zoo.weights import load_weights, read_weights, unwrapped
 
 _WEIGHTS_SUFFIXES: Final = (".pt", ".pth", ".bin", ".ckpt", ".tar", ".safetensors")
 
@@ -77,20 +76,18 @@ def create_model(
     if num_classes is None:
         raise HyperparameterError(f"create_model({name!r}) got num_classes=None. Pass the number of classes.")
     source, short_name = source_of(name)
-    model = source.build(short_name, num_classes, in_channels, arguments)
+    model = source.build(short_name, num_classes, in_channels, **arguments)
     transform = None
-    if pretrained is not None and pretrained is not False:
-        if pretrained is True:
-            weights = source.published(short_name, None, in_channels, arguments)
-        elif _names_published_weights(pretrained):
-            weights = source.published(short_name, str(pretrained), in_channels, arguments)
-        elif isinstance(pretrained, Mapping):
-            weights = PublishedWeights(unwrapped(pretrained), source.transform(short_name, model), "The state dict")
-        else:
-            state = read_weights(pretrained)
-            weights = PublishedWeights(state, source.transform(short_name, model), os.fspath(pretrained))
-        transform = weights.transform
-        load_weights(model, weights.state, weights.source, replace_head)
+    if pretrained is True or _names_published_weights(pretrained):
+        tag = None if pretrained is True else str(pretrained)
+        state, transform, origin = source.published(short_name, tag, in_channels, **arguments)
+        load_weights(model, state, origin, replace_head)
+    elif isinstance(pretrained, Mapping):
+        transform = source.transform(short_name, model)
+        load_weights(model, unwrapped(pretrained), replace_head=replace_head)
+    elif pretrained:
+        transform = source.transform(short_name, model)
+        load_weights(model, read_weights(pretrained), os.fspath(pretrained), replace_head)
     all_arguments = {"num_classes": num_classes, "in_channels": in_channels, **arguments}
     vars(model).update(zoo_architecture=Architecture(name, all_arguments), zoo_transform=transform)
     return model

@@ -10,7 +10,7 @@ from torchvision.models import AlexNet_Weights, ResNet18_Weights, VGG16_Weights
 from torchvision.transforms.v2 import functional
 
 from lightning_bayes.errors import DataError, HyperparameterError, ShapeError
-from lightning_bayes.zoo.sources.torchvision_models import transform_of
+from lightning_bayes.zoo.sources import transform_of
 from lightning_bayes.zoo.transforms import ImageTransform, as_tensor, with_channels
 
 

@@ -17,7 +17,7 @@ from torch import nn
 from lightning_bayes.errors import HyperparameterError, WeightsError
 from lightning_bayes.zoo import create_model, input_transform
 from lightning_bayes.zoo.models.vgg16 import from_timm
-from lightning_bayes.zoo.sources import timm_models
+from lightning_bayes.zoo.sources import source_of
 from lightning_bayes.zoo.weights import fetch, head_name, load_weights, read_weights
 
 
@@ -300,7 +300,8 @@ def test_timms_vgg_computes_the_same_under_torchvisions_names(generator):
 def test_timms_transform_equals_its_own_pipeline():
     model = timm.create_model("resnet18.a1_in1k")
     theirs = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
-    ours = timm_models.transform("resnet18.a1_in1k", model)
+    source, name = source_of("timm/resnet18.a1_in1k")
+    ours = source.transform(name, model)
     resize, crop, normalize = theirs.transforms[0], theirs.transforms[1], theirs.transforms[-1]
     assert (ours.resize, ours.image_size, ours.interpolation) == (resize.size, crop.size[0], resize.interpolation.value)
     torch.testing.assert_close(torch.tensor(ours.mean), normalize.mean.flatten())
