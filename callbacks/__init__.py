@@ -25,7 +25,6 @@ from lightning_bayes.callbacks.mc_dropout import MCDropoutCallback
 from lightning_bayes.callbacks.multi_mode import MultiModeCallback
 from lightning_bayes.callbacks.predictions import PredictionWriter
 from lightning_bayes.callbacks.recalibration import BatchNormRecalibration
-from lightning_bayes.callbacks.rejection import RejectorCallback
 from lightning_bayes.callbacks.swag import SWAGCallback
 from lightning_bayes.callbacks.warm_start import WarmStart
 
@@ -47,7 +46,6 @@ __all__ = [
     "NoisyKFACCallback",
     "OGNCallback",
     "PredictionWriter",
-    "RejectorCallback",
     "SWAGCallback",
     "VOGNCallback",
     "VONCallback",

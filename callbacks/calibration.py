@@ -247,7 +247,7 @@ class Calibration(Callback):
     def _end(self, trainer: Trainer, module: LightningModule) -> None:
         start, callback = time.perf_counter(), evaluation_of(trainer)
         link = callback.link_of(module)
-        is_alone = is_trial(trainer) or not (self.is_required or is_calibrated(trainer, link))
+        is_alone = is_trial(trainer) or not (self.is_required or is_calibrated(link))
         samples = None if is_alone else callback.find_samples(trainer, module)
         if samples is None:
             return

@@ -69,7 +69,7 @@ CALLBACK_ROOMS = {  # room of callbacks/: the rooms and the callbacks beside the
     "trainer": set(),
     "evaluation": {"trainer", "recalibration"},
     "fit": {"trainer", "evaluation"},
-    "calibrating": {"trainer", "evaluation", "recalibration", "rejection"},
+    "calibrating": {"trainer", "evaluation", "recalibration"},
     "posthoc": {"trainer", "evaluation", "fit", "calibration"},
     "ensembles": {"trainer", "evaluation", "fit", "base", "calibration", "recalibration"},
 }

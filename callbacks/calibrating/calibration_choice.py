@@ -23,9 +23,7 @@ from lightning_bayes.callbacks.evaluation.evaluated_posterior import FEW_SAMPLES
 from lightning_bayes.callbacks.evaluation.mean_comparison import Comparison
 from lightning_bayes.callbacks.evaluation.spread import distinct_sum
 from lightning_bayes.callbacks.evaluation.validation_rows import KeptRows, rows_of
-from lightning_bayes.callbacks.rejection import RejectorCallback
 from lightning_bayes.callbacks.trainer.loaders import ValidationSet
-from lightning_bayes.callbacks.trainer.neighbours import callbacks_of
 from lightning_bayes.likelihood import Gaussian
 from lightning_bayes.predictive import Calibration as Chosen
 from lightning_bayes.predictive import Link, PosteriorSamples, Samples, choose_calibration
@@ -40,9 +38,9 @@ def is_trial(trainer: Trainer) -> bool:
     return bool(trial) or not sum(trainer.num_val_batches)
 
 
-def is_calibrated(trainer: Trainer, link: Link | None) -> bool:
-    """Whether a fit may be a classifier's, and no other callback needs its samples as they are."""
-    return link in {None, *CLASS_LINKS} and not callbacks_of(trainer, RejectorCallback)
+def is_calibrated(link: Link | None) -> bool:
+    """Whether a fit may be a classifier's."""
+    return link in {None, *CLASS_LINKS}
 
 
 class Choice(NamedTuple):

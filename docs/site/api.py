@@ -31,7 +31,6 @@ MOVED = {  # top-level names that serve another task than the rest of their subp
         "BatchNormRecalibration",
         "Calibration",
         "EvaluationFigures",
-        "RejectorCallback",
     ),
     "predict": ("DeepEnsembleCallback", "LaplaceCallback", "MCDropoutCallback", "MultiModeCallback", "SWAGCallback"),
     "serve": ("Predictor", "export", "load_posterior"),

@@ -32,7 +32,6 @@ _NOT_METHODS: Final = (
     "EvaluationFigures",
     "PredictionWriter",
     "Calibration",
-    "RejectorCallback",
     "BatchNormRecalibration",
     "WarmStart",
 )

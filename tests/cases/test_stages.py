@@ -20,7 +20,6 @@ from lightning_bayes import (
     DeepEnsembleCallback,
     LaplaceCallback,
     MultiModeCallback,
-    RejectorCallback,
     SWAGCallback,
     VOGNCallback,
 )
@@ -80,11 +79,9 @@ CALLBACKS = [
     lambda: [MultiModeCallback(num_modes=2)],
     lambda: [VOGNCallback(), MultiModeCallback(num_modes=2)],
     lambda: [MultiModeCallback(num_modes=2), BatchNormRecalibration(batches=2)],
-    lambda: [VOGNCallback(), RejectorCallback()],
 ]
 
 
-@pytest.mark.filterwarnings("ignore:The test continues without rejection")
 @pytest.mark.filterwarnings("ignore:The search for the prior precision:UserWarning")
 @pytest.mark.parametrize("callbacks", CALLBACKS)
 def test_every_batch_arrives_in_its_own_stage(callbacks):
@@ -171,7 +168,7 @@ class Collections(Data):
 
 @pytest.mark.filterwarnings("ignore:The search for the prior precision:UserWarning")
 @pytest.mark.parametrize("collect", [list, lambda sets: dict(zip("ab", sets, strict=True)), CombinedLoader])
-@pytest.mark.parametrize("callbacks", [CALLBACKS[1], CALLBACKS[2], CALLBACKS[8], CALLBACKS[10]])
+@pytest.mark.parametrize("callbacks", [CALLBACKS[1], CALLBACKS[2], CALLBACKS[8]])
 def test_the_first_of_several_validation_sets_chooses(collect, callbacks, recwarn):
     class Several(BayesClassifier):
         def validation_step(self, batch, batch_idx, dataloader_idx=0):

@@ -27,7 +27,6 @@ from lightning_bayes import (
 )
 from lightning_bayes.callbacks.calibrating.held_out import Budget
 from lightning_bayes.callbacks.evaluation.validation_rows import KeptRows, merged, rows_of
-from lightning_bayes.callbacks.rejection import RejectorCallback
 from lightning_bayes.callbacks.trainer.neighbours import callbacks_of
 from lightning_bayes.predictive import PosteriorSamples, choose_calibration, fit_temperature
 from lightning_bayes.predictive.temperature import SHRINKAGE
@@ -229,7 +228,6 @@ QUIET = {
     "no validation": ([vogn], {"limit_val_batches": 0}),
     "one batch again": ([vogn], {"overfit_batches": 1}),
     "no samples": ([lambda: vogn(eval_samples=0)], {}),
-    "a guarantee": ([vogn, RejectorCallback], {}),
 }
 
 
