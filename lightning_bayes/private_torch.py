@@ -9,8 +9,9 @@ Autograd nodes save different values for different operations, so a missing valu
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from operator import attrgetter
 from typing import Any, Final, TypeAlias
@@ -21,6 +22,7 @@ from torch.distributions import Distribution
 from torch.nn.modules import batchnorm, conv
 from torch.optim import SGD
 from torch.optim.lr_scheduler import ChainedScheduler, ConstantLR
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
 from lightning_bayes.errors import UnsupportedTrainingError
@@ -115,9 +117,34 @@ without_torch_functions: Callable[[], AbstractContextManager[None]] = torch._C.D
 outside_functorch: Callable[[], AbstractContextManager[None]] = torch._C._DisableFuncTorch
 
 
+class EagerMode(TorchFunctionMode):
+    """A mode in which compiled code runs eagerly, because it hides the functions that it calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._eager: AbstractContextManager[Any] = nullcontext()
+
+    def __enter__(self) -> Any:
+        """See the functions that are called from now on."""
+        if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
+            self._eager = torch.compiler.set_stance("force_eager")
+        self._eager.__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._eager.__exit__(*error)
+
+
 def has_children(module: nn.Module) -> bool:
     """Whether a module has submodules."""
     return bool(module._modules)
+
+
+def num_call_hooks(module: nn.Module) -> int:
+    """Number of hooks on a module's calls in forward."""
+    return len(module._forward_pre_hooks) + len(module._forward_hooks)
 
 
 def conv_helper(kind: type[nn.Module]) -> Any:

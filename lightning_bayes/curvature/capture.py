@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import islice
 from typing import Any, Final, NoReturn
@@ -16,7 +16,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from lightning_bayes.curvature.host_division import possible_divisors
 from lightning_bayes.curvature.layer_graph import LAYER, can_repeat_backward
-from lightning_bayes.curvature.layout_probe import LayoutProbe, ModelCall, PassLayouts, ProbedPass
+from lightning_bayes.curvature.layout_probe import ModelCall, PassLayouts, ProbedPass
 from lightning_bayes.curvature.layouts import LayerOutput, retained_grads_kept
 from lightning_bayes.curvature.loss import (
     KEY,
@@ -27,6 +27,7 @@ from lightning_bayes.curvature.loss import (
     settled,
 )
 from lightning_bayes.curvature.loss_recorder import ExampleRows, LossRecorder
+from lightning_bayes.curvature.plan import LossReading, PassPlan
 from lightning_bayes.curvature.single_examples import SingleExamples, example_rows
 from lightning_bayes.errors import ExampleDimensionError, ShapeError, UnsupportedTrainingError, name_some
 from lightning_bayes.private_torch import is_alive, tree_leaves
@@ -42,7 +43,7 @@ class Capture(ABC):
 
     Args:
         loss_reduction: How the loss reduces its examples, see `loss.settled`.
-        finder: Finds where layer outputs hold the examples; None if layouts are not needed.
+        plan: What is settled for the pass; None if no layer is measured.
 
     Attributes:
         squares: Σ_i c_i² by parameter, on the scale of the loss that was differentiated.
@@ -63,9 +64,10 @@ class Capture(ABC):
     """
 
     recorder: LossRecorder
+    needs_call: bool = False  # whether `scale` has to hold the call of the loss function
 
-    def __init__(self, loss_reduction: LossReduction = "auto", finder: LayoutProbe | None = None) -> None:
-        self.loss_reduction, self.finder = loss_reduction, finder
+    def __init__(self, loss_reduction: LossReduction = "auto", plan: PassPlan | None = None) -> None:
+        self.loss_reduction, self.plan = loss_reduction, plan or PassPlan([])
         self.outputs: list[LayerOutput] = []
         self.model_call = ModelCall()
         self.has_reentrant = False  # whether a reentrant checkpoint hides calls of layers until backward
@@ -103,13 +105,15 @@ class Capture(ABC):
             return
         if not self.sizes and self.model_call.rows:  # no layer tells the examples: the model's outputs do
             self.model_call.edge.node.metadata[LAYER] = "the model"
-        reached = self._find_examples(loss)
-        previous = self.scale
-        n, order = self.known_batch_size, self.layouts.order if self.layouts.num_examples else None
-        record = self.recorder.read(loss, n, order, divided_by_host)
-        divisors = frozenset() if divided_by_host else possible_divisors(self.recorder.record.terms_of(loss), n)
-        self.divisors = divisors if self.loss is None else self.divisors & divisors
-        self.scale = settled(record, self.loss_reduction, n)
+        outputs = self._unreached()
+        key = self._key(loss, outputs, divided_by_host)
+        reading = self.plan.readings.get(key)
+        reached = self._placed(outputs, reading.layouts if reading else self._find_layouts(loss, outputs))
+        if reading is None:
+            reading = self._read(loss, divided_by_host)
+            self.plan.keep(key, reading)
+        previous, self.scale = self.scale, reading.scale
+        self.divisors = reading.divisors if self.loss is None else self.divisors & reading.divisors
         if self.loss is not None and self.scale.reduction != previous.reduction:
             raise UnsupportedTrainingError(
                 "One backward of this pass has a loss reduced by 'sum' and another one has a loss reduced by 'mean'. Use "
@@ -119,6 +123,21 @@ class Capture(ABC):
         if self.layouts.error:
             raise ExampleDimensionError(self.layouts.error)
         self.handle_layouts(loss, reached)
+
+    def _read(self, loss: Tensor, divided_by_host: bool) -> LossReading:
+        """Read how a loss reduces its examples, after their layouts have been found."""
+        n, order = self.known_batch_size, self.layouts.order if self.layouts.num_examples else None
+        record = self.recorder.read(loss, n, order, divided_by_host)
+        divisors = frozenset() if divided_by_host else possible_divisors(self.recorder.terms(loss), n)
+        return LossReading(settled(record, self.loss_reduction, n), divisors, self.layouts)
+
+    def _key(self, loss: Tensor, outputs: Sequence[LayerOutput], divided_by_host: bool) -> Hashable:
+        """What the reading of the first loss of a pass depends on; None if it is not to be kept."""
+        if self.loss is not None or self.needs_call or not outputs or len(outputs) < len(self.outputs):
+            return None
+        graph = self.recorder.signature(loss, {node: i for i, out in enumerate(outputs) for node, _ in out.edges})
+        calls = tuple((out.unit.label, out.rows, *out.shapes) for out in outputs)
+        return graph and (graph, calls, self.model_call.rows, self.loss_reduction, divided_by_host)
 
     def _observe_with_losses(self, loss: Tensor, losses: Tensor, divided_by_host: bool) -> None:
         """Read the scale of a loss with explicit per-example losses, and measure the per-example losses."""
@@ -131,17 +150,23 @@ class Capture(ABC):
     def measure_losses(self, losses: Tensor) -> None:
         """Measure per-example losses ``[n]`` in a separate backward, or reject them with `refuse_losses`."""
 
-    def _find_examples(self, loss: Tensor, num_losses: int = 0) -> list[LayerOutput]:
-        """Set the layout of every call that the loss reaches, and return these calls."""
-        outputs = [out for out in self.outputs if not out.is_reached and all(is_alive(node) for node, _ in out.edges)]
-        if self.finder is None or loss.grad_fn is None or not outputs or not any(map(any, self.sizes.values())):
-            return []
+    def _unreached(self) -> list[LayerOutput]:
+        """The calls that no earlier loss of the pass has reached."""
+        return [out for out in self.outputs if not out.is_reached and all(is_alive(node) for node, _ in out.edges)]
+
+    def _find_layouts(self, loss: Tensor, outputs: Sequence[LayerOutput], num_losses: int = 0) -> PassLayouts | None:
+        """Where calls hold the examples; None without examples, or if no backward can follow them."""
+        if loss.grad_fn is None or not outputs or not any(map(any, self.sizes.values())):
+            return None
         probed = ProbedPass(loss, outputs, self.model_call, self.recorder, num_losses)
-        result = self.finder.find(probed, self.following)
-        if result is None:
+        return self.plan.probe.find(probed, self.following)
+
+    def _placed(self, outputs: Sequence[LayerOutput], layouts: PassLayouts | None) -> list[LayerOutput]:
+        """Set the layout of every call that the loss reaches, and return these calls."""
+        if layouts is None:
             return []
-        self.layouts = result
-        for output, layout in zip(outputs, result.layouts, strict=True):
+        self.layouts = layouts
+        for output, layout in zip(outputs, layouts.layouts, strict=True):
             if layout is not None:
                 output.layout, output.is_reached = layout, True
         return [output for output in outputs if output.is_reached]
@@ -170,7 +195,7 @@ class Capture(ABC):
         for output in self.outputs:
             output.drop()
         self.outputs, self.model_call = [], ModelCall(self.model_call.rows)
-        self.paddings = self.recorder.record.paddings
+        self.paddings = dict(self.recorder.paddings)
         self.recorder.clear()
 
     @contextmanager

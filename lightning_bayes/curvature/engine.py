@@ -15,12 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.capture import Capture
-from lightning_bayes.curvature.layout_probe import LayoutProbe
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.loss_recorder import LossRecorder
 from lightning_bayes.curvature.measured_modules import MeasuredModule, find_measured_modules
 from lightning_bayes.curvature.parameters import require_real_and_separate
-from lightning_bayes.curvature.plan import UnitPlan
+from lightning_bayes.curvature.plan import Plans
 from lightning_bayes.curvature.rules.packed import is_packed
 from lightning_bayes.curvature.rules.replayed_call import Checked
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
@@ -46,10 +45,9 @@ class AbstractEngine(ABC):
         self.model = model
         self.loss_reduction = loss_reduction
         self.workspace = Workspace(workspace_mib)
-        self.plan, self.probe = UnitPlan(model, self.find_units), LayoutProbe()
+        self.plans = Plans(model, self.find_units)
         self.has_warned_of_loop = False
         self.checked: Checked = set()  # calls of modules without a rule that passed their check
-        self.checked_once: set[tuple[str, ...]] = set()  # labels of calls whose backward passed a `RunningCheck`
         require_real_and_separate(model)
 
     @staticmethod

@@ -47,7 +47,7 @@ class HookedEngine(AbstractEngine, ABC):
     @contextmanager
     def run(self, captured: HookedCapture) -> Iterator[Any]:
         """Measure the passes inside the context with an empty capture; its squares are complete on exit."""
-        units = self.plan.units(captured.left_out)
+        units = captured.plan.units
         measured = {unit.module for unit in units}
         outermost = [self.model, *(self.model.children() if hasattr(self.model, "training_step") else ())]
         with ExitStack() as undo:
@@ -93,7 +93,8 @@ class FusedCapture(HookedCapture):
     @override
     def measure_losses(self, losses: Tensor) -> None:
         loss = self.recorder.reduced(losses, self.scale.reduction)
-        self.handle_layouts(loss, self._find_examples(loss, num_losses=len(losses)))
+        outputs = self._unreached()
+        self.handle_layouts(loss, self._placed(outputs, self._find_layouts(loss, outputs, len(losses))))
         with self.left_alone():
             self.measuring_backward(loss, self.engine.trained(self.left_out).values())
         self.stores_backward, self.has_taken_examples = False, True

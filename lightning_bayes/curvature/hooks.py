@@ -60,7 +60,7 @@ class HookedCapture(Capture, ABC):
     can_loop: bool = False
 
     def __init__(self, engine: AbstractEngine, left_out: Collection[nn.Parameter] = ()) -> None:
-        super().__init__(engine.loss_reduction, engine.probe)
+        super().__init__(engine.loss_reduction, engine.plans.plan(left_out))
         self.engine, self.left_out = engine, left_out
         self.calls: Counter[nn.Parameter] = Counter()
         self.shared: dict[nn.Parameter, Tensor] = {}  # Σ over calls of c_i, [B, *shape]
@@ -242,7 +242,7 @@ class HookedCapture(Capture, ABC):
                 output.layout = LOOPED
                 shared.update(param for param in output.unit.params.values() if param.requires_grad)
         kind = self.layouts.kind
-        checked = CheckedParameters() if kind is None else self.engine.probe.checked[kind]
+        checked = CheckedParameters() if kind is None else self.plan.probe.checked[kind]
         trained = self.engine.trained(self.left_out).values()
         if new := [p for p in trained if p not in shared and p not in checked.passed and p not in checked.failing]:
             self._check(loss, new, checked)
@@ -258,7 +258,7 @@ class HookedCapture(Capture, ABC):
         if self.is_empty:
             return
         if not can_repeat_backward(loss):
-            if self.running_check is None and tuple(self.sizes) not in self.engine.checked_once:
+            if self.running_check is None and tuple(self.sizes) not in self.plan.checked_once:
                 trained = self.engine.trained(self.left_out).values()
                 self.running_check = RunningCheck(trained, lambda: self._accumulates)
             return
@@ -285,7 +285,7 @@ class HookedCapture(Capture, ABC):
     def finish_check(self, check: RunningCheck) -> None:
         """Raise `UnsupportedLayerError` for parameters that fail a `RunningCheck`."""
         if check.passes(self.engine.trained(self.left_out), self.squares, self.is_half):
-            self.engine.checked_once.add(tuple(self.sizes))
+            self.plan.checked_once.add(tuple(self.sizes))
 
     def _constant(self, loss: Tensor, params: list[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
         """The gradients of the terms of a loss that depend on no example."""

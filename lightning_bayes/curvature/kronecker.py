@@ -98,7 +98,7 @@ class KroneckerCapture(HookedCapture):
     def __init__(self, engine: KroneckerEngine, request: Request, left_out: Collection[nn.Parameter]) -> None:
         super().__init__(engine, left_out)
         self.request, self.stores_backward = request, request.likelihood is None
-        self.can_loop = request.loops
+        self.can_loop, self.needs_call = request.loops, request.likelihood == "of_loss"
         self.model_outputs: list[Tensor] = []
         self.records = engine.new_records(request, engine.workspace)
         self.draw = 0

@@ -74,6 +74,10 @@ class LayoutProbe:
         self._probes: Counter[Kind] = Counter()
         self.checked: defaultdict[Kind, CheckedParameters] = defaultdict(CheckedParameters)
 
+    def knows(self, layouts: PassLayouts) -> bool:
+        """Whether later passes of the same kind have these layouts."""
+        return layouts.kind in self._known
+
     def find(self, probed: ProbedPass, following: Callable[[], AbstractContextManager[None]]) -> PassLayouts | None:
         """The layouts of a pass, probed inside the context; None if no backward can follow chosen examples."""
         kind, sizes = probed.kind_and_sizes()

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias
 
@@ -48,7 +47,6 @@ class LossRecord:
     why: str = ""  # predicate of a sentence about the loss, if the reduction is unknown
     num_counted: int | None = None  # n ≥ 1; None if all examples count
     link: LossLink | None = None
-    linked: Sequence[Any] = ()  # the nodes of the outputs that the link belongs to
     call: LossCall | None = None  # if the loss is the result of one call
     host: Step | None = None  # the product by which the training loop scaled the loss
 

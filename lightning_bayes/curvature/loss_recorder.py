@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple, TypeAlias, final
+from typing import Any, Final, NamedTuple, final
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from typing_extensions import override
 
 from lightning_bayes.curvature.layer_graph import LAYER
 from lightning_bayes.curvature.loss import LossRecord, only
-from lightning_bayes.curvature.loss_terms import Edge, Reading, Term
-from lightning_bayes.curvature.operations import IN_PLACE, OF_DATA, OPERATIONS
-from lightning_bayes.curvature.tensor_record import Former, Recorded, TensorRecord
+from lightning_bayes.curvature.loss_terms import Edge, Reading, Term, Value
+from lightning_bayes.curvature.operations import OPERATIONS
+from lightning_bayes.curvature.tape import Tape
+from lightning_bayes.curvature.tensor_record import Recorded, TensorRecord
 from lightning_bayes.likelihood.example_dims import Order, example_dim, outer_size
 from lightning_bayes.likelihood.loss_functions import LossLink
 from lightning_bayes.private_torch import without_torch_functions
@@ -24,7 +23,6 @@ from lightning_bayes.private_torch import without_torch_functions
 _NOT_RECORDED: Final = "is computed by a function that is not recorded"
 _MIXED: Final = "adds a term reduced by 'sum' to one reduced by 'mean' or rescaled"
 _AMBIGUOUS: Final = "is computed from values that may hold the examples in dimension 0 or 1"
-Linked: TypeAlias = tuple[LossLink, Any]  # and the autograd node of the outputs that the link belongs to
 
 
 class ExampleRows(NamedTuple):
@@ -43,7 +41,7 @@ class _TermRecord(NamedTuple):
 
     reduction: str
     why: str
-    links: set[Linked]
+    links: set[LossLink]
     counted: Tensor | None
 
 
@@ -56,61 +54,38 @@ class _Path:
 
 
 @final
-class LossRecorder(TorchFunctionMode):
-    """Records the operations inside the context, which contains the forward pass.
+class LossRecorder(Tape):
+    """The tape of a forward pass, and what it tells about a loss.
 
     Args:
         has_layers: Whether the outputs of the layers that see the examples are marked. If not, all inputs without a graph
             hold examples.
-
-    Attributes:
-        record: What is known about the tensors of the pass.
-        observe: Gets the loss before each ``loss.backward()``, for callers that do not pass it explicitly.
     """
-
-    observe: Callable[[Tensor], None] | None = None
 
     def __init__(self, has_layers: bool = False) -> None:
         super().__init__()
-        self.record, self._has_layers = TensorRecord(), has_layers
-        self._eager: AbstractContextManager[Any] = nullcontext()
+        self._has_layers, self._record, self._num_played = has_layers, TensorRecord(), 0
         self._declared: dict[Any, ExampleRows] = {}  # of losses whose per-example losses are given
 
-    def __enter__(self) -> Any:
-        """Record the functions that are called from now on. Compiled code runs eagerly, because it hides them."""
-        if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
-            self._eager = torch.compiler.set_stance("force_eager")
-        self._eager.__enter__()
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
+    @property
+    def record(self) -> TensorRecord:
+        """What is known about the tensors of the pass so far."""
+        for function, value, args, kwargs in self.operations[self._num_played :]:
+            handler, first = OPERATIONS[function]
+            handler(self._record, *first, value, *args, **kwargs)
+        self._num_played = len(self.operations)
+        return self._record
 
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self.observe = None  # usually a method of what holds this recorder
-        self._eager.__exit__(*error)
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is Tensor.backward and self.observe is not None:
-            self.observe(args[0])
-        if func not in OPERATIONS:
-            return func(*args, **kwargs)
-        if func in IN_PLACE:
-            former = Former(self.record.terms_of(args[0]), args[0].requires_grad, args[0].shape)
-        result = func(*args, **kwargs)
-        if func is Tensor.__iter__:
-            result = list(result)
-        value = result[0] if isinstance(result, (tuple, list)) and result else result
-        value = args[0] if func is Tensor.__setitem__ else value
-        if isinstance(value, Tensor) and (value.grad_fn is not None or func in OF_DATA):
-            handler, first = OPERATIONS[func]
-            handler(self.record, *first, value, *((former, *args[1:]) if func in IN_PLACE else args), **kwargs)
-        return iter(result) if func is Tensor.__iter__ else result
-
+    @override
     def clear(self) -> None:
-        """Forget the forward pass, whose tensors the record keeps alive."""
-        self.record.of.clear()
+        super().clear()
+        self._record.of.clear()
         self._declared.clear()
+        self._num_played = 0
+
+    def terms(self, loss: Tensor) -> tuple[Term, ...]:
+        """The terms of a loss."""
+        return self.record.terms_of(Value.of(loss))
 
     def reduced(self, losses: Tensor, reduction: str) -> Tensor:
         """The mean or the sum of per-example losses ``[n]``."""
@@ -125,7 +100,7 @@ class LossRecorder(TorchFunctionMode):
         """Read a loss. A loss that was not recorded gives an unknown reduction, never an error."""
         if loss.grad_fn is None:
             return LossRecord()
-        node = self.record.node_of(loss)
+        node = self.record.node_of(Value.of(loss))
         known = self.record.at(node)
         last = known.factor if divided_by_host else None
         terms = known.terms if last is None else tuple(replace(t, steps=t.steps[:-1]) for t in known.terms)
@@ -139,8 +114,7 @@ class LossRecorder(TorchFunctionMode):
             reduction,
             why,
             max(1, int(torch.stack(counting).any(0).sum())) if counting and len(counting) == len(rows) else None,
-            only({only({link for link, _ in links}) for links in by_term}),
-            [node for links in by_term for _, node in links],
+            only({only(links) for links in by_term}),
             terms[0].call if len(terms) == 1 and not terms[0].steps else None,
             last,
         )
@@ -151,7 +125,7 @@ class LossRecorder(TorchFunctionMode):
         is_lone = False
         if loss.grad_fn in self._declared:
             return self._declared[loss.grad_fn]._replace(num_examples=batch_size, order=order)
-        for term in self.record.terms_of(loss):
+        for term in self.terms(loss):
             if not self._path(term.outputs.grad_fn).depends:
                 continue
             pieces: set[Edge] = set()
@@ -170,14 +144,12 @@ class LossRecorder(TorchFunctionMode):
 
     def scaled(self, loss: Tensor) -> list[Term]:
         """The terms of a loss that are linear in their values and scaled by learned factors, which no example enters."""
-        terms = [term for term in self.record.terms_of(loss) if term.learned and term.is_linear and term.is_unchanged]
+        terms = [term for term in self.terms(loss) if term.learned and term.is_linear and term.is_unchanged]
         return [term for term in terms if not any(self._path(factor.grad_fn).depends for factor in term.learned)]
 
     def sizes(self, loss: Tensor) -> list[int]:
         """Numbers of rows of the values that a loss reduces."""
-        return [
-            len(value) for term in self.record.terms_of(loss) for value in (term.outputs, term.values) if value.dim()
-        ]
+        return [value.shape[0] for term in self.terms(loss) for value in (term.outputs, term.values) if value.shape]
 
     def _rows_of(self, term: Term, batch_size: int, order: Order) -> Iterator[tuple[Edge, int | None]]:
         """The values of a term that hold the examples, and their `outer_size`; None if they do not fit."""
@@ -197,7 +169,7 @@ class LossRecorder(TorchFunctionMode):
         """How a term reduces its examples; None if it depends on none."""
         path, call = self._path(term.outputs.grad_fn), term.call
         known = [self.record.at(node) for node in path.nodes]
-        links: set[Linked] = {(call.link, call.outputs.grad_fn)} if call and call.link else self._links_of(path)
+        links: set[LossLink] = {call.link} if call and call.link else self._links_of(path)
         # Embeddings and indexing take the examples as integers, of which the graph has no trace.
         if not path.depends and (self._has_layers or not (call or links)):
             return None
@@ -233,11 +205,11 @@ class LossRecorder(TorchFunctionMode):
             seen.update(children)
         return path
 
-    def _links_of(self, path: _Path) -> set[Linked]:
+    def _links_of(self, path: _Path) -> set[LossLink]:
         """The links of the loss functions on a path, or of its log-probabilities, and the nodes that they act on."""
         calls = [term.call for node in path.nodes for term in self.record.at(node).terms if term.call is not None]
-        links: set[Linked] = {(call.link, call.outputs.grad_fn) for call in calls if call.link is not None}
-        return links or {("softmax", node) for node in self.record.noted("log_softmax", path.nodes)}
+        links: set[LossLink] = {call.link for call in calls if call.link is not None}
+        return links or {"softmax" for _ in self.record.noted("log_softmax", path.nodes)}
 
 
 def _why_unclear(path: Iterable[Recorded], batch_size: int | None, order: Order) -> str:

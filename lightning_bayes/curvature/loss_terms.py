@@ -13,12 +13,42 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 
 from lightning_bayes.likelihood.example_dims import Order, Shape, example_dim, outer_size
 from lightning_bayes.likelihood.loss_functions import LossCall
 
 Edge: TypeAlias = tuple[Any, int]  # a node of autograd and the index of one of its outputs
 _LINEAR: Final = {"mean", "sum", "mul", "scale", "weigh", "stack"}
+
+
+@dataclass(eq=False, slots=True)
+class Value:
+    """A tensor as an operation took or returned it; a later operation may change it in place."""
+
+    grad_fn: Any
+    output_nr: int
+    shape: Shape
+    device: torch.device
+    requires_grad: bool
+    tensor: Tensor | None  # if a term may need it, or if it has no node
+    pointer: int = 0  # to its memory, if a Function returned it, which may have returned its argument
+
+    @classmethod
+    def of(cls, tensor: Tensor, is_kept: bool = True) -> Value:
+        """The value of a tensor now."""
+        node = tensor.grad_fn
+        kept = tensor if is_kept or node is None else None
+        pointer = tensor.data_ptr() if isinstance(node, BackwardCFunction) else 0
+        return cls(node, tensor.output_nr, tuple(tensor.shape), tensor.device, tensor.requires_grad, kept, pointer)
+
+    def dim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
 
 
 class Step(NamedTuple):
@@ -46,17 +76,21 @@ class Step(NamedTuple):
 class Term:
     """Values, and the steps from them to the loss."""
 
-    values: Tensor
-    outputs: Tensor  # whose rows are the examples
-    edge: Edge  # of the values
+    values: Value
+    outputs: Value  # whose rows are the examples
     call: LossCall | None = None
     steps: tuple[Step, ...] = ()
-    learned: tuple[Tensor, ...] = ()  # factors with gradients
+    learned: tuple[Value, ...] = ()  # factors with gradients
 
     @classmethod
-    def of(cls, values: Tensor, call: LossCall | None = None) -> Term:
+    def of(cls, values: Value, call: LossCall | None = None) -> Term:
         """The term of values before any step."""
-        return cls(values, values if call is None else call.outputs, (values.grad_fn, values.output_nr), call)
+        return cls(values, values if call is None else Value.of(call.outputs), call)
+
+    @property
+    def edge(self) -> Edge:
+        """The place of the values in the graph."""
+        return self.values.grad_fn, self.values.output_nr
 
     def then(self, step: Step) -> Term:
         """This term after one more step."""
@@ -70,7 +104,7 @@ class Term:
     @property
     def is_unchanged(self) -> bool:
         """Whether no later operation changed the values in place."""
-        return self.values.grad_fn is self.edge[0]
+        return self.values.tensor is not None and self.values.tensor.grad_fn is self.values.grad_fn
 
     @property
     def is_linear(self) -> bool:
@@ -80,14 +114,16 @@ class Term:
     def parts(self, weights: Tensor, num_examples: int, order: Order) -> Tensor | None:
         """The sums over each example's values, ``[n]``, of values times weights of their shape; None if unknown."""
         call = self.call if self.call is not None and self.call.reduction != "none" else None
-        values = (self.values if call is None else call.unreduced()).detach()
+        assert self.values.tensor is not None
+        own = self.values.tensor.detach()
+        values = own if call is None else call.unreduced().detach()
         dim = example_dim(tuple(values.shape), num_examples, order)
         if dim is None:
             return None
         if call is not None:  # each value's share of the result
             total = values.sum()
             shares = values / total if bool(total) else torch.full_like(values, 1 / values.numel())
-            weights, values = weights * self.values.detach(), shares
+            weights, values = weights * own, shares
         outer = outer_size(tuple(values.shape), dim, num_examples, order)
         return (weights * values).reshape(outer, num_examples, -1).sum((0, 2))
 
@@ -113,7 +149,7 @@ class Reading:
         self.inner, self.is_rescaled, self.divisor, self.num_values = [*inner], False, 1.0, 1
         self.reduction, self.why, preferred, call = "none", "", 0, term.call
         self.rows: tuple[Edge, int] | None = None
-        shape = next((step.shape for step in term.steps if step.shape), tuple(term.values.shape))
+        shape = next((step.shape for step in term.steps if step.shape), term.values.shape)
         if call is not None and call.reduction != "none":
             self.reduction, self.num_values, shape = call.reduction, math.prod(call.shape), call.shape
             preferred = call.known.example_dim

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, final
+from typing import Any, Final, Literal, TypeAlias, final
 
-from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
-from lightning_bayes.curvature.loss_terms import Step, Term
-from lightning_bayes.likelihood.example_dims import Selection, Shape
+from lightning_bayes.curvature.loss_terms import Step, Term, Value
+from lightning_bayes.likelihood.example_dims import Selection
 from lightning_bayes.likelihood.loss_functions import LossCall
 
 # moved        the values are those of the input, elsewhere or in another dtype
@@ -32,20 +31,12 @@ class Recorded:
     selection: Selection | None = None  # the operation that selected its rows
     factor: Step | None = None  # the product with a number that it is
     notes: set[Note] = field(default_factory=set)
-    value: Tensor | None = None  # with terms
+    value: Value | None = None  # with terms
 
     @property
     def call(self) -> LossCall | None:
         """The call of a loss function that it is the result of."""
         return self.terms[0].call if len(self.terms) == 1 and not self.terms[0].steps else None
-
-
-class Former(NamedTuple):
-    """A tensor before an operation changed it in place."""
-
-    terms: tuple[Term, ...]
-    requires_grad: bool
-    shape: Shape
 
 
 _NOTHING: Final = Recorded()
@@ -57,8 +48,6 @@ class TensorRecord:
     """What is known about tensors, by their node, or by the tensor itself for data."""
 
     of: dict[Any, Recorded] = field(default_factory=dict)
-    paddings: dict[Tensor, set[int | None]] = field(default_factory=dict)  # padding_idx of the look-ups in each table
-    data_storages: set[int] = field(default_factory=set)  # of tensors whose ``.data`` was read
 
     def at(self, node: Any) -> Recorded:
         """What is known about the tensor of a node."""
@@ -68,13 +57,13 @@ class TensorRecord:
         """Those nodes that have a note."""
         return (node for node in nodes if note in self.at(node).notes)
 
-    def node_of(self, value: Tensor) -> Any:
+    def node_of(self, value: Value) -> Any:
         """The node that computed a value, before Functions that return it as it is, as DistributedDataParallel's does."""
         stack: list[Any] = [] if value.grad_fn in self.of else [value.grad_fn]
         while stack:
             node = stack.pop()
             known = self.at(node).value
-            if known is not None and known.data_ptr() == value.data_ptr():
+            if known is not None and known.tensor is not None and known.tensor.data_ptr() == value.pointer:
                 return node
             if isinstance(node, BackwardCFunction):
                 stack += [child for child, _ in node.next_functions]
@@ -82,22 +71,20 @@ class TensorRecord:
 
     def terms_of(self, value: Any) -> tuple[Term, ...]:
         """The terms of a recorded value; empty if it is not recorded."""
-        if isinstance(value, Former):
-            return value.terms
-        return self.at(self.node_of(value)).terms if isinstance(value, Tensor) else ()
+        return self.at(self.node_of(value)).terms if isinstance(value, Value) else ()
 
     def all_terms(self, value: Any) -> tuple[Term, ...]:
         """The terms of a recorded value, the value itself as a term, or none for a constant."""
-        has_graph = isinstance(value, Tensor) and value.requires_grad
+        has_graph = isinstance(value, Value) and value.requires_grad
         return self.terms_of(value) or ((Term.of(value),) if has_graph else ())
 
-    def note(self, value: Tensor, *notes: Note) -> Recorded:
+    def note(self, value: Value, *notes: Note) -> Recorded:
         """What is known about a tensor, to be completed."""
-        recorded = self.of.setdefault(value if value.grad_fn is None else value.grad_fn, Recorded())
+        recorded = self.of.setdefault(value.tensor if value.grad_fn is None else value.grad_fn, Recorded())
         recorded.notes.update(notes)
         return recorded
 
-    def note_path(self, value: Tensor, input: Tensor, note: Note) -> None:
+    def note_path(self, value: Value, input: Value, note: Note) -> None:
         """Note the nodes between a value and its input too: torch 2.5 indexes one dimension after the other."""
         path, node = list[Any](), value.grad_fn
         while node is not None and node is not input.grad_fn and len(node.next_functions) == 1:
@@ -106,7 +93,7 @@ class TensorRecord:
         for between in path[1:] if node is input.grad_fn else ():
             self.of.setdefault(between, Recorded()).notes.add(note)
 
-    def put(self, value: Tensor, terms: tuple[Term, ...], step: Step | None = None) -> None:
+    def put(self, value: Value, terms: tuple[Term, ...], step: Step | None = None) -> None:
         """Record the terms of a value, after one more step."""
         recorded = self.note(value)
         recorded.terms = terms if step is None else tuple(term.then(step) for term in terms)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, NamedTuple, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from lightning_bayes.likelihood.loss_functions import LOSS_FUNCTIONS, LossCall, read_call
 from lightning_bayes.likelihood.positions import Edge, edge_of
+from lightning_bayes.private_torch import EagerMode
 
 _LOG_SOFTMAX: Final = {F.log_softmax, torch.log_softmax, Tensor.log_softmax}
 
@@ -33,26 +31,13 @@ class LogProbs(NamedTuple):
 
 
 @final
-class CallRecorder(TorchFunctionMode):
-    """Notes calls inside its context, by the edges of their results; compiled code runs eagerly, because it hides them."""
+class CallRecorder(EagerMode):
+    """Notes calls inside its context, by the edges of their results."""
 
     def __init__(self) -> None:
         super().__init__()
         self.losses: dict[Edge, NotedCall] = {}
         self.log_probs: dict[Edge, LogProbs] = {}
-        self._eager: AbstractContextManager[Any] = nullcontext()
-
-    def __enter__(self) -> CallRecorder:
-        """Note calls from now on."""
-        if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
-            self._eager = torch.compiler.set_stance("force_eager")
-        self._eager.__enter__()
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self._eager.__exit__(*error)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

@@ -60,8 +60,8 @@ class Selection(NamedTuple):
     by_tensor: bool = False  # whether a tensor holds the indices
 
     @classmethod
-    def of(cls, values: Tensor, select: Callable[[Tensor], Any], by_tensor: bool = False) -> Selection:
-        """The operation `select` on some values."""
+    def of(cls, values: Any, select: Callable[[Tensor], Any], by_tensor: bool = False) -> Selection:
+        """The operation `select` on a tensor, or on what has the shape and device of one."""
         return cls(tuple(values.shape), select, values.device, by_tensor)
 
     def kept(self, batch_size: int | None, order: Order = "rows") -> Kept:

@@ -271,7 +271,7 @@ def _require_reached(optimizer: MeasuredOptimizer, captured: Capture) -> None:
         require_call(captured)
     else:
         optimizer.engine.check_reached(captured)
-    settings, written = optimizer.param_groups[0][KEY], captured.recorder.record.data_storages
+    settings, written = optimizer.param_groups[0][KEY], captured.recorder.data_storages
     settings.update(loss_is_mean=captured.shows_mean, loss_link=captured.scale.link)
     if any(param.untyped_storage().data_ptr() in written for _, param in optimizer.trained()):
         settings["writes_data"] = True

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from lightning_bayes.curvature.measured_modules import find_measured_modules
-from lightning_bayes.curvature.plan import UnitPlan
+from lightning_bayes.curvature.plan import Plans
 
 
 def replace(model):
@@ -45,26 +45,26 @@ def model():
 
 @pytest.mark.parametrize("change", [replace, parametrise, freeze, override, new_parameter, evaluate])
 def test_a_changed_model_has_the_units_that_are_found_anew(model, change):
-    plan = UnitPlan(model)
-    before = plan.units()
-    assert plan.units() is before
+    plans = Plans(model)
+    before = plans.plan().units
+    assert plans.plan().units is before
     change(model)
-    found = plan.units()
+    found = plans.plan().units
     assert found is not before
     assert found == find_measured_modules(model)
     assert [unit.params for unit in found] == [unit.params for unit in find_measured_modules(model)]
 
 
 def test_modules_whose_parameters_are_all_left_out_are_no_units(model):
-    plan = UnitPlan(model)
-    assert [unit.name for unit in plan.units(set(model[0].parameters()))] == ["1", "2"]
-    assert [unit.name for unit in plan.units()] == ["0", "1", "2"]
+    plans = Plans(model)
+    assert [unit.name for unit in plans.plan(set(model[0].parameters())).units] == ["1", "2"]
+    assert [unit.name for unit in plans.plan().units] == ["0", "1", "2"]
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda plan: pickle.loads(pickle.dumps(plan))])
 def test_a_copy_finds_the_units_of_its_own_model(model, duplicate):
-    plan = UnitPlan(model)
-    plan.units()
-    copied = duplicate(plan)
-    assert not {unit.module for unit in copied.units()} & set(model.modules())
-    assert len(copied.units()) == 3
+    plans = Plans(model)
+    plans.plan()
+    copied = duplicate(plans).plan().units
+    assert not {unit.module for unit in copied} & set(model.modules())
+    assert len(copied) == 3
