@@ -78,9 +78,9 @@ MAY_IMPORT_LIGHTNING = {"strategies", "callbacks", "zoo", "cli"}
 SUBCLASSED: dict[str, str] = {}  # concrete classes that others inherit from, with the reason
 LONG = 300  # lines of a file
 BATCH = {  # files and functions that a VOGN batch passes: lowered with the code, never raised; goals in benchmarks.house
-    "MLP, measured": (33, 130),
+    "MLP, measured": (29, 120),
     "MLP, not measured": (14, 43),
-    "LeNet, measured": (38, 145),
+    "LeNet, measured": (34, 134),
     "LeNet, not measured": (14, 43),
 }
 VAGUE_NAMES = {"utils.py", "util.py", "helpers.py", "helper.py", "common.py", "misc.py"}

@@ -123,8 +123,9 @@ class Tape(EagerMode):
         if func in OF_TERMS and not of_terms:
             return
         is_kept = of_terms or func in MAKE_TERMS
+        value = Value.of(first, is_kept)
         if is_kept:
-            self._with_terms.add(first.grad_fn)
+            self._with_terms.add(value.grad_fn)
         if func is DATA:
             self.data_storages.add(first.untyped_storage().data_ptr())
         elif func in LOOK_UPS:
@@ -134,7 +135,7 @@ class Tape(EagerMode):
             # Layers such as normalisations keep the reduced dimension; their large inputs are not worth keeping.
             is_kept = of_terms or (is_kept and not kwargs.get("keepdim", len(args) > 2 and args[2]))
             args, kwargs = _noted(args, is_kept), {name: _noted(x, is_kept) for name, x in kwargs.items()}
-        self.operations.append(Operation(func, Value.of(first), args, kwargs))
+        self.operations.append(Operation(func, value, args, kwargs))
 
     def _has_terms(self, node: Any) -> bool:
         """Whether a node, or the one before Functions that may have returned its value, may have terms."""
