@@ -26,13 +26,13 @@ from backpack.extensions.module_extension import ModuleExtension
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.backpack_modules import CREATED, STOCK_LAYERS, AsModules, is_stock, seed_labels, watched
-from lightning_bayes.curvature.capture import Capture, refuse_losses
+from lightning_bayes.curvature.capture import Capture
 from lightning_bayes.curvature.factors import FactorMoments, LayerRecords, Request, Scales, input_factor
 from lightning_bayes.curvature.fused import FusedCapture, HookedEngine
 from lightning_bayes.curvature.hooks import HookedCapture
 from lightning_bayes.curvature.layer_calls import LayerCall
 from lightning_bayes.curvature.layouts import ROWS, LayerOutput
-from lightning_bayes.curvature.loss import LossReduction
+from lightning_bayes.curvature.loss import LossReduction, refuse_losses
 from lightning_bayes.curvature.measured_modules import MeasuredModule, find_measured_modules, refuse, tied_parameters
 from lightning_bayes.curvature.measurement import KroneckerFactors, KroneckerQuantity, SecondOrderDiagonal
 from lightning_bayes.curvature.private_backpack import layer_extension, supported_layers

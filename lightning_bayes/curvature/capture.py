@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import islice
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -18,14 +18,7 @@ from lightning_bayes.curvature.host_division import possible_divisors
 from lightning_bayes.curvature.layer_graph import LAYER, can_repeat_backward
 from lightning_bayes.curvature.layout_probe import ModelCall, PassLayouts, ProbedPass
 from lightning_bayes.curvature.layouts import LayerOutput, retained_grads_kept
-from lightning_bayes.curvature.loss import (
-    KEY,
-    LossRecord,
-    LossReduction,
-    attached_losses,
-    compared,
-    settled,
-)
+from lightning_bayes.curvature.loss import LossRecord, LossReduction, attached_losses, compared, settled
 from lightning_bayes.curvature.loss_recorder import ExampleRows, LossRecorder
 from lightning_bayes.curvature.plan import LossReading, PassPlan
 from lightning_bayes.curvature.single_examples import SingleExamples, example_rows
@@ -293,10 +286,3 @@ class Capture(ABC):
         if self.squares:
             torch._foreach_mul_(list(self.squares.values()), factor)
         return dict(self.squares)
-
-
-def refuse_losses(captured: Capture, losses: Tensor) -> NoReturn:
-    """`Capture.measure_losses` of a capture that cannot measure per-example losses: raise `UnsupportedTrainingError`."""
-    raise UnsupportedTrainingError(
-        f"{KEY} is supported only with squared gradients (VOGN). Remove it, or use such a method."
-    )

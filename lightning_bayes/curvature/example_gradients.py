@@ -17,12 +17,12 @@ from typing import TypeAlias, final
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.capture import refuse_losses
 from lightning_bayes.curvature.factors import LayerRows, has_factors, layer_rows
 from lightning_bayes.curvature.fused import HookedEngine
 from lightning_bayes.curvature.hooks import HookedCapture
 from lightning_bayes.curvature.layer_calls import LayerCall
 from lightning_bayes.curvature.layouts import ROWS
+from lightning_bayes.curvature.loss import refuse_losses
 
 Contribution: TypeAlias = Tensor | LayerRows
 Receive: TypeAlias = Callable[[nn.Parameter, Contribution], None]  # called with a parameter and c_i of all examples

@@ -8,8 +8,8 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.curvature.capture import Capture, refuse_losses
-from lightning_bayes.curvature.loss import LossReduction
+from lightning_bayes.curvature.capture import Capture
+from lightning_bayes.curvature.loss import LossReduction, refuse_losses
 
 
 @final

@@ -19,12 +19,12 @@ import torch
 from torch import Generator, Tensor, nn
 from typing_extensions import override
 
-from lightning_bayes.curvature.capture import Capture, refuse_losses
+from lightning_bayes.curvature.capture import Capture
 from lightning_bayes.curvature.factors import FactorMoments, LayerRecords, Request, Scales, has_factors, split_bias
 from lightning_bayes.curvature.fused import ExampleLoop, HookedEngine
 from lightning_bayes.curvature.hooks import HookedCapture
 from lightning_bayes.curvature.layer_calls import LayerCall, in_full_precision
-from lightning_bayes.curvature.loss import LossReduction
+from lightning_bayes.curvature.loss import LossReduction, refuse_losses
 from lightning_bayes.curvature.measured_modules import find_measured_modules, refuse, tied_parameters
 from lightning_bayes.curvature.measurement import KroneckerFactors
 from lightning_bayes.curvature.rules.random_numbers import new_seed

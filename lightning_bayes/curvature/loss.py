@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor
@@ -129,3 +129,10 @@ def compared(record: LossRecord, loss: Tensor, losses: Tensor) -> LossRecord:
     elif reduction == "unknown" and math.isclose(value, float(losses.detach().sum()), rel_tol=1e-4):
         reduction = "sum"
     return replace(record, reduction=reduction, num_counted=None)
+
+
+def refuse_losses(captured: object, losses: Tensor) -> NoReturn:
+    """`Capture.measure_losses` of a capture that cannot measure per-example losses: raise `UnsupportedTrainingError`."""
+    raise UnsupportedTrainingError(
+        f"{KEY} is supported only with squared gradients (VOGN). Remove it, or use such a method."
+    )
