@@ -10,6 +10,7 @@ Autograd nodes save different values for different operations, so a missing valu
 from __future__ import annotations
 
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
@@ -117,7 +118,7 @@ without_torch_functions: Callable[[], AbstractContextManager[None]] = torch._C.D
 outside_functorch: Callable[[], AbstractContextManager[None]] = torch._C._DisableFuncTorch
 
 
-class EagerMode(TorchFunctionMode):
+class EagerMode(TorchFunctionMode, ABC):
     """A mode in which compiled code runs eagerly, because it hides the functions that it calls."""
 
     def __init__(self) -> None:
@@ -135,6 +136,10 @@ class EagerMode(TorchFunctionMode):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._eager.__exit__(*error)
+
+    @abstractmethod
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function."""
 
 
 def has_children(module: nn.Module) -> bool:

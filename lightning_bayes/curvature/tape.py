@@ -6,6 +6,7 @@ whose values a term of a loss may need stay in memory; of all others the tape ke
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -56,7 +57,7 @@ class Operation(NamedTuple):
         return is_index and bool((given["target"] == given.get("ignore_index", -100)).any())
 
 
-class Tape(EagerMode):
+class Tape(EagerMode, ABC):
     """Notes the operations inside the context, which contains the forward pass.
 
     Attributes:
@@ -91,6 +92,7 @@ class Tape(EagerMode):
             self._note(func, first, (before, *args[1:]) if func in IN_PLACE else args, kwargs)
         return iter(result) if func is Tensor.__iter__ else result
 
+    @abstractmethod
     def clear(self) -> None:
         """Forget the pass, whose graph the tape keeps alive, and what observes it."""
         self.observe = None
