@@ -5,9 +5,10 @@
     python -m benchmarks.papers.cifar10 --json benchmarks/results/cifar10.json --table
 
 Runs that are already in the JSON file are skipped. A run goes on from its checkpoint in the work folder; with ``--minutes``
-the program stops after the epoch in which they are over. Settings are the defaults of the callbacks with Adam at 1e-3, or
-those that Osawa et al. released (Zhang et al. for Noisy K-FAC on VGG16). The table also has each predictive with one
-temperature: fitted on every second test image and scored on the others, and the reverse, averaged.
+the program stops after the epoch in which they are over. ``--settings`` takes the callbacks' defaults on Adam at 1e-3
+(``default``), the same with the paper's weight decay (``l2``), or what Osawa et al. released (``published``; Zhang et al.
+for Noisy K-FAC on VGG16). The table also has each predictive with one temperature: fitted on every second test image and
+scored on the others, and the reverse, averaged.
 
 On one core, an epoch of LeNet-5 takes 5 to 15 s with the default settings, and a minute with VOGN as published, which has
 six weight samples an update; an epoch of AlexNet takes minutes.
@@ -112,7 +113,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--root", type=Path, default=Path("data"))
     parser.add_argument("--model", choices=NETWORKS, default="lenet")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--settings", choices=["default", "published"], default="default")
+    parser.add_argument("--settings", choices=["default", "l2", "published"], default="default")
     parser.add_argument("--augment", action=argparse.BooleanOptionalAction, help="crops and mirroring; as in the paper")
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--seeds", type=int, default=1)

@@ -72,7 +72,7 @@ def dropout_layers(module: nn.Module, kinds: tuple[type[nn.Module], ...]) -> str
     return "|".join(re.escape(name) for name, layer in module.named_modules() if isinstance(layer, kinds))
 
 
-Settings = Literal["default", "published"]
+Settings = Literal["default", "l2", "published"]  # l2: the callbacks' defaults on the published Adam
 Build = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 VARIATIONAL: Final[dict[str, type[VariationalCallback]]] = {
@@ -108,7 +108,7 @@ def why_not(model: str, method: str, settings: Settings) -> str:
 
 def optimizer(network: Network, method: str, settings: Settings) -> Build:
     """The constructor of the module's optimizer under the given settings."""
-    published = settings == "published" and method in {"sgd", "adam", "mc_dropout"}
+    published = settings == "l2" or (settings == "published" and method in {"sgd", "adam", "mc_dropout"})
     if method == "sgd":
         lr, decay = network.sgd if published else (0.05, 0.0)
         return lambda parameters: SGD(parameters, lr=lr, momentum=0.9, weight_decay=decay)

@@ -95,7 +95,7 @@ def test_a_setting_that_nobody_published_is_not_run(root, capsys):
     assert "not run: no published setting" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("settings", ["default", "published"])
+@pytest.mark.parametrize("settings", ["default", "l2", "published"])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("model", NETWORKS)
 def test_every_cell_of_the_table_can_be_built_or_says_why_not(model, method, settings):
@@ -111,9 +111,12 @@ def test_every_cell_of_the_table_can_be_built_or_says_why_not(model, method, set
     assert isinstance(own, SGD if method == "sgd" else Adam)
 
 
-@pytest.mark.parametrize(("method", "penalty"), [("adam", 0.01), ("vogn", 0)])  # VOGN has a prior instead
-def test_the_published_adam_of_lenet_has_the_papers_penalty(method, penalty):
-    own = optimizer(NETWORKS["lenet"], method, "published")([nn.Parameter(torch.zeros(1))])
+PENALTIES = [("adam", "published", 0.01), ("vogn", "published", 0), ("vogn", "l2", 0.01), ("adam", "default", 0)]
+
+
+@pytest.mark.parametrize(("method", "settings", "penalty"), PENALTIES)  # VOGN as published has a prior instead
+def test_the_published_adam_of_lenet_has_the_papers_penalty(method, settings, penalty):
+    own = optimizer(NETWORKS["lenet"], method, settings)([nn.Parameter(torch.zeros(1))])
     assert own.param_groups[0]["weight_decay"] == penalty
 
 
