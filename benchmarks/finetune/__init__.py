@@ -1,1 +1,0 @@
-"""Fine-tuning with uncertainty: a network trained on digits, adapted to clothing and to letters with 1000 images."""
