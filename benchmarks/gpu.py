@@ -9,183 +9,60 @@
 
 A command stops after `--minutes`, 9 by default, and the same command goes on from there: JSON and checkpoints are in the
 folder. Parts can run side by side on one GPU. `--smoke` runs each part for one batch or epoch, as the tests do on a CPU.
-Targets of *speed*: on ResNet-18 with batches of 128, VOGN and IVON take at most 1.15 of Adam's time.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, Final, NamedTuple
-
-import torch
-from torch import nn
-from torch.nn.functional import cross_entropy
-from torch.optim import Optimizer
+from typing import Final
 
 from benchmarks.papers import war_and_peace
 from benchmarks.papers.cifar10 import __main__ as cifar10
-from benchmarks.provenance import save_json, saved_rows
-from lightning_bayes import IVON, VOGN, NoisyKFAC
-from lightning_bayes.zoo import LeNet5, ResNet18
+from benchmarks.speed import __main__ as benchmark
+from benchmarks.speed.fits import METHODS, PRECISIONS
 
-BASELINE: Final = "Adam"
-TARGETS: Final = {("resnet18@128", "VOGN"): 1.15, ("resnet18@128", "IVON"): 1.15}
-NUMBERS: Final = ("fp32", "tf32", "bf16")
-ROUNDS: Final = 5
-
-
-class Network(NamedTuple):
-    """A network, and the size of its batches."""
-
-    build: Callable[[], nn.Module]
-    batch: int
-
-
-def vit_small() -> nn.Module:
-    """Timm's ViT-S for images of 32 pixels."""
-    import timm
-
-    return timm.create_model("vit_small_patch16_224", img_size=32, patch_size=4, num_classes=10)
-
-
-NETWORKS: Final = {
-    "lenet5@128": Network(partial(LeNet5, num_classes=10, in_channels=3, image_size=32), 128),
-    "resnet18@128": Network(partial(ResNet18, num_classes=10), 128),
-    "resnet18@512": Network(partial(ResNet18, num_classes=10), 512),
-    "vit_small@128": Network(vit_small, 128),
-}
-
-
-def adam(model: nn.Module) -> Optimizer:
-    """The fused Adam, where the device has one."""
-    return torch.optim.Adam(model.parameters(), 1e-4, fused=next(model.parameters()).is_cuda)
-
-
-def ivon_opt(model: nn.Module) -> Optimizer:
-    """The authors' IVON."""
-    import ivon
-
-    return ivon.IVON(model.parameters(), lr=1e-4, ess=50_000)
-
-
-METHODS: Final[dict[str, Callable[[nn.Module], Any]]] = {
-    BASELINE: adam,
-    "VOGN": lambda model: VOGN(model, base=adam(model), num_data=50_000),
-    "VOGN, T = 1": lambda model: VOGN(model, base=adam(model), num_data=50_000, curvature_interval=1),
-    "IVON": lambda model: IVON(model, base=adam(model), num_data=50_000),
-    "ivon-opt": ivon_opt,
-    "Noisy K-FAC": lambda model: NoisyKFAC(model, base=adam(model), num_data=50_000),
-}
-
-
-def time_updates(method: str, network: Network, numbers: str, device: str, updates: int) -> dict[str, float]:
-    """Milliseconds of an update, median over rounds of `updates`, and the largest memory in MiB."""
-    torch.manual_seed(0)
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = numbers != "fp32"
-    model = network.build().to(device)
-    optimizer = METHODS[method](model)
-    images, labels = (
-        torch.randn(network.batch, 3, 32, 32, device=device),
-        torch.randint(10, (network.batch,), device=device),
-    )
-    sampled = getattr(optimizer, "sampled_params", None)
-
-    def update() -> None:
-        optimizer.zero_grad()
-        with nullcontext() if sampled is None else sampled(**({"train": True} if method == "ivon-opt" else {})):
-            with torch.autocast(device, torch.bfloat16, enabled=numbers == "bf16"):
-                loss = cross_entropy(model(images), labels)
-            loss.backward()
-        optimizer.step()
-
-    def timed(count: int) -> float:
-        _wait(device)
-        start = time.perf_counter()
-        for _ in range(count):
-            update()
-        _wait(device)
-        return 1e3 * (time.perf_counter() - start) / count
-
-    timed(updates)  # the first updates measure the curvature, later one in ten does
-    if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    milliseconds = statistics.median(timed(updates) for _ in range(ROUNDS if updates > 1 else 1))
-    return {"ms": milliseconds, "mib": torch.cuda.max_memory_allocated() / 2**20 if device == "cuda" else 0.0}
-
-
-def _wait(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
+SPEED: Final = {"lenet5": 128, "resnet18": 128, "vit_small": 128}  # network: size of a batch
 
 
 def speed(options: argparse.Namespace) -> None:
-    """Time what is missing, and print the table."""
-    path = options.out / "speed.json"
-    rows, end = saved_rows(path), time.monotonic() + 60 * options.minutes
-    for network, numbers, method in product(options.networks, NUMBERS, METHODS):
-        key = {"network": network, "numbers": numbers, "method": method}
-        if time.monotonic() > end or any(key.items() <= row.items() for row in rows):
+    """`benchmarks.speed` for each network and number format that has no file yet."""
+    end = time.monotonic() + 60 * options.minutes
+    for network, precision in product(options.networks, PRECISIONS):
+        path = options.out / f"speed_{network}_{precision}.json"
+        if path.exists() or time.monotonic() > end:
             continue
-        size = NETWORKS[network]._replace(batch=2) if options.smoke else NETWORKS[network]
-        try:
-            found: dict[str, Any] = dict(
-                time_updates(method, size, numbers, options.device, 1 if options.smoke else 20)
-            )
-        except Exception as error:  # a row says what its combination raised, and the others run
-            found = {"error": f"{type(error).__name__}: {error}"[:300]}
-        rows.append({**key, **found})
-        save_json(path, {"device": device_name(options.device), "results": rows})
-    print("\n".join(speed_table(rows)))
-
-
-def device_name(device: str) -> str:
-    """The name of the GPU."""
-    return torch.cuda.get_device_name() if device == "cuda" else device
-
-
-def speed_table(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """A Markdown table: milliseconds, ratio to Adam with the same numbers, memory."""
-    yield "| network | numbers | method | ms | ratio to Adam | MiB | target |\n" + "|---" * 7 + "|"
-    base = {(row["network"], row["numbers"]): row.get("ms") for row in rows if row["method"] == BASELINE}
-    for row in rows:
-        start = f"| {row['network']} | {row['numbers']} | {row['method']}"
-        own, other = row.get("ms"), base.get((row["network"], row["numbers"]))
-        if own is None or other is None:
-            yield f"{start} | {row.get('error', '')} | | | |"
-            continue
-        target = TARGETS.get((row["network"], row["method"]))
-        verdict = "" if target is None else f"≤ {target}: {'met' if own / other <= target else 'MISSED'}"
-        yield f"{start} | {own:.2f} | {own / other:.2f} | {row['mib']:.0f} | {verdict} |"
+        arguments = ["--networks", network, "--precision", precision, "--device", options.device, "--clock", "wall"]
+        arguments += [
+            "--batch",
+            "2" if options.smoke else str(SPEED[network]),
+            "--rounds",
+            "1" if options.smoke else "5",
+        ]
+        benchmark.main([*arguments, "--methods", *METHODS, "--json", str(path)])
 
 
 def run_tests(options: argparse.Namespace) -> None:
     """The tests that need a GPU, with an absolute path to this checkout."""
     root = Path(__file__).resolve().parents[1]
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-m",
-        "gpu",
-        "tests/predictive/test_dropout.py",
-        "tests/strategies/test_nccl.py",
-    ]
-    command += ["--collect-only"] if options.smoke else []
+    tests = ["tests/predictive/test_dropout.py", "tests/strategies/test_nccl.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", *tests, *["--collect-only"] * options.smoke]
     environment = {**os.environ, "PYTHONPATH": str(root)}
     found = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
     (options.out / "tests.txt").write_text(found.stdout + found.stderr, "utf-8")
     print(found.stdout[-2000:])
+
+
+def accelerator(options: argparse.Namespace) -> str:
+    """Lightning's name of the device."""
+    return "gpu" if options.device == "cuda" else "cpu"
 
 
 def images(model: str, epochs: int, runs: dict[str, list[str]], options: argparse.Namespace) -> None:
@@ -197,22 +74,16 @@ def images(model: str, epochs: int, runs: dict[str, list[str]], options: argpars
             break
         arguments = ["--root", options.root, "--model", model, "--settings", settings, "--methods", *methods]
         arguments += ["--epochs", "1" if options.smoke else epochs, "--ood", *options.ood, "--device", options.device]
-        arguments += [
-            "--accelerator",
-            "gpu" if options.device == "cuda" else "cpu",
-            "--minutes",
-            60 if options.smoke else left,
-        ]
-        cifar10.main(
-            [*map(str, arguments), "--work", str(options.out / model), "--json", str(options.out / f"{model}.json")]
-        )
+        arguments += ["--accelerator", accelerator(options), "--minutes", 60 if options.smoke else left]
+        arguments += ["--work", options.out / model, "--json", options.out / f"{model}.json"]
+        cifar10.main([*map(str, arguments)])
 
 
 def text(options: argparse.Namespace) -> None:
     """The character model."""
     arguments = ["--path", options.text, "--epochs", 1 if options.smoke else 200, "--minutes", options.minutes]
     arguments += ["--work", options.out / "text", "--json", options.out / "war_and_peace.json"]
-    arguments += ["--accelerator", "gpu" if options.device == "cuda" else "cpu"]
+    arguments += ["--accelerator", accelerator(options)]
     small = ["--seeds", 1, "--hidden", 8, "--methods", "adam"] if options.smoke else ["--seeds", 1]
     war_and_peace.main([*map(str, arguments), *map(str, small)])
 
@@ -238,7 +109,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--root", type=Path, default=Path("data"), help="folder with CIFAR-10")
     parser.add_argument("--text", type=Path, default=Path("war_and_peace.txt"))
     parser.add_argument("--ood", nargs="*", default=[], help="svhn, or folders of images")
-    parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=NETWORKS, help="of the part speed")
+    parser.add_argument("--networks", nargs="+", default=list(SPEED), choices=SPEED, help="of the part speed")
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--smoke", action="store_true", help="one batch or epoch of each")

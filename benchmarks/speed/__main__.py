@@ -1,6 +1,7 @@
 """Time updates in a Trainer's fit as a ratio to the same optimizer without a callback.
 
     python -m benchmarks.speed [--networks lenet5 resnet18] [--methods VOGN IVON] [--rounds 7] [--json FILE]
+    python -m benchmarks.speed --device cuda --precision bf16 --clock wall --batch 128 --networks resnet18 vit_small
 
 Every round fits each method once, in a different order, in one process with one thread. Ratios are computed within a round,
 because a busy machine slows all methods; the table has their median and quartiles. The CPU clock is the default.
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.provenance import save_json
-from benchmarks.speed.fits import BASELINE, CLOCKS, METHODS, NETWORKS, seconds_per_update
+from benchmarks.speed.fits import BASELINE, CLOCKS, METHODS, NETWORKS, PRECISIONS, cost_per_update
 
 TARGETS = {  # largest median ratio
     "lenet5": {"VOGN": 1.3, "IVON": 1.4, "Noisy K-FAC": 1.45},
@@ -63,28 +64,35 @@ def line(network: str, method: str, times: Times) -> str:
 def main(arguments: list[str] | None = None) -> None:
     """Measure, print the table, and save it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=["lenet5", "resnet18"])
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=[m for m in METHODS if m != "ivon-opt"])
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--clock", choices=CLOCKS, default="cpu")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--precision", choices=PRECISIONS, default="fp32")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     methods = [BASELINE, *(method for method in options.methods if method != BASELINE)]
     print("| network | method | ms per update | ratio to Adam | quartiles | target |\n" + "|---" * 6 + "|")
     results: dict[str, Any] = {}
+    memory: dict[str, dict[str, float]] = {}
+    setting = {key: getattr(options, key) for key in ("batch", "rounds", "clock", "threads", "device", "precision")}
     for network in options.networks:
 
         def timed(method: str, network: str = network) -> float:
-            return seconds_per_update(method, NETWORKS[network], options.batch, options.clock)
+            fit = options.batch, options.clock, options.device, options.precision
+            seconds, memory.setdefault(network, {})[method] = cost_per_update(method, NETWORKS[network], *fit)
+            return seconds
 
         timed(BASELINE)  # imports and the allocator's first blocks
         results[network] = times = interleave(methods, options.rounds, timed)
         print("\n".join(line(network, method, times) for method in methods), flush=True)
-    setting = {key: getattr(options, key) for key in ("batch", "rounds", "clock", "threads")}
-    save_json(options.json, {**setting, "seconds": results})
+    if options.device == "cuda":
+        print("MiB: " + ", ".join(f"{name} {mib:.0f}" for found in memory.values() for name, mib in found.items()))
+    save_json(options.json, {**setting, "seconds": results, "mib": memory})
 
 
 if __name__ == "__main__":

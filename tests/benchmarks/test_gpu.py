@@ -7,10 +7,12 @@ import json
 import pytest
 import torch
 from fake_images import write_cifar10
+from torch import nn
 from torchvision.datasets import CIFAR10
 
 from benchmarks import gpu
 from benchmarks.papers.cifar10 import runs
+from benchmarks.speed import fits
 
 SMOKE = ["--device", "cpu", "--smoke"]
 
@@ -22,32 +24,23 @@ def root(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_speed_times_every_method_with_every_number_format_and_goes_on(tmp_path, monkeypatch, capsys):
-    arguments = ["speed", "--out", str(tmp_path), "--networks", "lenet5@128", *SMOKE]
+def test_speed_times_every_method_with_every_number_format_and_goes_on(tmp_path, monkeypatch):
+    tiny = fits.Network("LeNet-5", lambda: nn.Sequential(nn.Flatten(), nn.Linear(3072, 10)), 10)
+    monkeypatch.setitem(fits.NETWORKS, "lenet5", tiny)
+    arguments = ["speed", "--out", str(tmp_path), "--networks", "lenet5", *SMOKE]
     gpu.main([*arguments, "--minutes", "0"])  # the time is over before the first cell
-    assert not (tmp_path / "speed.json").exists()
+    assert not list(tmp_path.glob("*.json"))
     gpu.main(arguments)
-    rows = json.loads((tmp_path / "speed.json").read_text("utf-8"))["results"]
-    assert len(rows) == len(gpu.METHODS) * len(gpu.NUMBERS)
-    assert [row for row in rows if "error" in row] == []
-    monkeypatch.setattr(gpu, "time_updates", None)
+    for numbers in ("fp32", "tf32", "bf16"):
+        found = json.loads((tmp_path / f"speed_lenet5_{numbers}.json").read_text("utf-8"))
+        assert {*found["seconds"]["lenet5"]} == {*fits.METHODS}
+    monkeypatch.setattr(gpu.benchmark, "main", None)
     gpu.main(arguments)
-    assert "| lenet5@128 | bf16 | VOGN, T = 1 |" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("network", ["resnet18@128", "vit_small@128"])
+@pytest.mark.parametrize("network", ["resnet18", "vit_small"])
 def test_the_large_networks_take_an_update(network):
-    found = gpu.time_updates("VOGN", gpu.NETWORKS[network]._replace(batch=2), "fp32", "cpu", 1)
-    assert found["ms"] > 0
-
-
-def test_the_table_compares_with_adam_in_the_same_numbers():
-    def row(numbers, method, milliseconds):
-        return {"network": "resnet18@128", "numbers": numbers, "method": method, "ms": milliseconds, "mib": 1.0}
-
-    lines = list(gpu.speed_table([row("fp32", "Adam", 2.0), row("fp32", "VOGN", 2.2), row("tf32", "VOGN", 9.0)]))
-    assert lines[2] == "| resnet18@128 | fp32 | VOGN | 2.20 | 1.10 | 1 | ≤ 1.15: met |"
-    assert lines[3] == "| resnet18@128 | tf32 | VOGN |  | | | |"  # there is no Adam to compare with
+    assert fits.cost_per_update("VOGN", fits.NETWORKS[network]._replace(updates=1), batch=2).seconds > 0
 
 
 @pytest.mark.parametrize(("part", "model"), [("osawa", "resnet18"), ("vgg16", "vgg16"), ("resnet20", "resnet20")])

@@ -29,6 +29,6 @@ def test_a_target_that_is_missed_is_said():
 def test_every_method_is_timed_after_its_warm_up(monkeypatch, capsys):
     tiny = fits.Network("tiny", lambda: nn.Sequential(nn.Flatten(), nn.Linear(3072, 10)), 10)
     monkeypatch.setattr(command, "NETWORKS", {"tiny": tiny})
-    command.main(["--rounds", "1", "--batch", "2"])
+    command.main(["--networks", "tiny", "--rounds", "1", "--batch", "2"])
     lines = capsys.readouterr().out.splitlines()[2:]
-    assert [line.split(" | ")[1] for line in lines] == list(fits.METHODS)
+    assert [line.split(" | ")[1] for line in lines] == [method for method in fits.METHODS if method != "ivon-opt"]
