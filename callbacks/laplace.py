@@ -145,7 +145,7 @@ class LaplaceCallback(PosthocCallback):
                 except (BayesError, RuntimeError, TypeError, ValueError) as error:
                     raise UnsupportedTrainingError(
                         f"LaplaceCallback cannot measure the first batch, so it would fail at the end of the fit: {error} "
-                        "Fix this, pass likelihood=..., or train without it."
+                        "Or train without LaplaceCallback."
                     ) from error
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -23,7 +23,7 @@ _REGRESSION_NOTE = (
     "LaplaceCallback('full', 'all')"
 )
 _FOLLOWS = "; it grows after epochs whose training loss is below the validation NLL"
-_ADVICE = " The samples hardly differ from each other; the networks of DeepEnsembleCallback(5) do."
+_ADVICE = " The samples hardly differ from each other. For networks that differ, use DeepEnsembleCallback(5)."
 
 
 def at_the_start(

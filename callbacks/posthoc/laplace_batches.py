@@ -47,7 +47,7 @@ def known_likelihood(
     stated = stated_likelihood(module, argument)
     if recorded.inputs is None and not recorded.outputs:
         recorded = _of_first(module, batches, is_stated=stated is not None)
-    known = _completed(recorded, stated)
+    known = recorded if len(recorded.outputs) > 1 else _completed(recorded, stated)
     name = type(module).__name__
     if not known.outputs or all(isinstance(scored.kind, Raw) for scored in known.outputs):
         why = "; ".join(scored.kind.why for scored in known.outputs if isinstance(scored.kind, Raw) and scored.kind.why)

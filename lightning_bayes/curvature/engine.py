@@ -71,7 +71,7 @@ class AbstractEngine(ABC):
         measured = reached - captured.unmeasured
         missed = [name for name, p in trainable.items() if p.grad is not None and p not in measured]
         if missed:
-            others = " VOGN and IVON take such parameters." if captured.in_factors else ""
+            others = " Or use VOGN or IVON, which take such parameters." if captured.in_factors else ""
             raise UnsupportedLayerError(
                 f"No curvature rule can measure {missed[0]}: it gets a gradient outside of its module's forward, or the "
                 "rows of its layer are not the examples, such as the nodes of graphs. Move it into a small nn.Module that "

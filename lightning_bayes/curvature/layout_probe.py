@@ -211,7 +211,7 @@ class ProbedPass:
             f"{first.unit.label} does not keep the examples apart: the loss of one example depends on other rows of its "
             f"output of shape {list(first.shapes[0])}. Keep the {first.rows} examples of the batch in dimension 0 of every "
             "layer's input, without operations that mix them, freeze the layer, or return the per-example losses as well: "
-            '{"loss": loss, "per_example_loss": losses}. IVON and SWAG measure no single examples, so they take graphs, too.'
+            '{"loss": loss, "per_example_loss": losses}. Or use IVON or SWAG, which measure no single examples.'
         )
         return PassLayouts(num_examples, (None,) * len(self.outputs), error=error)
 

@@ -27,7 +27,7 @@ class Raw(OutputLikelihood):
         """Raise a `HyperparameterError`."""
         raise HyperparameterError(
             f"The distribution of the targets is not known{f': {self.why}' if self.why else ''}. Pass "
-            "link='classification', 'binary', 'regression' or 'counts'; 'mean_variance' or 'mean_log_variance' for "
+            "link='classification', 'binary', 'counts' or Gaussian(std); 'mean_variance' or 'mean_log_variance' for "
             "networks that return both; or a function from outputs to a torch.distributions."
         )
 

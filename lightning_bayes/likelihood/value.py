@@ -99,7 +99,7 @@ class Likelihood:
             names = ", ".join(f"{scored.kind!r} of {scored.paths}" for scored in self.outputs)
             raise HyperparameterError(
                 f"The stated likelihood {stated!r} is one, but the training loss scores several outputs: {names}. Leave out "
-                "link=... to use the loss's."
+                "link=..., or likelihood=..., to use the loss's."
             )
         kind = stated.completed(self.only.kind)
         paths = ((),) if isinstance(kind, Family) else self.only.paths  # a function takes all that forward returns

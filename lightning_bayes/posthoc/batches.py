@@ -82,8 +82,8 @@ class Reading:
             kinds = ", ".join(repr(term.scored.kind) for term in terms)
             raise UnsupportedTrainingError(
                 f"The loss has {len(terms)} terms on the outputs ({kinds}), but Laplace measures the curvature of one: what "
-                "weight they have as likelihoods is not known. Score one output with one loss function, pass likelihood=... "
-                "for several that score the same targets, or use VOGNCallback."
+                "weight they have as likelihoods is not known. Score one output with one loss function, or use VOGNCallback "
+                "or SWAGCallback."
             )
         self.term = _term(self._kind, terms[0])
         return self.term.outputs

@@ -88,8 +88,8 @@ class TrainingFit:
         if constant_error > 0 and error >= constant_error:
             raise UnsupportedTrainingError(
                 f"{model} was not trained: its {measure} on the training data is {error:.4g}, compared with "
-                f"{constant_error:.4g} for a constant prediction. Train it or load its weights first, or pass "
-                "require_trained=False."
+                f"{constant_error:.4g} for a constant prediction. Train it or load its weights first; "
+                "laplace(..., require_trained=False) takes it as it is."
             )
 
     def _errors(self) -> tuple[float, float, str]:

@@ -1,0 +1,87 @@
+"""Every recommendation of a message is run on the module that got it; a new one without a case fails here."""
+
+from __future__ import annotations
+
+import ast
+import logging
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from recommendations import CASES, ELSEWHERE, recommendations
+
+ROOT = Path(__file__).parents[2]
+LOGGERS = ("lightning.pytorch", "lightning_utilities")
+
+
+class Heard(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record):
+        self.lines.append(record.getMessage())
+
+
+def said(action, folder):
+    """What an action logs, warns of and raises; an error ends it."""
+    heard = Heard()
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning_utilities.core.rank_zero")]
+    torch.manual_seed(0)
+    try:
+        for logger in loggers:
+            logger.addHandler(heard)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                action()
+                error = None
+            except Exception as found:
+                error = found
+    finally:
+        for logger in loggers:
+            logger.removeHandler(heard)
+    return "\n".join([*heard.lines, *(str(warning.message) for warning in caught), str(error or "")]), error
+
+
+def matches(fragment, text):
+    """Whether the words of a fragment stand in a text; an expression is any text."""
+    parts = fragment.split("{}")
+    position = 0
+    for part in parts:
+        position = text.find(part, position)
+        if position < 0:
+            return False
+        position += len(part)
+    return True
+
+
+def test_every_recommendation_has_a_case():
+    keys = [*CASES, *ELSEWHERE]
+    texts = list(recommendations())
+    missing = [f"{path}: {text}" for path, text in texts if not any(key in text for key in keys)]
+    stale = [key for key in keys if not any(key in text for _, text in texts)]
+    assert not missing, "\n".join(missing)
+    assert not stale, stale
+
+
+@pytest.mark.parametrize("key", CASES)
+def test_a_recommendation_can_be_followed(key, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given, taken = CASES[key]
+    text, _ = said(given, tmp_path)
+    assert matches(key, text), text[-600:]
+    for number, action in enumerate(taken):
+        text, error = said(action, tmp_path)
+        assert error is None, f"{key}, advice {number}: {error!r}"
+        assert not matches(key, text), f"{key}, advice {number}: {text}"
+
+
+@pytest.mark.parametrize("key", ELSEWHERE)
+def test_the_test_that_follows_a_recommendation_exists(key):
+    path, name = ELSEWHERE[key].split("::")
+    names = {
+        node.name for node in ast.walk(ast.parse((ROOT / path).read_text("utf-8"))) if isinstance(node, ast.FunctionDef)
+    }
+    assert name in names
