@@ -1,6 +1,6 @@
 """What the package advises, and the modules that get the advice: each case says a message, then takes what it recommends.
 
-`CASES` holds what is run here. `ELSEWHERE` names the test that runs the rest.
+`CASES` holds what is run here. `ELSEWHERE` names the tests that run the rest, such as those of several processes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from lightning.pytorch import LightningDataModule
 from tiny_training import (
     EXAMPLES,
     FEATURES,
@@ -24,23 +25,20 @@ from tiny_training import (
     mlp,
     quiet_trainer,
 )
-from lightning.pytorch import LightningDataModule
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import lightning_bayes
 from lightning_bayes import (
-    CVI,
     IVON,
     KFAC,
-    KFACCallback,
-    OGN,
     VOGN,
     BlockTridiagonalKFAC,
     Calibration,
     DeepEnsembleCallback,
     IVONCallback,
+    KFACCallback,
     LaplaceCallback,
     MCDropoutCallback,
     MeanField,
@@ -48,7 +46,7 @@ from lightning_bayes import (
     NNGFull,
     NoisyAdam,
     NoisyKFAC,
-    NoisyKFACCallback,
+    OGNCallback,
     SWAGCallback,
     VadaGrad,
     VOGNCallback,
@@ -56,7 +54,6 @@ from lightning_bayes import (
     Vprop,
     export,
     laplace,
-    load_posterior,
     mc_predict,
     measure,
     posteriors,
@@ -71,20 +68,25 @@ _METHODS = "|".join(sorted((name for name in lightning_bayes.__all__ if name[0].
 METHOD = re.compile(rf"\b({_METHODS}|load_posterior|create_model|calibrate|mc_predict)\b|lightning-bayes [a-z]+ ")
 ARGUMENT = re.compile(r"\b[a-z_]+=(\"\w+\"|'[\w-]+'|\d[\w.-]*|True|False|\[|\.\.\.|,| |$)")
 ADVICE = re.compile(  # an imperative, at the start of a clause
-    r"(?:^|[,;:(] |\bor |\band |\{\})(?:avoid|build|call|choose|define|fit|freeze|keep|leave|let|lower|make|omit|pass|predict|put|raise|"
-    r"read|remove|replace|resume|return|run|score|set|state|store|take|test|train|use|write)\b|\bskips this",
+    r"(?:^|[,;:(] |\bor |\band |\{\})(?:avoid|build|call|choose|define|fit|freeze|keep|leave|let|lower|make|omit|pass|"
+    r"predict|put|raise|read|remove|replace|resume|return|run|score|set|state|store|take|test|train|use|write)\b"
+    r"|\bskips this",
     re.IGNORECASE,
 )
 _SENTENCE = re.compile(r"(?<=[.:;]) ")
 
 
-def recommendations() -> Iterator[tuple[str, str]]:
-    """The messages of the package that advise a method or the value of an argument, each with its file."""
+def messages() -> Iterator[tuple[str, str]]:
+    """The strings of the package that are no docstrings, each with its file."""
     files = {path.resolve() for room in ROOMS for path in (ROOT / room).rglob("*.py")}
     for path in sorted(files):
         for text in _literals(ast.parse(path.read_text("utf-8"))):
-            if any(is_advice(sentence) for sentence in _SENTENCE.split(text)):
-                yield str(path.relative_to(ROOT)), text
+            yield str(path.relative_to(ROOT)), text
+
+
+def advises(text: str) -> bool:
+    """Whether a message advises a method or the value of an argument."""
+    return any(is_advice(sentence) for sentence in _SENTENCE.split(text))
 
 
 def is_advice(sentence: str) -> bool:
@@ -936,9 +938,9 @@ CASES: dict[str, Case] = {
     ),
     # steps
     "Pass lr=... to the callback, or return Adam": case(
-        trains(lambda: Classifier(lambda m: torch.optim.Rprop(m.parameters())), IVONCallback),
-        trains(lambda: Classifier(lambda m: torch.optim.Rprop(m.parameters())), partial(IVONCallback, lr=0.1)),
-        trains(Classifier, IVONCallback),
+        trains(lambda: Classifier(lambda m: torch.optim.Rprop(m.parameters())), OGNCallback),
+        trains(lambda: Classifier(lambda m: torch.optim.Rprop(m.parameters())), partial(OGNCallback, lr=0.1)),
+        trains(Classifier, OGNCallback),
     ),
     "or omit step: the user's optimizer": case(
         partial(VOGNCallback, step="natural"), partial(VOGNCallback, step="natural", lr=0.1), VOGNCallback
@@ -961,28 +963,28 @@ CASES: dict[str, Case] = {
 
 
 ELSEWHERE: dict[str, str] = {
-    "and pass ckpt_path='best', or the path of one": "tests/callbacks/test_launched.py::test_the_checkpoint_of_a_forked_fit_holds_the_posterior",
-    "Resume the fit with ckpt_path=": "tests/cases/test_runs_do_not_mix.py::test_an_interrupted_fit_has_no_members_of_the_fit_before",
-    "or the number of networks to train, such as": "tests/callbacks/test_deep_ensemble.py::test_members_are_plain_fits_from_weights_drawn_under_seeds_of_their_own",
-    "is not the one that the fit has trained": "tests/cases/test_runs_do_not_mix.py::test_a_member_that_was_replaced_is_named",
-    "build there what it holds": "tests/callbacks/test_member_starts.py::test_a_module_that_cannot_be_copied_is_built_from_its_hyperparameters",
-    "cannot start again from fresh weights": "tests/callbacks/test_deep_ensemble.py::test_a_parameter_that_cannot_be_drawn_anew_is_named_before_the_fit",
-    "train without the callbacks": "tests/callbacks/test_member_starts.py::test_a_callback_that_cannot_be_copied_is_named",
-    "or pass required=False": "tests/callbacks/test_figures.py::test_a_module_that_hides_its_logits_is_refused_unless_figures_are_not_required",
-    "Pass --model.num_classes=3": "tests/cli/test_bayes_cli.py::test_the_class_folders_are_counted_and_the_config_says_the_number",
-    "no scaled loss, such as that of": "tests/contracts/test_situations.py::test_grad_scaler_changes_nothing_or_is_refused_by_name",
-    "write save_hyperparameters(ignore=": "tests/cases/test_user_optimizers.py::test_objects_among_hyperparameters_are_named_with_a_way_out",
-    "avoid branches on values": "tests/predictive/test_exported.py::test_a_model_that_cannot_be_traced_is_named",
-    "Build it with zoo.create_model": "tests/zoo/test_create.py::test_a_model_not_built_by_create_model_has_no_architecture",
-    "Set download=True": "tests/zoo/test_vision.py::test_downloads_only_if_allowed",
-    "Read a Lightning checkpoint with load_posterior": "tests/zoo/test_create.py::test_path_string_and_state_dict_are_equivalent",
-    "or use noise='fixed'": "tests/zoo/test_noise.py::test_learned_noise_rejects_data_without_a_length",
-    'predict = Predictor.load("{}"': "tests/zoo/test_posterior_file.py::test_the_code_on_the_card_runs",
-    "show the arguments of a class": "tests/cli/test_bayes_cli.py::test_help_of_a_callback_documents_every_argument",
-    "Use one device, strategy='ddp'": "tests/callbacks/test_ddp.py::test_ranks_are_identical_bit_for_bit",
-    "Keep whole parameters in each process": "tests/callbacks/test_ddp.py::test_ranks_are_identical_bit_for_bit",
-    "run lightning-bayes laplace --trainer.devices=1": "tests/cli/test_bayes_cli.py::test_a_trained_checkpoint_gets_a_laplace_posterior",
-    "Free space or choose another directory": "tests/faults/test_processes.py::test_a_full_disk_is_named_and_leaves_the_last_checkpoint_whole",
-    "Free space, and resume the fit": "tests/callbacks/test_deep_ensemble.py::test_a_resumed_fit_trains_only_the_members_that_are_missing",
-    "trains the members in one process": "tests/callbacks/test_deep_ensemble.py::test_the_documented_commands_train_and_evaluate_an_ensemble",
+    "and pass ckpt_path='best', or the path of one": "test_the_checkpoint_of_a_forked_fit_holds_the_posterior",
+    "Resume the fit with ckpt_path=": "test_an_interrupted_fit_has_no_members_of_the_fit_before",
+    "or the number of networks to train, such as": "test_members_are_plain_fits_from_weights_drawn_under_seeds_of_their_own",
+    "is not the one that the fit has trained": "test_a_member_that_was_replaced_is_named",
+    "build there what it holds": "test_a_module_that_cannot_be_copied_is_built_from_its_hyperparameters",
+    "cannot start again from fresh weights": "test_a_parameter_that_cannot_be_drawn_anew_is_named_before_the_fit",
+    "train without the callbacks": "test_a_callback_that_cannot_be_copied_is_named",
+    "or pass required=False": "test_a_module_that_hides_its_logits_is_refused_unless_figures_are_not_required",
+    "Pass --model.num_classes=3": "test_the_class_folders_are_counted_and_the_config_says_the_number",
+    "no scaled loss, such as that of": "test_grad_scaler_changes_nothing_or_is_refused_by_name",
+    "write save_hyperparameters(ignore=": "test_objects_among_hyperparameters_are_named_with_a_way_out",
+    "avoid branches on values": "test_a_model_that_cannot_be_traced_is_named",
+    "Build it with zoo.create_model": "test_a_model_not_built_by_create_model_has_no_architecture",
+    "Set download=True": "test_downloads_only_if_allowed",
+    "Read a Lightning checkpoint with load_posterior": "test_path_string_and_state_dict_are_equivalent",
+    "or use noise='fixed'": "test_learned_noise_rejects_data_without_a_length",
+    'predict = Predictor.load("{}"': "test_the_code_on_the_card_runs",
+    "show the arguments of a class": "test_help_of_a_callback_documents_every_argument",
+    "Use one device, strategy='ddp'": "test_ranks_are_identical_bit_for_bit",
+    "Keep whole parameters in each process": "test_ranks_are_identical_bit_for_bit",
+    "run lightning-bayes laplace --trainer.devices=1": "test_a_trained_checkpoint_gets_a_laplace_posterior",
+    "Free space or choose another directory": "test_a_full_disk_is_named_and_leaves_the_last_checkpoint_whole",
+    "Free space, and resume the fit": "test_a_resumed_fit_trains_only_the_members_that_are_missing",
+    "trains the members in one process": "test_the_documented_commands_train_and_evaluate_an_ensemble",
 }

@@ -102,7 +102,10 @@ def test_samples_that_hardly_differ_are_called_so(caplog):
     with caplog.at_level(logging.INFO):
         callback = VOGNCallback(relative_noise=1e-4)
         quiet_trainer(callback, max_epochs=1).fit(ValidatedClassifier(), loader(), loader())
-    assert "The samples hardly differ from each other. For networks that differ, use DeepEnsembleCallback(5)." in caplog.text
+    assert (
+        "The samples hardly differ from each other. For networks that differ, use DeepEnsembleCallback(5)."
+        in caplog.text
+    )
 
 
 def test_an_explicit_learning_rate_and_prior_are_named(caplog):
