@@ -19,7 +19,8 @@ from tiny_training import assert_same_bits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_bayes import VOGNCallback, composition, load_posterior, zoo
+from lightning_bayes import VOGNCallback, load_posterior, zoo
+from lightning_bayes.cli import composition
 from lightning_bayes.errors import CheckpointError, HyperparameterError, PosteriorError
 from lightning_bayes.posteriors import FullGaussian, LowRankGaussian, MatrixGaussian, MeanField, ScaledPosterior
 from lightning_bayes.zoo import BayesClassifier, ImageTransform, create_model, hub
