@@ -219,7 +219,8 @@ class VariationalCallback(EvaluationCallback, ABC):
         if not self._is_announced:
             self._is_announced, self._follows_fit = True, self.compares_validations(pl_module)
             self.optimizer.param_groups[0][KEY]["likelihood"] = self.loss_likelihood.state()
-            rank_zero_info(summary.at_the_start(self.optimizer, self.name, link, self.eval_samples, self._follows_fit))
+            options = self.eval_samples, self.loss_likelihood, self._follows_fit
+            rank_zero_info(summary.at_the_start(self.optimizer, self.name, link, *options))
         if self._follows_fit:
             self._rule.add(outputs, trainer.accumulate_grad_batches)
 

@@ -171,6 +171,10 @@ def regression(outputs: int = 1) -> Classifier:
     return Classifier(net=nn.Linear(FEATURES, outputs), loss=F.mse_loss)
 
 
+def absolute() -> Classifier:
+    return Classifier(net=nn.Linear(FEATURES, 1), loss=F.l1_loss)
+
+
 class DictsInValidation(Classifier):
     def validation_step(self, batch, batch_idx):
         self(batch["x"])
@@ -642,9 +646,13 @@ CASES: dict[str, Case] = {
     "cycle_momentum=False to the scheduler": case(
         trains(cycled(True), partial(IVONCallback, lr=0.1)), trains(cycled(False), partial(IVONCallback, lr=0.1))
     ),
-    "to get one that does, replace": case(
+    "replace this callback by LaplaceCallback(subset='all')": case(
         trains(regression, VOGNCallback, data=REGRESSION),
-        trains(regression, partial(LaplaceCallback, "full", "all"), data=REGRESSION),
+        trains(regression, partial(LaplaceCallback, subset="all"), data=REGRESSION),
+    ),
+    "replace this callback by DeepEnsembleCallback(5)": case(
+        trains(absolute, VOGNCallback, data=REGRESSION),
+        trains(absolute, partial(DeepEnsembleCallback, 5), data=REGRESSION),
     ),
     "use DeepEnsembleCallback(5)": case(
         trains(ValidatedClassifier, partial(VOGNCallback, relative_noise=1e-6), val=loader()),

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lightning_bayes.callbacks.evaluation.mean_comparison import Comparison
 from lightning_bayes.errors import name_some
+from lightning_bayes.likelihood import Gaussian, Likelihood, PredictedGaussian
 from lightning_bayes.optim import VariationalOptimizer
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.posteriors import AbstractPosterior
@@ -18,16 +19,25 @@ from lightning_bayes.predictive import Link
 from lightning_bayes.strategies import BayesDDPStrategy
 
 _STEPS = {"natural": "the natural-gradient step", "trust_region": "the trust-region step"}
-_REGRESSION_NOTE = (
+_LAPLACE_BAND = (
     "The predictive band does not widen away from the data; to get one that does, replace this callback by "
-    "LaplaceCallback('full', 'all')"
+    "LaplaceCallback(subset='all')"
+)
+_ENSEMBLE_BAND = (
+    "The predictive band does not widen away from the data; to get one that does, replace this callback by "
+    "DeepEnsembleCallback(5)"
 )
 _FOLLOWS = "; it grows after epochs whose training loss is below the validation NLL"
 _ADVICE = " The samples hardly differ from each other. For networks that differ, use DeepEnsembleCallback(5)."
 
 
 def at_the_start(
-    optimizer: VariationalOptimizer, name: str, link: Link | None, eval_samples: int, follows: bool = False
+    optimizer: VariationalOptimizer,
+    name: str,
+    link: Link | None,
+    eval_samples: int,
+    likelihood: Likelihood,
+    follows: bool = False,
 ) -> str:
     """The line after the first update: step, number of parameters with a posterior, N, prior, noise and prediction."""
     group, base = optimizer.param_groups[0], optimizer.base_step
@@ -46,7 +56,9 @@ def at_the_start(
             f"Predictions {averages}" + (f" ({link} link)" if link else ""),
         ]
         if link == "identity" and group["posterior"]["relative_noise"] is not None:
-            sentences.append(_REGRESSION_NOTE)
+            only = likelihood.only
+            is_gaussian = only is not None and isinstance(only.kind, (Gaussian, PredictedGaussian))
+            sentences.append(_LAPLACE_BAND if is_gaussian else _ENSEMBLE_BAND)  # Laplace refuses other losses
     return ". ".join(sentences) + "."
 
 
@@ -102,12 +114,7 @@ def _prior(optimizer: VariationalOptimizer) -> str:
     group = optimizer.param_groups[0]
     default = f"the prior precision is {effective(group).prior_precision:g}"
     if not effective(group).stated_prior:
-        default = "no prior is set, so the mean is unregularised"
-        if any(g["posterior"]["decay"] == "unknown" and g.get("weight_decay") for g in optimizer.param_groups):
-            owner = type(optimizer.groups_owner).__name__
-            default = (
-                f"no prior is set: weight_decay of {owner} acts, but may not be an L2 penalty (pass prior_precision=)"
-            )
+        default = _without_prior(optimizer)
     params = [(name, param) for name, param in optimizer.model.named_parameters() if param in optimizer.state]
     with_prior = [param for _, param in params if "prior_precision" in optimizer.state[param]]
     others = [name for name, param in params if "prior_precision" not in optimizer.state[param]]
@@ -115,6 +122,17 @@ def _prior(optimizer: VariationalOptimizer) -> str:
         return default[0].upper() + default[1:]
     text = f"{_count(with_prior):,} parameters have an earlier posterior as their prior"
     return f"{text}; for {name_some(others, 60)}, {default}" if others else text
+
+
+def _without_prior(optimizer: VariationalOptimizer) -> str:
+    """What regularises the mean instead."""
+    decays = {group["posterior"]["decay"] for group in optimizer.param_groups if group.get("weight_decay")}
+    owner = type(optimizer.groups_owner).__name__
+    if "unknown" in decays:
+        return f"no prior is set: weight_decay of {owner} acts, but may not be an L2 penalty (pass prior_precision=)"
+    if decays:
+        return f"no prior is set: the decoupled weight decay of {owner} acts on the mean"
+    return "no prior is set, so the mean is unregularised"
 
 
 def _noise(group: Mapping[str, Any]) -> str:

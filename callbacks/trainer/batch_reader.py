@@ -101,7 +101,7 @@ def unchanged(module: LightningModule) -> Iterator[None]:
             vars(owner).update(values)
         with torch.no_grad():
             for buffer, value in buffers:
-                buffer.copy_(value)
+                buffer.data.copy_(value)  # graphs that have saved the buffer keep their version of it
 
 
 def _kept(value: Any) -> Any:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import re
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 from lightning.pytorch.callbacks import EarlyStopping
-from tiny_training import EXAMPLES, Classifier, ValidatedClassifier, fit, loader, quiet_trainer
+from tiny_training import EXAMPLES, FEATURES, Classifier, ValidatedClassifier, adamw, fit, loader, quiet_trainer
+from torch import nn
 
-from lightning_bayes import OGNCallback, VOGNCallback, mc_predict
+from lightning_bayes import DeepEnsembleCallback, LaplaceCallback, OGNCallback, VOGNCallback, mc_predict
 
 WEIGHTS = 4 * 6 + 6 + 6 * 3 + 3
 
@@ -52,13 +54,75 @@ def test_noise_whose_temperature_underflows_is_summarised(caplog):
     assert "the RMS noise is 0 times" in end
 
 
-def test_a_regression_names_the_callback_whose_band_widens_away_from_the_data(caplog):
+class TwoValues(Regressor):
+    """Two outputs with an error each."""
+
+    def forward(self, x):
+        return self.net(x), self.net(-x)
+
+    def training_step(self, batch, batch_idx):
+        return sum(F.mse_loss(values, batch[0][:, :3]) for values in self(batch[0]))
+
+
+def with_loss(net, loss):
+    """A regression on the first feature."""
+
+    class Own(Classifier):
+        def training_step(self, batch, batch_idx):
+            return loss(self(batch[0]), batch[0][:, :1])
+
+    return lambda: Own(net=net())
+
+
+def predicted_noise(outputs, targets):
+    return F.gaussian_nll_loss(outputs[:, :1], targets, F.softplus(outputs[:, 1:]))
+
+
+WIDE = partial(nn.Sequential, nn.Linear(FEATURES, 200), nn.Tanh(), nn.Linear(200, 200), nn.Tanh(), nn.Linear(200, 1))
+REGRESSIONS = {
+    "one value": Regressor,
+    "more weights than a full matrix takes": with_loss(WIDE, F.mse_loss),
+    "a variance of its own": with_loss(lambda: nn.Linear(FEATURES, 2), predicted_noise),
+    "BatchNorm": with_loss(
+        lambda: nn.Sequential(nn.Linear(FEATURES, 6), nn.BatchNorm1d(6), nn.Linear(6, 1)), F.mse_loss
+    ),
+    "two values": TwoValues,
+    "an absolute error": with_loss(lambda: nn.Linear(FEATURES, 1), F.l1_loss),
+    "Huber's loss": with_loss(lambda: nn.Linear(FEATURES, 1), F.huber_loss),
+}
+
+
+@pytest.mark.parametrize("name", REGRESSIONS)
+def test_the_callback_that_a_regression_is_sent_to_takes_it(name, caplog):
     """docs/defaults.md has the widths of both posteriors in a gap of the data."""
-    start, _ = lines(VOGNCallback(), caplog, Regressor)
-    assert start.endswith("to get one that does, replace this callback by LaplaceCallback('full', 'all').")
-    caplog.clear()
+    start, _ = lines(VOGNCallback(), caplog, REGRESSIONS[name])
+    (advice,) = re.findall(r"away from the data; to get one that does, replace this callback by (.*)\.$", start)
+    fit(
+        REGRESSIONS[name](),
+        eval(advice, {"LaplaceCallback": LaplaceCallback, "DeepEnsembleCallback": DeepEnsembleCallback}),
+    )
+
+
+def test_the_papers_step_is_sent_nowhere(caplog):
     natural, _ = lines(VOGNCallback(lr=0.01), caplog, Regressor)
-    assert "LaplaceCallback" not in natural
+    assert "replace this callback" not in natural
+
+
+@pytest.mark.parametrize(
+    ("configure", "said"),
+    [
+        (adamw, "No prior is set, so the mean is unregularised."),
+        (
+            lambda m: torch.optim.AdamW(m.parameters(), lr=1e-2),
+            "No prior is set: the decoupled weight decay of AdamW acts on the mean.",
+        ),
+        (lambda m: torch.optim.Adam(m.parameters(), lr=1e-2, weight_decay=0.125), "The prior precision is 6."),
+    ],
+    ids=["no decay", "decoupled decay", "a penalty"],
+)
+def test_the_line_says_what_regularises_the_mean(configure, said, caplog):
+    start, _ = lines(VOGNCallback(), caplog, lambda: Classifier(configure))
+    assert said in start
 
 
 def test_the_end_shows_what_the_samples_change_on_the_validation_set(caplog):
