@@ -128,7 +128,7 @@ class Tape(EagerMode, ABC):
         value = Value.of(first, is_kept)
         if is_kept:
             self._with_terms.add(value.grad_fn)
-        if func is DATA:
+        if func == DATA:  # each look-up of the descriptor makes another object
             self.data_storages.add(first.untyped_storage().data_ptr())
         elif func in LOOK_UPS:
             bound = signature_of(func).bind(*args, **kwargs).arguments

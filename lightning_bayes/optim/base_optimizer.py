@@ -15,6 +15,9 @@ c_t. The algorithm measures and averages s from the first batch on: s₁ = ĥ₁
 
     β₂(t) = min(β₂, (t-1)/t)   a running mean first, a running average later.
 
+A loss that is a sum over n examples has n times this gradient, with n δ̃ in place of δ̃, and its L2 penalty is shared by n
+examples: δ = Ñ·wd/(nτ).
+
 Without noise this **is** the user's training, bit for bit, except for the bound on SGD's steps (below) and for a prior that
 the user states. Both optimizers hold one list of parameter groups, so schedulers, hooks and changes of a group act on both.
 For the natural-gradient step of the papers and its objective, pass a learning rate.
@@ -72,7 +75,13 @@ class BaseOptimizerStep(Step):
         """Update the curvature of one cohort, and add the prior's gradient to ``param.grad``."""
         update.average_()
         if prior := update.prior_weights():
-            add_prior_gradient_(update.params, update.states, prior, effective(update.group).penalty)
+            penalty = effective(update.group).penalty  # of the loss as it is
+            if isinstance(prior, (int, float)):
+                is_penalty = update.group["posterior"]["decay"] == "prior" and penalty
+                prior = penalty if is_penalty else prior * update.summed
+            elif update.summed != 1:
+                prior = [each * update.summed for each in prior]
+            add_prior_gradient_(update.params, update.states, prior, penalty)
 
     @torch.no_grad()
     @override

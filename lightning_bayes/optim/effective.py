@@ -1,6 +1,7 @@
 """Effective hyperparameters: Ñ, τ, δ̃ and γ of a parameter group at its current step. They are computed only here.
 
-An L2 penalty (``weight_decay``) that is the prior gives δ̃ directly, hence δ = Ñ·wd/τ, whatever its schedule. During the
+An L2 penalty (``weight_decay``) that is the prior gives δ̃ directly, hence δ = Ñ·wd/τ, whatever its schedule; beside a loss
+that is a sum over n examples, δ̃ = wd/n. During the
 warm-up τ grows linearly from ``kl_warmup_init * kl_weight`` to ``kl_weight`` over ``kl_warmup_steps``.
 """
 
@@ -62,7 +63,8 @@ def effective(group: Mapping[str, Any]) -> Effective:
     decay = settings.get("decay", "decoupled")
     penalty = 0.0 if decay in ("decoupled", "unknown") else float(group.get("weight_decay") or 0.0)
     if decay == "prior" and penalty:
-        prior, prior_precision = penalty, penalty * scale
+        prior = penalty / settings.get("loss_examples", 1.0)
+        prior_precision = prior * scale
     moves_with_prior = settings.get("step_rule") != "user" or settings.get("prior_on_mean", True)
     is_prior_stated = moves_with_prior or (decay == "prior" and penalty > 0)
     stated_prior = prior if is_prior_stated else 0.0

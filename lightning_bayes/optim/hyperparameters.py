@@ -168,11 +168,13 @@ class HostSettings(TypedDict, total=False):
     Attributes:
         prior_on_mean: Whether the user's step adds the prior's gradient.
         decay: What the group's ``weight_decay`` is; see `optim.steps`.
+        loss_examples: Number of examples whose losses the training loss adds up, in the largest batch; 1 for a mean.
         step: Number of updates so far.
     """
 
     prior_on_mean: Annotated[bool, Setting(default=True)]
     decay: Annotated[DecayKind, Setting(choice(*get_args(DecayKind)), "decoupled")]
+    loss_examples: Annotated[float, Setting(POSITIVE, 1.0)]
     step: Annotated[int, Setting(COUNT, 0)]
 
 

@@ -31,7 +31,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
 
     Class attributes:
         joins_weights: Whether the posterior correlates all weights. There is then one parameter group, which is fixed.
-        fills_gradients: Whether a step also moves parameters without a gradient. torch's optimizers leave them alone.
+        fills_gradients: Whether a step moves parameters without a gradient too, and takes that of a mean loss: not torch's.
 
     Args:
         model: The model to train.
@@ -149,8 +149,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         passes over one batch are averaged. Under ``torch.no_grad()`` the context only samples.
 
         Args:
-            sample: Index of the noise; equal indices give equal noise until the next `step`. Default: the number of passes
-                opened since the last one.
+            sample: Index of the noise; equal indices give equal noise until the next `step`. Default: 0, 1, ... in turn.
             loss_scale: ``scaler.get_scale()`` if a `torch.amp.GradScaler` scales the loss.
 
         Returns:
@@ -175,7 +174,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
             raise UnsupportedTrainingError("sampled_params() is open already; passes cannot be nested.")
         index = update.num_opened if sample is None else sample
         update.num_opened, update.is_only_batch, update.share = update.num_opened + 1, is_only_batch, share
-        update.always_measures |= always_measures
+        update.keeps_sums, update.always_measures = not self.fills_gradients, update.always_measures | always_measures
         self.start_groups()
         if torch.is_grad_enabled():
             with open_pass(self, update, index, loss_scale=loss_scale, watch_backward=watch_backward) as captured:
@@ -202,17 +201,19 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         """The measurement of the open update, for hosts that average it over processes; `step` requires it of several.
 
         Args:
-            add_ranks: Replaces tensors by their sums over the processes that share weight samples with this one, for
-                curvatures that are not linear in the gradients. None if no processes share samples.
+            add_ranks: Sums tensors over processes that share weight samples, if any do; not all curvatures are linear.
 
         Returns:
-            The tensors to be averaged in place (loss, g, measured ĥ, moved means), and the number of examples.
+            Tensors to average in place (loss, g, ĥ, moved means, examples of a summed loss), and the number of examples.
         """
-        self._open_update.is_averaged_by_host = True
+        (update := self._open_update).is_averaged_by_host = True
         if add_ranks is not None:
-            self._join_ranks(self._open_update.curvature, self._open_update.examples, add_ranks)
-        measurement = self._measurement(fill=True)
-        return [*measurement.tensors(), *self._open_update.moved.values()], measurement.num_examples
+            self._join_ranks(update.curvature, update.examples, add_ranks)
+        measurement, summed = self._measurement(fill=True), list[Tensor]()
+        if update.has_sums:  # processes count different examples, and need one prior
+            summed = [measurement.loss.new_tensor(measurement.summed)]
+            (update.summed,) = summed
+        return [*measurement.tensors(), *update.moved.values(), *summed], measurement.num_examples
 
     def _join_ranks(self, curvature: Curvature, num_examples: float, add_ranks: Callable[[list[Tensor]], None]) -> None:
         """Sum over processes the curvatures that are not linear in the passes of one weight sample."""
@@ -227,7 +228,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         grads = {param: param.grad for param in params if param.grad is not None}
         if update.loss is None:  # kept, because a host averages it in place
             update.loss = torch.zeros((), device=params[0].device)
-        counts = update.examples, len(update.samples), update.is_counted
+        counts = update.examples, len(update.samples), update.is_counted, float(update.summed)
         return UpdateMeasurement(update.loss, grads, update.final_curvature, *counts)
 
     def discard_passes(self) -> None:
@@ -254,14 +255,13 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         Returns:
             The loss of the closure, averaged over samples; None without a closure.
         """
-        loss, has_passes = None, closure_opens_passes or self._open_update.examples
+        loss, update = None, self._open_update
         if closure is not None:
             with torch.enable_grad():  # in Lightning's manual optimization an empty closure comes after the passes
-                loss = closure() if has_passes else self._run_closure(closure)
+                loss = closure() if closure_opens_passes or update.examples else self._run_closure(closure)
         self._opt_called = True  # checked by LR schedulers
         if self.groups_owner is not None:
             self.groups_owner._opt_called = True  # type: ignore[attr-defined]
-        update = self._open_update
         if not update.is_discarded:
             update.require_passes(type(self).__name__, is_hosted=closure_opens_passes)
             measurement = self._measurement(fill=self.fills_gradients)

@@ -14,7 +14,8 @@ equal one large batch:
 Gradient clipping finds g in ``param.grad``. Under a GradScaler it stays scaled until the scaler divides. ĥ is that of the
 mean loss. It is never scaled, and a loop's division by the number of micro-batches is undone (`curvature.host_division`).
 
-The number of examples also converts the gradient of a summed loss to that of the mean. A pass without curvature skips
+The number of examples also converts the gradient of a summed loss to that of the mean, except where another optimizer moves
+the means: it gets the gradient of the loss as it is. A pass without curvature skips
 counting the examples and reading the loss if the number cancels: the update has a single batch, the last loss read was a
 mean, and the first ten updates are done. The model then runs without any hook.
 """
@@ -59,6 +60,7 @@ class UpdateMeasurement:
     num_examples: float  # n; the number of passes if examples were not counted
     num_samples: int  # number of weight samples
     is_counted: bool = True  # whether examples were counted
+    summed: float = 1.0  # number of examples whose losses a pass adds up; 1 for a mean
 
     def tensors(self) -> list[Tensor]:
         """Loss, ĝ and, if measured, ĥ, in the same order in all processes."""
@@ -92,6 +94,9 @@ class OpenUpdate:
     buffers: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # with their values before the first pass
     to_measure: Mapping[Hashable, Tensor] | None = None  # as in `PosteriorFamily`; None before the first pass
     is_counted: bool = True  # whether the examples of all passes were counted
+    keeps_sums: bool = False  # whether g is the gradient of the loss as it is, also of a sum
+    has_sums: bool = False  # whether a loss is a sum over its examples
+    summed: float | Tensor = 1.0  # mean number of examples whose losses a pass adds up; 1 for a mean
     is_only_batch: bool = False  # whether all passes use the same batch
     always_measures: bool = False  # whether the update measures even if no measurement is due
     is_discarded: bool = False  # whether the next step does nothing
@@ -109,7 +114,8 @@ class OpenUpdate:
         captured = finished.captured
         n, factor = captured.num_examples, captured.gradient_factor
         weight = n / (self.examples + n)
-        old, new = weights if factor == 1 else (1 - weight, weight * factor)  # of a mean, of a sum
+        old, new = weights if factor == 1 or self.keeps_sums else (1 - weight, weight * factor)
+        self.summed += (1 / factor - self.summed) / (self.num_passes + 1)
         if self.num_passes or new != 1:
             for param, before in grads.items():
                 param.grad = _weighted_sum(before if self.num_passes else None, param.grad, old, new)
@@ -128,6 +134,7 @@ class OpenUpdate:
         self.num_passes += 1
         self.samples.add(finished.sample)
         self.is_counted &= not isinstance(captured, BarePass)
+        self.has_sums |= isinstance(captured, Capture) and captured.scale.reduction != "mean"
         self.final_curvature = None
 
     def weights(self, mc_samples: int) -> tuple[float, float]:

@@ -12,7 +12,8 @@ bounds its root mean square, tensor by tensor, by the step of the user's optimiz
     β₂(t) = min(β₂, (t-1)/t)                         s: running mean first, running average later
     d = update(a, β₂(t)) - μ                         a = 0.1
     μ ← μ + d · min(1, r / RMS(d))                   r = η                      Adam and its variants move by about η
-                                                     r = η RMS(m̂) / (1-μ_sgd)   SGD with momentum μ_sgd
+                                                     r = η RMS(m̂) / (1-μ_sgd)   SGD with momentum μ_sgd; times n if
+                                                                                the loss is a sum over n examples
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class CohortUpdate(ABC):
     params: Sequence[nn.Parameter]  # with ĝ in .grad
     states: Sequence[dict[str, Any]]  # of the optimizer, which count this update already
     group: dict[str, Any]
+    summed: float = 1.0  # number of examples whose losses the training loss adds up; 1 for a mean
 
     @property
     def index(self) -> int:
@@ -45,7 +47,7 @@ class CohortUpdate(ABC):
 
     @abstractmethod
     def prior_weights(self) -> float | Sequence[Tensor]:
-        """δ̃ for the gradient of another optimizer: a number, or a tensor per parameter; 0 without a stated prior."""
+        """δ̃ of the prior that moves the means: a number, or a tensor per parameter; 0 without a stated prior."""
 
     @abstractmethod
     def move_(self) -> None:
@@ -124,14 +126,14 @@ class TrustRegionStep(Step):
 
 
 def _radius(update: CohortUpdate) -> Tensor | float:
-    """r: η for Adam, which moves each weight by about η; η RMS(m̂) / (1-μ_sgd) of each tensor, ``[tensors]``, for SGD."""
+    """r: η for Adam, which moves each weight by about η; n η RMS(m̂) / (1-μ_sgd) of each tensor, ``[tensors]``, for SGD."""
     group = update.group
     lr = float(group["lr"])
     if group["posterior"]["radius"] != "sgd":
         return lr
     bias_correction = 1 - group["posterior"]["betas"][0] ** update.index
     sizes = root_mean_squares([state["momentum"] for state in update.states]) / bias_correction  # RMS(m̂)
-    radii: Tensor = sizes * (lr / (1 - group.get("momentum", 0.0)))
+    radii: Tensor = sizes * (update.summed * lr / (1 - group.get("momentum", 0.0)))
     return radii
 
 

@@ -87,7 +87,7 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
         **fields: Unpack[OptimizerFields],
     ) -> None:
         arguments: dict[str, Any] = dict(fields)
-        self._states_precision = "prior_precision" in arguments
+        self._states_precision, self.fills_gradients = "prior_precision" in arguments, base is None
         self._default_noise: DefaultNoise | None = None
         if base is not None:
             if "relative_noise" not in arguments:
@@ -102,11 +102,9 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
         self.deterministic, self.weight_priors = self._starting.deterministic, self._starting.weight_priors
         self._own_arguments = self.arguments_of_update()
         self._settings = GroupSettings(declaration, self.check_together, self.steps)
-        self.fills_gradients = base is None
         self.family: PosteriorFamily = self.family_type(weakref.proxy(self))  # frees all tensors with us
         squares = isinstance(self.estimator, BatchSquare)
         self._check_batch_size = BatchSizeCheck(type(self).__name__) if squares else None
-        params = params if params is not None else base if base is not None else trainable(model)
         engine, quantity, reduction = values["engine"], self.estimator.quantity, values["loss_reduction"]
         if base is not None and reduction == "auto":  # the noise of this step does not depend on the curvature's scale
             reduction = "auto_or_mean"
@@ -117,7 +115,7 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
         super().__init__(  # calls add_param_group, which needs the attributes above
             model,
             make_engine(engine, model, reduction, values["workspace_mib"], quantity=quantity),
-            params,
+            params if params is not None else base if base is not None else trainable(model),
             {**settings, **self.group_state, "noisy": self.noisy, "noise_seed": values["seed"]},
             mc_samples=values["mc_samples"],
             max_nonfinite_steps=values["max_nonfinite_steps"],
@@ -232,6 +230,8 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
 
     def _update_all(self, measurement: UpdateMeasurement) -> None:
         before = list(map(effective, self.param_groups))  # raises if N is unknown, before anything changes
+        if measurement.summed > self.param_groups[0][KEY].get("loss_examples", 1.0):
+            self._settings.set(self.param_groups, loss_examples=measurement.summed)
         for group in (group for group in self.param_groups if not group[KEY]["step"]):
             self.store_initial_values(group)
         for update in self.family.updates(measurement):

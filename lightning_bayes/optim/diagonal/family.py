@@ -159,9 +159,8 @@ class DiagonalFamily(PosteriorFamily):
                     states[param]["step"] += 1
                     if "measurements" in states[param]:
                         states[param]["measurements"] += elapsed
-                yield DiagonalUpdate(
-                    self._optimizer, params, [states[param] for param in params], group, measured, elapsed
-                )
+                of_params = [states[param] for param in params]
+                yield DiagonalUpdate(self._optimizer, params, of_params, group, measured, elapsed, measurement.summed)
 
     @torch.no_grad()
     def refresh(self, *, measured: bool, always: bool = False) -> None:
@@ -197,6 +196,7 @@ class DiagonalUpdate(CohortUpdate):
     group: dict[str, Any]
     measured: Sequence[Tensor]
     elapsed: int
+    summed: float = 1.0
 
     @cached_property
     def _weight_of_old(self) -> float:
@@ -216,10 +216,7 @@ class DiagonalUpdate(CohortUpdate):
         """δ̃, for each weight if every weight has its own prior."""
         if "prior_precision" in self.states[0]:
             return [self._arguments_of(state)["prior"] for state in self.states]
-        hyper = effective(self.group)
-        if self.group["posterior"]["decay"] == "prior" and hyper.penalty:
-            return hyper.penalty
-        return float(self._arguments["prior"]) if hyper.stated_prior else 0.0
+        return float(self._arguments["prior"]) if effective(self.group).stated_prior else 0.0
 
     @override
     def move_(self) -> None:

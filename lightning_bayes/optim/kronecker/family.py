@@ -128,9 +128,12 @@ class KroneckerFamily(PosteriorFamily):
         squares = list(self._diagonal.updates(measurement))
         if self._optimizer.base_step is None:
             moves = [move for layer in layers for move in layer.moves()]
-            return self._clipped([*moves, *map(_diagonal_move, squares)])
-        # The measurement only shapes the posterior.
-        return [*(Move(layer.matrix.params, layer.count_update(), layer.matrix.group) for layer in layers), *squares]
+            moves = self._clipped([*moves, *map(_diagonal_move, squares)])
+        else:  # the measurement only shapes the posterior
+            matrices = ((layer.matrix, layer.count_update()) for layer in layers)
+            moves = [Move(matrix.params, states, matrix.group) for matrix, states in matrices]
+        moves = [replace(move, summed=measurement.summed) for move in moves]
+        return moves if self._optimizer.base_step is None else [*moves, *squares]
 
     def _clipped(self, moves: list[Move]) -> list[Move]:
         """The moves, with one factor of at most 1 that keeps the Fisher norm of the whole step at or below the bound."""

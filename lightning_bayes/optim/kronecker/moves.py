@@ -34,6 +34,7 @@ class Move(CohortUpdate):
     changes: list[Tensor] = field(default_factory=list)
     norm: Tensor | None = None
     clip_factor: float = 1.0
+    summed: float = 1.0
 
     def prior_weights(self) -> float:
         """δ̃."""
