@@ -91,8 +91,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         self.optimizer: VariationalOptimizer | None = None
         self._resumed: dict[str, Any] = {}  # the callback's state in the checkpoint that the fit resumes from
         self._posterior = EvaluatedPosterior()
-        self._ranks_agree = self._is_announced = False
-        self._follows_fit = self._is_told_of_batch = False  # κ; whether Lightning told of the batch that begins
+        self._ranks_agree = self._is_announced = self._follows_fit = self._is_told_of_batch = False
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
