@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lightning_bayes.likelihood.example_dims import Selection
+from lightning_bayes.likelihood.example_dims import Selection, example_dim
 
 SIX = torch.empty(6, 4)
 MASK, REPEATED = torch.arange(6) > 1, torch.tensor([0, 1, 2, 3, 4, 4])
@@ -48,3 +48,24 @@ def test_what_an_operation_keeps(name):
 def test_a_slice_of_large_values_costs_no_memory():
     large = Selection((4, 10**6, 10**6), lambda v: v[:, 1:, ::2], torch.device("cpu"))
     assert large.kept(4) == "all"
+
+
+@pytest.mark.parametrize(
+    ("shape", "batch_size", "found", "arguments"),
+    [
+        ((6, 4), 6, 0, {}),
+        ((4, 6), 6, 1, {}),  # time first
+        ((6, 6), 6, 0, {}),
+        ((6, 6), 6, 1, {"order": "second"}),
+        ((6, 6), 6, 1, {"preferred": 1}),
+        ((5, 6), 6, None, {"classes": 1}),
+        ((12, 4), 6, 0, {}),  # two rows of each example
+        ((12, 6), 6, 0, {"order": "strided"}),
+        ((3, 4), 6, None, {}),  # fewer rows than examples
+        ((), 6, None, {}),
+        ((5,), None, 0, {}),
+        ((), None, None, {}),
+    ],
+)
+def test_the_dimension_of_the_examples(shape, batch_size, found, arguments):
+    assert example_dim(shape, batch_size, **arguments) == found

@@ -19,7 +19,9 @@ def test_shaped_noise_is_refreshed_in_ten_updates_and_then_in_every_tenth():
     assert refreshed == [*range(1, 11), 20, 30, 40]
 
 
-@pytest.mark.parametrize(("step", "elapsed", "expected"), [(25, 6, True), (25, 5, False), (40, 25, True), (29, 9, False)])
+@pytest.mark.parametrize(
+    ("step", "elapsed", "expected"), [(25, 6, True), (25, 5, False), (40, 25, True), (29, 9, False)]
+)
 def test_updates_that_were_left_out_count(step, elapsed, expected):
     """After a pause of `elapsed` updates, the shape is stored if a multiple of ten lies within."""
     assert is_refreshed(step, elapsed, shaped=True) is expected
@@ -29,7 +31,14 @@ def test_scale_and_damping_are_those_of_the_bound():
     """1/Σ = (Ñ/τ) (s + δ̃ + γ) with Ñ = 50, τ = 1/2, δ̃ = τδ/Ñ = .03, γ = .2 in the noise."""
     model = nn.Linear(2, 1)
     opt = VOGN(
-        model, lr=0.1, num_data=50, prior_precision=3.0, kl_weight=0.5, damping=0.2, damping_in_noise=True, init_precision=70.0
+        model,
+        lr=0.1,
+        num_data=50,
+        prior_precision=3.0,
+        kl_weight=0.5,
+        damping=0.2,
+        damping_in_noise=True,
+        init_precision=70.0,
     )
     curvature = opt.state[model.weight]["curvature"]
     precision = opt.posterior().precision["weight"]

@@ -79,6 +79,17 @@ def test_one_step_of_von_is_bayesian_linear_regression(data):
     torch.testing.assert_close(weights(model), torch.linalg.solve(precision, rows.mT @ y)[:, 0])
 
 
+def test_the_hessian_of_a_summed_loss_counts_as_that_of_its_mean(data):
+    x, y = data
+    precisions = {}
+    for reduction in ("mean", "sum"):
+        model = nn.Linear(3, 1).double()
+        opt = FullVON(model, lr=1e-3, betas=(0.0, 0.0), num_data=40, prior_precision=2.0)
+        train_on(opt, lambda model=model, reduction=reduction: 0.5 * F.mse_loss(model(x), y, reduction=reduction))
+        precisions[reduction] = opt.posterior().precision
+    torch.testing.assert_close(precisions["sum"], precisions["mean"])
+
+
 def test_the_hessian_equals_torchs_own(data):
     model = small()
     params = list(model.parameters())

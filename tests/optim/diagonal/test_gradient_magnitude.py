@@ -95,6 +95,12 @@ def test_a_batch_of_all_data_is_warned_of_once(optimizer, model, data):
     assert len(caught) == 1
 
 
+def test_a_single_update_may_be_a_dry_run_and_is_not_warned_of(model, data):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(Vadam(model, num_data=EXAMPLES), model, data, slice(None), steps=1)
+
+
 @pytest.mark.parametrize("rows", [slice(0, 1), slice(0, 5)])
 def test_smaller_batches_are_not_warned_of(rows, model, data):
     with warnings.catch_warnings():
