@@ -13,7 +13,7 @@ import pytest
 import torch
 from packaging.version import Version
 
-from lightning_bayes.cli.bayes_cli import main
+from lightning_bayes.cli.commands import main
 from lightning_bayes.cli.composition import configs_of
 from lightning_bayes.report import command as report
 

@@ -25,53 +25,26 @@ from rich.console import Console
 import lightning_bayes.zoo  # noqa: F401  (configs can then name its classes without the module)
 from lightning_bayes.callbacks import DeepEnsembleCallback, EvaluationFigures, PredictionWriter
 from lightning_bayes.callbacks.trainer.neighbours import callbacks_of
+from lightning_bayes.cli.composition import CONFIG_OPTIONS, split_options
 from lightning_bayes.cli.parser import BayesParser, NamedConfigs
 from lightning_bayes.cli.runs import (
-    CONFIG_OPTIONS,
     drop_pretrained,
     fill_class_count,
     has_checkpoint_folder,
     metric_table,
-    split_options,
     words_of_last_run,
 )
-from lightning_bayes.errors import BayesError, ConfigError
+from lightning_bayes.errors import ConfigError
 from lightning_bayes.report.runs import changed_settings
 
 _KINDS_OF_CHECKPOINT: Final = ("best", "last", "hpc")  # keywords of Lightning, not paths
 
 
-def main() -> None:
-    """Run the command line of this process.
-
-    Raises:
-        SystemExit: With status 2 if the arguments do not parse; with status 1 and the message for an error of this package
-            or a missing dependency.
-    """
-    is_debugging = "--debug" in sys.argv
+def run(words: Sequence[str], is_debugging: bool = False) -> None:
+    """Run a subcommand with its arguments."""
     # Lightning 2.6 calls a pytree API that torch 2.15 deprecates; a user of the command line cannot change that.
     warnings.filterwarnings("ignore", ".*LeafSpec.*is deprecated", FutureWarning)
-    try:
-        BayesCLI(_translated([word for word in sys.argv[1:] if word != "--debug"]), is_debugging=is_debugging)
-    except Exception as error:
-        user_error = _user_error(error)
-        if user_error is None or is_debugging:
-            raise
-        raise SystemExit(_message(user_error)) from error  # a traceback would bury the advice in the message
-
-
-def _message(error: BaseException) -> str:
-    """The line to print, without the traceback that torch adds to the message of a data-loading worker's error."""
-    kind = type(error)
-    message = str(error).rpartition(f"\n{kind.__module__}.{kind.__qualname__}: ")[2]
-    return f"lightning-bayes: {kind.__name__}: {message}"
-
-
-def _user_error(error: BaseException | None) -> BaseException | None:
-    """The first error in the chain of causes that needs no traceback: one of this package, or a missing dependency."""
-    while error is not None and not isinstance(error, (BayesError, ModuleNotFoundError)):
-        error = error.__cause__  # jsonargparse wraps the errors of constructors
-    return error
+    BayesCLI(_translated(words), is_debugging=is_debugging)
 
 
 def _translated(words: Sequence[str]) -> list[str]:

@@ -9,11 +9,19 @@ import argparse
 import difflib
 import sys
 from collections.abc import Iterable, Sequence
+from importlib import import_module
 from importlib.metadata import version
 from typing import Final
 
-from lightning_bayes.cli.composition import known, packaged_posteriors, packaged_presets, require_known
-from lightning_bayes.errors import ConfigError
+from lightning_bayes.cli.composition import (
+    CONFIG_OPTIONS,
+    known,
+    packaged_posteriors,
+    packaged_presets,
+    require_known,
+    split_options,
+)
+from lightning_bayes.errors import BayesError, ConfigError
 
 USAGE: Final = """usage: lightning-bayes fit|validate|test|predict|laplace|export|report|list|demo [arguments]
 
@@ -40,6 +48,11 @@ Train, validate, test and predict with a posterior over the weights.
 
 --debug prints full error messages and tracebacks."""
 COMMANDS: Final = ("fit", "validate", "test", "predict", "laplace", "export", "report", "list", "demo")
+_PROGRAMS: Final = {  # command: the function that takes its arguments, imported when it runs
+    "report": "lightning_bayes.report.command:main",
+    "export": "lightning_bayes.cli.finished_run:export",
+    "demo": "lightning_bayes.cli.demo:main",
+}
 LISTS: Final = ("configs", "data", "models", "methods", "presets", "posteriors")
 
 
@@ -47,42 +60,52 @@ def main() -> None:
     """Run the command line of this process.
 
     Raises:
-        SystemExit: With status 2 if the command, a config or an argument is unknown.
+        SystemExit: With status 2 if the command, a config or an argument is unknown; with status 1 and the message for an
+            error of this package or a missing dependency.
     """
-    words = sys.argv[1:]
-    command = words[0] if words else "--help"
+    is_debugging = "--debug" in sys.argv
+    try:
+        _run([word for word in sys.argv[1:] if word != "--debug"] or ["--help"], is_debugging)
+    except Exception as error:
+        told = _without_traceback(error)
+        if told is None or is_debugging:
+            raise
+        kind = type(told)
+        # torch adds a traceback to the message of a data-loading worker's error
+        message = str(told).rpartition(f"\n{kind.__module__}.{kind.__qualname__}: ")[2]
+        raise SystemExit(f"lightning-bayes: {kind.__name__}: {message}") from error
+
+
+def _without_traceback(error: BaseException | None) -> BaseException | None:
+    """The first error in the chain of causes that needs no traceback: one of this package, or a missing dependency."""
+    while error is not None and not isinstance(error, (BayesError, ModuleNotFoundError)):
+        error = error.__cause__  # jsonargparse wraps the errors of constructors
+    return error
+
+
+def _run(words: Sequence[str], is_debugging: bool) -> None:
+    command, *arguments = words
     if command in {"-h", "--help"}:
         print(USAGE)
     elif command == "--version":
         print(f"lightning-bayes {version('lightning-bayes')}")
-    elif command == "report":
-        from lightning_bayes.report.command import main as run_report
-
-        run_report(words[1:])
     elif command == "list":
-        _list(words[1:])
-    elif command == "export":
-        from lightning_bayes.cli.finished_run import export
-
-        export(words[1:])
-    elif command == "demo":
-        from lightning_bayes.cli.demo import main as run_demo
-
-        run_demo(words[1:])
+        _list(arguments)
+    elif command in _PROGRAMS:
+        module, _, function = _PROGRAMS[command].partition(":")
+        getattr(import_module(module), function)(arguments)
     else:
         try:
             _require_command(command)
-            from lightning_bayes.cli.runs import CONFIG_OPTIONS, split_options
-
             for option, config in split_options(words, CONFIG_OPTIONS):
                 if option and config:
                     require_known(config)
         except ConfigError as error:
             print(f"lightning-bayes: {error}", file=sys.stderr)
             raise SystemExit(2) from None
-        from lightning_bayes.cli.bayes_cli import main as run_lightning
+        from lightning_bayes.cli.bayes_cli import run
 
-        run_lightning()
+        run(words, is_debugging)
 
 
 def _require_command(command: str) -> None:

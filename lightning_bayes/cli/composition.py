@@ -26,6 +26,7 @@ import yaml
 
 from lightning_bayes.errors import ConfigError
 
+CONFIG_OPTIONS: Final = ("-c", "--config")
 KINDS: Final = ("data", "models", "evaluation", "methods")  # options address the last callback, which is the method's
 _SOURCES: Final = ("timm/", "torchvision/")
 _PLACEHOLDER: Final = re.compile(r"\$\{(\w+)\}")
@@ -33,6 +34,14 @@ _SHAPE: Final = ("num_classes", "in_channels", "image_size")
 # A name in the source of the registry's entries, and the first line of the next docstring.
 _REGISTERED: Final = re.compile(r'^@register_(?:data|model)\("(\w+)"(?=[\s\S]*?"""([^\n"]+))', re.MULTILINE)
 _CARD_METRIC: Final = re.compile(r"^\| (test/cls/Acc|test/cls/NLL|test/cal/ECE|ood/AUROC) \| (\S+) \|", re.MULTILINE)
+
+
+def split_options(words: Sequence[str], options: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Each of some options with its value, empty if it is missing; or the empty string and another word."""
+    remaining = iter(words)
+    for word in remaining:
+        option, equals, value = word.partition("=")
+        yield (option, value if equals else next(remaining, "")) if option in options else ("", word)
 
 
 def recipes() -> dict[str, Path]:

@@ -14,7 +14,7 @@ import yaml
 from torch import nn
 
 from lightning_bayes.cli.runs import drop_pretrained
-from lightning_bayes.errors import BayesError, RunError
+from lightning_bayes.errors import RunError
 from lightning_bayes.report import read_runs
 from lightning_bayes.report.runs import joined
 
@@ -25,16 +25,11 @@ def export(words: Sequence[str]) -> None:
     parser.add_argument("run", help="folder of a fit of the command line, with config.yaml and checkpoints")
     parser.add_argument("file", help="file to write, such as net.safetensors; its model card is net.md")
     options = parser.parse_args(words)
-    try:
-        saved = saved_run(options.run)
-        from lightning_bayes.zoo import save_posterior
+    from lightning_bayes.zoo import save_posterior
 
-        contents = {
-            name: value for name, value in vars(saved).items() if name not in {"model", "posterior", "likelihood"}
-        }
-        card = save_posterior(options.file, saved.model, saved.posterior, link=saved.likelihood, **contents)
-    except BayesError as error:
-        raise SystemExit(f"lightning-bayes: {type(error).__name__}: {error}") from error
+    contents = dict(vars(saved_run(options.run)))
+    model, posterior, likelihood = (contents.pop(name) for name in ("model", "posterior", "likelihood"))
+    card = save_posterior(options.file, model, posterior, link=likelihood, **contents)
     print(f'wrote {options.file} and {card}; serve it with Predictor.load("{options.file}")')
 
 

@@ -12,9 +12,9 @@ from jsonargparse import Namespace
 from lightning_utilities.core.rank_zero import rank_zero_info
 from rich.table import Table
 
+from lightning_bayes.cli.composition import CONFIG_OPTIONS, split_options
 from lightning_bayes.errors import ConfigError
 
-CONFIG_OPTIONS: Final = ("-c", "--config")
 _KEY: Final = "num_classes"
 _PRETRAINED: Final = {
     "lightning_bayes": ("pretrained", None),
@@ -23,14 +23,6 @@ _PRETRAINED: Final = {
 }
 _SINGLE_SHIFT: Final = re.compile(r"shift(_mean)?/(?!all/)[^/]+/\d+/")
 _EVALUATIONS: Final = ("Value", "Mean")  # under the posterior; at its mean
-
-
-def split_options(words: Sequence[str], options: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Each of some options with its value, empty if it is missing; or the empty string and another word."""
-    remaining = iter(words)
-    for word in remaining:
-        option, equals, value = word.partition("=")
-        yield (option, value if equals else next(remaining, "")) if option in options else ("", word)
 
 
 def words_of_last_run(words: Sequence[str], arguments: Namespace) -> list[str] | None:

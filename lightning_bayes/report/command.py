@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from lightning_bayes.errors import BayesError
 from lightning_bayes.report.runs import read_runs
 
 _NAMES: Final = ("report.html", *(f"report-{number}.html" for number in range(1, 10_000)))
@@ -25,16 +24,9 @@ def write_report(folders: Iterable[str | Path], output: str | Path) -> Path:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command with the arguments that follow ``lightning-bayes report``, by default the arguments of the process.
-
-    Raises:
-        SystemExit: With the message of an error of this package.
-    """
+    """Run the command with the arguments that follow ``lightning-bayes report``, by default the arguments of the process."""
     options = parser().parse_args(arguments)
-    try:
-        print(f"wrote {write_report(options.runs, options.output or _free_name())}")
-    except BayesError as error:
-        raise SystemExit(f"lightning-bayes: {type(error).__name__}: {error}") from error
+    print(f"wrote {write_report(options.runs, options.output or _free_name())}")
 
 
 def _free_name() -> Path:

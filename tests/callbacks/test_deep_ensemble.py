@@ -17,7 +17,7 @@ from torch import nn
 from lightning_bayes import DeepEnsembleCallback, VOGNCallback
 from lightning_bayes.callbacks import deep_ensemble
 from lightning_bayes.callbacks.ensembles.member_fits import layers_to_reset
-from lightning_bayes.cli.bayes_cli import main
+from lightning_bayes.cli.commands import main
 from lightning_bayes.errors import HyperparameterError, PosteriorError, UnsupportedLayerError
 from lightning_bayes.optim.readout import read_checkpoint
 from lightning_bayes.zoo import BayesClassifier, DigitsDataModule, LeNet5
