@@ -26,7 +26,7 @@ from lightning_bayes.callbacks.evaluation.validation_rows import KeptRows, rows_
 from lightning_bayes.callbacks.trainer.loaders import ValidationSet
 from lightning_bayes.likelihood import Gaussian
 from lightning_bayes.predictive import Calibration as Chosen
-from lightning_bayes.predictive import Link, PosteriorSamples, Samples, choose_calibration
+from lightning_bayes.predictive import ClosedFormSamples, Link, PosteriorSamples, Samples, choose_calibration
 from lightning_bayes.predictive.calibration import CLASS_LINKS, EVALUATIONS
 
 FEWEST_ROWS: Final = 200  # where the choice was asked for and the validation set has as many
@@ -115,13 +115,13 @@ class Chooser(NamedTuple):
     def _compared(
         self, at: HeldOut, samples: Samples, outputs: Tensor, targets: Tensor, temperature: float
     ) -> Comparison | None:
-        """Compare a classifier's samples with the network alone, which gets a temperature of its own if they have one."""
+        """Compare a classifier's samples with the network alone; each has the temperature that these rows choose for it."""
         if self.link not in CLASS_LINKS or samples.count == 1:
             return None
         alone, beside = at.alone(samples).outputs, "the mean" if samples.has_mean else "the network alone"
         if self.temperature:
             own = self.chosen(lambda scale: alone, targets).temperature
-            alone, beside = alone / own, f"{beside} with a temperature of its own"
+            alone, beside = alone / own, f"{beside}, each with a temperature of its own from the same rows"
         reduce = distinct_sum(self.trainer, self.module)
         return compared(outputs / temperature, alone, targets, self.link, reduce, beside)
 
@@ -142,7 +142,8 @@ class Chooser(NamedTuple):
             samples = PosteriorSamples(samples.posterior, min(FEW_SAMPLES, samples.count), samples.seed)
         width = self.width and isinstance(samples, Scalable)
         width &= self.link == "identity" or 1.5 * budget.rows(samples.count, EVALUATIONS) >= enough
-        rows, most = budget.rows(samples.count, EVALUATIONS if width else 1), budget.batches(samples.count)
+        calls = FEW_SAMPLES if isinstance(samples, ClosedFormSamples) else samples.count  # it calls the network once
+        rows, most = budget.rows(calls, EVALUATIONS if width else 1), budget.batches(calls)
         if self.is_required:
             rows, most = max(rows, FEWEST_ROWS), max(most, len(kept.batches))
         return samples, kept_rows(module, kept.batches, rows, size, most), width

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 from tiny_training import EXAMPLES, FEATURES, Classifier, ValidatedClassifier, adamw, fit, loader, quiet_trainer
 from torch import nn
 
-from lightning_bayes import DeepEnsembleCallback, LaplaceCallback, OGNCallback, VOGNCallback, mc_predict
+from lightning_bayes import DeepEnsembleCallback, LaplaceCallback, OGNCallback, SWAGCallback, VOGNCallback, mc_predict
 
 WEIGHTS = 4 * 6 + 6 + 6 * 3 + 3
 
@@ -184,3 +184,19 @@ def test_an_explicit_learning_rate_and_prior_are_named(caplog):
 def test_without_noise_there_is_no_line_at_the_end(caplog):
     (start,) = lines(OGNCallback(), caplog)
     assert start.endswith(f"0 of {WEIGHTS} parameters have a posterior. N = {EXAMPLES} training examples.")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [LaplaceCallback, partial(SWAGCallback, lr=0.05), VOGNCallback, partial(DeepEnsembleCallback, 2)],
+    ids=["Laplace", "SWAG", "VOGN", "an ensemble"],
+)
+@pytest.mark.filterwarnings("ignore:The search for the prior precision ended at an edge")
+def test_every_fit_ends_with_the_same_comparison(make, caplog):
+    with caplog.at_level(logging.INFO):
+        quiet_trainer(make(), max_epochs=30).fit(ValidatedClassifier(), loader(), loader())
+    line = (
+        r"Callback: the average over \d+ samples instead of the (mean|network alone)(, each with a temperature of its own "
+        rf"from the same rows)?, on {EXAMPLES} validation examples .*: accuracy .* ± .*, NLL .* ± .*, ECE .* ± .*; mutual"
+    )
+    assert sum(bool(re.search(line, message)) for message in caplog.messages) == 1
