@@ -105,7 +105,7 @@ class ModeProblem:
     def load(self, root: Path, split: int) -> Images:
         """The images of one split, drawn with the generator of its number."""
         generator = torch.Generator().manual_seed(split)
-        train, test, ood = _fashion(root) if self.is_fashion else _cifar(root)
+        train, test, ood = _fashion(root) if self.is_fashion else cifar_images(root)
         first, second = (torch.randperm(len(y), generator=generator) for _, y in (train, test))
         rows = first[:TRAIN], first[TRAIN : TRAIN + VALIDATION], second[:TEST]
         parts = [part[index] for (x, y), index in zip((train, train, test), rows, strict=True) for part in (x, y)]
@@ -153,7 +153,8 @@ def cropped_and_flipped(x: Tensor) -> Tensor:
     return padded[images[:, None, None, None], channels[:, None, None], rows, columns]
 
 
-def _cifar(root: Path) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], Tensor]:
+def cifar_images(root: Path) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], Tensor]:
+    """Training and test images of CIFAR-10 with labels, and images of SVHN, in [0, 1]."""
     from scipy.io import loadmat  # SVHN's format
     from torchvision.datasets import CIFAR10
 

@@ -1,13 +1,15 @@
-"""Small classifiers with many held-out examples, and their outputs under samples at any width of the posterior.
+"""Small problems with many held-out examples, and the outputs of a fit at any width of its posterior.
 
-Tables of scikit-learn, with a third for training: *wine* and *cancer* (linear), *digits* (MLP). Images, with 2,000 for
-training: *fashion* (a convolutional network with BatchNorm) and *cifar* (LeNet-5). The user's optimizer is AdamW.
+`DEVELOPMENT` decided between shrinkage and a test. Tables of scikit-learn, with a third for training: *wine* and *cancer*
+(linear), *digits* (MLP). Images, with 2,000 for training: *fashion* (a convolutional network with BatchNorm) and *cifar*
+(LeNet-5). `FRESH` chose nothing: *svhn* (LeNet-5), *mnist-noisy* (an MLP; a fifth of all labels are random), and UCI's sets:
+*quality* (the grades of wine as classes), *concrete* and *kin8nm* (regressions). The user's optimizer is AdamW.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,33 +23,53 @@ from torch.utils.data import DataLoader, TensorDataset
 from benchmarks.quiet import quiet, quiet_trainer
 from lightning_bayes import IVONCallback, LaplaceCallback, MultiModeCallback, SWAGCallback, VOGNCallback
 from lightning_bayes.predictive import PosteriorSamples, Samples
-from lightning_bayes.zoo import CIFAR10DataModule, FashionMNISTDataModule, LeNet5
+from lightning_bayes.zoo import MLP, CIFAR10DataModule, FashionMNISTDataModule, LeNet5, MNISTDataModule
+from lightning_bayes.zoo.data.uci import Standardiser, read_uci
 
 SAMPLES, MEMBERS = 10, 3
-POOL = 2300  # held-out images
+IMAGES, POOL = 2_000, 2_300  # for training, and held out
+NOISE = 0.2  # of the labels are random
 WIDE = ("vogn", "ivon", "swag", "laplace")  # methods whose posterior has a width
 METHODS = (*("user", "ensemble", "modes"), *WIDE)
+Load = Callable[[Path, int], tuple[Tensor, Tensor, int]]  # inputs and targets, the first so many for training
 
 
 class Problem(NamedTuple):
     """A data set, its network and the length of its fit."""
 
-    load: Callable[[Path, int], tuple[Tensor, Tensor, int]]  # inputs and labels, the first so many for training
-    network: Callable[[int, int], nn.Module]  # of the numbers of inputs and classes
+    load: Load  # from root and seed, which draws the order of the examples
+    network: Callable[[int, int], nn.Module]  # of the numbers of inputs or channels and of outputs
     epochs: int
 
 
-def _table(read: Any) -> Callable[[Path, int], tuple[Tensor, Tensor, int]]:
+def _order(count: int, seed: int) -> Tensor:
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+
+
+def _table(read: Any) -> Load:
     def load(root: Path, seed: int) -> tuple[Tensor, Tensor, int]:
         data = read()
         x = torch.tensor((data.data - data.data.mean(0)) / (data.data.std(0) + 1e-6), dtype=torch.float32)
-        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+        order = _order(len(x), seed)
         return x[order], torch.tensor(data.target)[order], len(x) // 3
 
     return load
 
 
-def _images(module_class: Any) -> Callable[[Path, int], tuple[Tensor, Tensor, int]]:
+def _uci(name: str, has_classes: bool = False) -> Load:
+    def load(root: Path, seed: int) -> tuple[Tensor, Tensor, int]:
+        inputs, targets, _ = read_uci(root / "uci", name)
+        order = _order(len(inputs), seed)[: 2 * POOL]
+        count = min(len(order) // 3, IMAGES)
+        train = order[:count]
+        x, y = Standardiser.fit(inputs[train]).apply(inputs), Standardiser.fit(targets[train]).apply(targets)
+        y = (targets - targets.min()).long() if has_classes else y.float()[:, None]
+        return x[order].float(), y[order], count
+
+    return load
+
+
+def _images(module_class: Any) -> Load:
     @cache
     def every(root: Path) -> Any:
         module = module_class(root=str(root), val_size=0, train_size=40_000)
@@ -55,11 +77,29 @@ def _images(module_class: Any) -> Callable[[Path, int], tuple[Tensor, Tensor, in
         return module.train_set
 
     def load(root: Path, seed: int) -> tuple[Tensor, Tensor, int]:
-        rows = torch.randperm(40_000, generator=torch.Generator().manual_seed(seed))[: 2_000 + POOL]
-        pairs = every(root).__getitems__(rows.tolist())
-        return torch.stack([x for x, _ in pairs]), torch.stack([torch.as_tensor(y) for _, y in pairs]), 2_000
+        pairs = every(root).__getitems__(_order(40_000, seed)[: IMAGES + POOL].tolist())
+        return torch.stack([x for x, _ in pairs]), torch.stack([torch.as_tensor(y) for _, y in pairs]), IMAGES
 
     return load
+
+
+def _noisy(load: Load) -> Load:
+    def noisy(root: Path, seed: int) -> tuple[Tensor, Tensor, int]:
+        x, y, count = load(root, seed)
+        generator = torch.Generator().manual_seed(seed)
+        is_noisy = torch.rand(len(y), generator=generator) < NOISE
+        return x, torch.where(is_noisy, torch.randint(int(y.max()) + 1, y.shape, generator=generator), y), count
+
+    return noisy
+
+
+def _svhn(root: Path, seed: int) -> tuple[Tensor, Tensor, int]:
+    from scipy.io import loadmat  # SVHN's format
+
+    numbers = loadmat(str(root / "test_32x32.mat"))
+    order = _order(numbers["y"].size, seed)[: IMAGES + POOL]
+    x = torch.tensor(numbers["X"]).permute(3, 2, 0, 1)[order] / 255
+    return (x - 0.45) / 0.2, torch.tensor(numbers["y"]).flatten()[order].long() % 10, IMAGES
 
 
 def _convolutions(inputs: int, classes: int) -> nn.Module:
@@ -70,34 +110,47 @@ def _convolutions(inputs: int, classes: int) -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(64, classes))
 
 
-PROBLEMS: dict[str, Problem] = {
+def _lenet(channels: int, classes: int) -> nn.Module:
+    return LeNet5(classes, in_channels=channels, image_size=32)
+
+
+def _mlp(hidden: int) -> Callable[[int, int], nn.Module]:
+    return lambda inputs, outputs: MLP(inputs, outputs, hidden=(hidden,))
+
+
+DEVELOPMENT: dict[str, Problem] = {
     "wine": Problem(_table(load_wine), nn.Linear, 100),
     "cancer": Problem(_table(load_breast_cancer), nn.Linear, 100),
-    "digits": Problem(
-        _table(load_digits), lambda inputs, c: nn.Sequential(nn.Linear(inputs, 64), nn.ReLU(), nn.Linear(64, c)), 60
-    ),
+    "digits": Problem(_table(load_digits), _mlp(64), 60),
     "fashion": Problem(_images(FashionMNISTDataModule), _convolutions, 12),
-    "cifar": Problem(
-        _images(CIFAR10DataModule), lambda inputs, classes: LeNet5(classes, in_channels=inputs, image_size=32), 15
-    ),
+    "cifar": Problem(_images(CIFAR10DataModule), _lenet, 15),
 }
+FRESH: dict[str, Problem] = {
+    "quality": Problem(_uci("wine", has_classes=True), _mlp(50), 100),
+    "mnist-noisy": Problem(_noisy(_images(MNISTDataModule)), lambda _, c: MLP(784, c, hidden=(100,)), 15),
+    "svhn": Problem(_svhn, _lenet, 20),
+    "concrete": Problem(_uci("concrete"), _mlp(50), 100),
+    "kin8nm": Problem(_uci("kin8nm"), _mlp(50), 30),
+}
+PROBLEMS, REGRESSIONS = {**DEVELOPMENT, **FRESH}, ("concrete", "kin8nm")
 
 
 class Module(LightningModule):
-    """A user's classifier."""
+    """A user's classifier or regression."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.net = network
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits ``[batch, classes]``."""
-        logits: Tensor = self.net(x)
-        return logits
+        """Logits ``[batch, classes]``, or values ``[batch, 1]``."""
+        outputs: Tensor = self.net(x)
+        return outputs
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        """The cross-entropy."""
-        return F.cross_entropy(self(batch[0]), batch[1])
+        """The cross-entropy or the squared error."""
+        loss = F.mse_loss if batch[1].is_floating_point() else F.cross_entropy
+        return loss(self(batch[0]), batch[1])
 
     def configure_optimizers(self) -> Any:
         """AdamW."""
@@ -107,24 +160,31 @@ class Module(LightningModule):
 class Pool(NamedTuple):
     """Held-out examples of one fit."""
 
-    outputs_at: Callable[[float], Tensor]  # the logits at a width, [S, N, classes]
+    outputs_at: Callable[[float], Tensor]  # the outputs at a width, [S, N, classes] or [S, N, 1]
     targets: Tensor
 
 
-def fitted(problem: Problem, root: Path, seed: int, method: str) -> Pool:
-    """Fit a method, and return its outputs on what the fit has not seen."""
+def fits(problem: Problem, root: Path, seed: int, methods: Sequence[str]) -> Iterator[tuple[str, Pool]]:
+    """Fit methods, and yield each with its outputs on what the fit has not seen; the first member is the user's network."""
     x, y, count = problem.load(root, seed)
-    data, held_out = TensorDataset(x[:count], y[:count]), x[count:]
-    network = lambda: problem.network(x.shape[1], int(y.max()) + 1)  # noqa: E731
-    if method in {"user", "ensemble"}:
-        members = [
-            _fit(network, problem, data, seed + 1000 * member, [])[0]
-            for member in range(1 if method == "user" else MEMBERS)
-        ]
-        logits = torch.stack([_logits(module, held_out) for module in members])
-        return Pool(lambda scale: logits, y[count:])
+    data, held_out, targets = TensorDataset(x[:count], y[:count]), x[count:], y[count:]
+    outputs = 1 if y.is_floating_point() else int(y.max()) + 1
+    fit = partial(_fit, lambda: problem.network(x.shape[1], outputs), problem.epochs, data)
+    if {"user", "ensemble"} & {*methods}:
+        members = [fit(seed + 1000 * member)[0] for member in range(MEMBERS if "ensemble" in methods else 1)]
+        stacked = torch.stack([_outputs(module, held_out) for module in members])
+        for method in ("user", "ensemble")[: 1 + ("ensemble" in methods)]:
+            shown = stacked if method == "ensemble" else stacked[:1]
+            yield method, Pool(lambda scale, shown=shown: shown, targets)  # type: ignore[misc]
+    for method in methods:
+        if method not in {"user", "ensemble"}:
+            yield method, Pool(_sampled(fit, method, seed, held_out), targets)
+
+
+def _sampled(fit: Any, method: str, seed: int, held_out: Tensor) -> Callable[[float], Tensor]:
+    """Fit with a callback; its outputs at a width."""
     callback = _callback(method, seed)
-    module, trainer = _fit(network, problem, data, seed, [callback])
+    module, trainer = fit(seed, callback)
     samples: Any = callback.find_samples(trainer, module)
     if method in {"vogn", "ivon"}:
         samples = PosteriorSamples(callback.optimizer.posterior(), SAMPLES, seed)
@@ -133,9 +193,9 @@ def fitted(problem: Problem, root: Path, seed: int, method: str) -> Pool:
     @torch.no_grad()
     def outputs_at(scale: float) -> Tensor:
         scaled: Samples = samples.scaled(scale) if method in WIDE else samples
-        return scaled.outputs(module, lambda: _logits(module, held_out))
+        return scaled.outputs(module, lambda: _outputs(module, held_out))
 
-    return Pool(outputs_at, y[count:])
+    return outputs_at
 
 
 def _callback(method: str, seed: int) -> Any:
@@ -147,15 +207,15 @@ def _callback(method: str, seed: int) -> Any:
     return MultiModeCallback() if method == "modes" else SWAGCallback(eval_samples=SAMPLES, seed=seed)
 
 
-def _fit(network: Any, problem: Problem, data: TensorDataset, seed: int, callbacks: list[Any]) -> tuple[Module, Any]:
+def _fit(network: Any, epochs: int, data: TensorDataset, seed: int, *callbacks: Any) -> tuple[Module, Any]:
     seed_everything(seed, verbose=False)
     module = Module(network())
     with quiet():
-        trainer = quiet_trainer(callbacks, problem.epochs)
+        trainer = quiet_trainer(callbacks, epochs)
         trainer.fit(module, DataLoader(data, 64, shuffle=True))
     return module.eval(), trainer
 
 
 @torch.no_grad()
-def _logits(module: Module, x: Tensor) -> Tensor:
+def _outputs(module: Module, x: Tensor) -> Tensor:
     return torch.cat([module(part) for part in x.split(1000)])  # type: ignore[no-untyped-call]
