@@ -104,7 +104,7 @@ def save_posterior(
         metrics: Metric values by name, such as ``trainer.callback_metrics``.
         config: The training configuration, such as the YAML of the run; plain values only.
         temperature: Divides the logits, for example from `lightning_bayes.predictive.fit_temperature`; None: posterior's.
-        link: What the outputs are, see `lightning_bayes.mc_predict`; None: what the posterior tells.
+        link: What the outputs are, see `lightning_bayes.mc_predict`; None: the likelihood of the posterior.
         factory: ``"package.module:function"``, a function or class that builds the model.
         arguments: Keyword arguments of the factory, plain values. Without them, `load` needs the model.
 

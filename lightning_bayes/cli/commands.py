@@ -67,12 +67,12 @@ def main() -> None:
     try:
         _run([word for word in sys.argv[1:] if word != "--debug"] or ["--help"], is_debugging)
     except Exception as error:
-        told = _without_traceback(error)
-        if told is None or is_debugging:
+        cause = _without_traceback(error)
+        if cause is None or is_debugging:
             raise
-        kind = type(told)
+        kind = type(cause)
         # torch adds a traceback to the message of a data-loading worker's error
-        message = str(told).rpartition(f"\n{kind.__module__}.{kind.__qualname__}: ")[2]
+        message = str(cause).rpartition(f"\n{kind.__module__}.{kind.__qualname__}: ")[2]
         raise SystemExit(f"lightning-bayes: {kind.__name__}: {message}") from error
 
 

@@ -1,7 +1,7 @@
 """The demo: LeNet-5 on scikit-learn's digits, trained with Adam and with VOGN, and compared.
 
 ``lightning-bayes demo`` trains with the configs ``digits+lenet5+adam`` and ``digits+lenet5+vogn``, and tests both.
-A picture at the end shows what the posterior changes, also beside Adam with a temperature.
+A picture at the end compares the posterior with Adam, without and with a temperature.
 """
 
 from __future__ import annotations
@@ -20,12 +20,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from lightning_bayes.cli.bayes_cli import instantiate
-from lightning_bayes.metrics import expected_calibration_error, ood_auroc, ood_fpr95
+from lightning_bayes.metrics import OODDetection, classification_metrics
 from lightning_bayes.metrics.figure_style import BLUE, DPI, GREY, ORANGE, quiet_frame
-from lightning_bayes.metrics.scoring import nll_per_example
 from lightning_bayes.predictive import fit_temperature
 
 SURE, INPUTS = 0.9, 7  # of the picture: a high probability, and the number of inputs shown
@@ -119,18 +117,12 @@ def compare(
 
 def scores(probs: Sequence[Tensor], targets: Tensor) -> dict[str, float]:
     """The metrics in `COLUMNS` of probabilities for the test set and for the out-of-distribution sets."""
-    of_test = probs[0]
-    uncertainty = torch.special.entr(torch.cat(list(probs))).sum(-1)
-    is_ood = torch.arange(len(uncertainty)) >= len(targets)
-    found = {
-        "cls/Acc": (of_test.argmax(-1) == targets).float().mean(),
-        "cls/NLL": nll_per_example(of_test, targets).mean(),
-        "cls/Brier": (of_test - one_hot(targets, of_test.shape[-1])).square().sum(-1).mean(),
-        "cal/ECE": expected_calibration_error(of_test, targets),
-        "ood/AUROC": ood_auroc(uncertainty, is_ood),
-        "ood/FPR95": ood_fpr95(uncertainty, is_ood),
-    }
-    return {key: float(value) for key, value in found.items()}
+    metrics, detection = classification_metrics(probs[0].shape[-1], ""), OODDetection(["all"], ["entropy"])
+    metrics.update(probs[0], targets)
+    for number, of_set in enumerate(probs):
+        detection.update({"entropy": torch.special.entr(of_set).sum(-1)}, min(number, 1))
+    found = {**metrics.compute(), **detection.compute()}
+    return {key: float(found[key]) for key in COLUMNS.values()}
 
 
 def picture(adam: Fitted, vogn: Fitted) -> Figure:

@@ -46,7 +46,7 @@ class MixtureNLL(MeanOverExamples):
 
 @final
 class IntervalCoverage(MeanOverExamples):
-    """The share of targets inside their interval."""
+    """The fraction of targets inside their interval."""
 
     def update(self, lower: Tensor, upper: Tensor, target: Tensor) -> None:  # type: ignore[override]
         """Add a batch of intervals and observed targets, all of one shape."""

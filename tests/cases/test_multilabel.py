@@ -125,7 +125,15 @@ def test_an_error_that_is_only_logged_is_no_part_of_the_loss():
         F.l1_loss(f, y)
         return F.mse_loss(f, y)
 
-    predicted(LaplaceCallback(), loss, X[:, :1].sin())
+    found = []
+    for each in (loss, F.mse_loss):
+        torch.manual_seed(0)
+        callback = LaplaceCallback()
+        predicted(callback, each, X[:, :1].sin())
+        state = callback.result.likelihood.state()
+        found.append((state.pop("kind"), {key: torch.as_tensor(value) for key, value in state.items() if value}))
+    assert found[0][0] == found[1][0] == "gaussian"
+    torch.testing.assert_close(found[0][1], found[1][1])
 
 
 def test_laplace_takes_noise_that_the_network_predicts():

@@ -55,8 +55,8 @@ class Noise(nn.Module, ABC):
 
     def log_density(self, mean: Tensor, targets: Tensor) -> Tensor:
         """Log ∫ p(y | f, τ) q(τ) dτ in nats, for f of any shape and y broadcastable to it."""
-        precision = self.moments()[0].to(mean.dtype)
-        return 0.5 * (precision.log() - math.log(2 * math.pi) - precision * (targets - mean).square())
+        # In float64, because a Student-t with many degrees of freedom subtracts large log-gammas.
+        return self.distribution(mean.double()).log_prob(targets.double()).to(mean.dtype)
 
 
 @final
@@ -130,22 +130,10 @@ class GammaNoise(RunningNoise):
         shape, rate = (value.to(mean) for value in self.posterior())
         return StudentT(2 * shape, mean, (rate / shape).sqrt(), validate_args=False)
 
-    def log_density(self, mean: Tensor, targets: Tensor) -> Tensor:
-        """Student-t log-density."""
-        shape, rate = self.posterior()
-        return student_t_log_density(targets - mean, float(shape), rate)
-
 
 def gamma_posterior(num_data: Tensor, mean_square: Tensor, prior: tuple[float, float]) -> tuple[Tensor, Tensor]:
     """Shape α = a₀ + N/2 and rate β = b₀ + N r²/2 of the q(τ) that maximises the bound, for r² of any shape."""
     return prior[0] + num_data / 2, prior[1] + num_data / 2 * mean_square
-
-
-def student_t_log_density(residuals: Tensor, shape: float, rate: Tensor) -> Tensor:
-    """Log ∫ N(r | 0, 1/τ) Gamma(τ | α, β) dτ in nats: a Student-t with 2α degrees of freedom and scale √(β/α)."""
-    # The difference of log-gammas needs float64, the precision of Python floats.
-    normaliser = math.lgamma(shape + 0.5) - math.lgamma(shape) - 0.5 * torch.log(2 * math.pi * rate)
-    return normaliser - (shape + 0.5) * torch.log1p(residuals.square() / (2 * rate))
 
 
 def make_noise(name: NoiseName, std: float, prior: tuple[float, float]) -> Noise:

@@ -9,10 +9,11 @@ from typing import NamedTuple, final
 
 import torch
 from torch import Generator, Tensor
+from torch.distributions import StudentT
 
 from benchmarks.papers.regression.data import Batch, Setting, Splits, epoch_of
 from benchmarks.papers.regression.network import Trace, Weights, forward, initial_weights
-from lightning_bayes.zoo.tasks.noise import PUBLISHED_PRIOR, gamma_posterior, student_t_log_density
+from lightning_bayes.zoo.tasks.noise import PUBLISHED_PRIOR, gamma_posterior
 
 
 @final
@@ -41,7 +42,8 @@ class GammaPrecision:
     def log_density(self, residuals: Tensor) -> Tensor:
         """Log-density of residuals ``[..., R, m]``."""
         shape, rate = self.posterior()
-        return student_t_log_density(residuals, shape, rate[:, None])
+        scale = (rate.double() / shape).sqrt()[:, None]
+        return StudentT(2 * shape, 0.0, scale, validate_args=False).log_prob(residuals.double()).to(residuals)
 
 
 @final
