@@ -32,7 +32,7 @@ from lightning_bayes.zoo import (
     LeNet5,
     MNISTDataModule,
 )
-from lightning_bayes.zoo.data.ood import ood_set
+from lightning_bayes.zoo.data.base import ood_set
 from lightning_bayes.zoo.data.uci import Standardiser, read_uci
 from lightning_bayes.zoo.models.norms import NormName
 

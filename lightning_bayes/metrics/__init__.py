@@ -18,6 +18,7 @@ from lightning_bayes.metrics.detection import (
     MisclassificationAUPR,
     MisclassificationAUROC,
     MisclassificationFPR95,
+    OODDetection,
     ood_aupr,
     ood_auroc,
     ood_fpr95,
@@ -25,7 +26,6 @@ from lightning_bayes.metrics.detection import (
 from lightning_bayes.metrics.figure_curves import risk_coverage_diagram, shift_curves
 from lightning_bayes.metrics.figure_histograms import score_histograms
 from lightning_bayes.metrics.figure_reliability import reliability_diagram
-from lightning_bayes.metrics.ood_detection import OODDetection
 from lightning_bayes.metrics.regression import (
     IntervalCoverage,
     IntervalWidth,
