@@ -121,9 +121,7 @@ outside_functorch: Callable[[], AbstractContextManager[None]] = torch._C._Disabl
 class EagerMode(TorchFunctionMode, ABC):
     """A mode in which compiled code runs eagerly, because it hides the functions that it calls."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._eager: AbstractContextManager[Any] = nullcontext()
+    _eager: AbstractContextManager[Any] = nullcontext()
 
     def __enter__(self) -> Any:
         """See the functions that are called from now on."""
@@ -145,11 +143,6 @@ class EagerMode(TorchFunctionMode, ABC):
 def has_children(module: nn.Module) -> bool:
     """Whether a module has submodules."""
     return bool(module._modules)
-
-
-def num_call_hooks(module: nn.Module) -> int:
-    """Number of hooks on a module's calls in forward."""
-    return len(module._forward_pre_hooks) + len(module._forward_hooks)
 
 
 def conv_helper(kind: type[nn.Module]) -> Any:

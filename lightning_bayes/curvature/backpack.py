@@ -62,9 +62,9 @@ class BackpackEngine(HookedEngine):
         return self.run(FusedCapture(self, left_out))
 
     @staticmethod
-    def find_units(model: nn.Module) -> list[MeasuredModule]:
+    def find_units(model: nn.Module, **options: Any) -> list[MeasuredModule]:
         """The measured modules, with BackPACK's rule where it has one."""
-        units = find_measured_modules(model)
+        units = find_measured_modules(model, **options)
         return [unit if unit.rule is None else replace(unit, rule=_rule(unit, unit.rule)) for unit in units]
 
 

@@ -51,9 +51,9 @@ class AbstractEngine(ABC):
         require_real_and_separate(model)
 
     @staticmethod
-    def find_units(model: nn.Module) -> list[MeasuredModule]:
-        """The modules whose calls are measured, each with its rule."""
-        return find_measured_modules(model)
+    def find_units(model: nn.Module, **options: Any) -> list[MeasuredModule]:
+        """The modules whose calls are measured, each with its rule; options as in `find_measured_modules`."""
+        return find_measured_modules(model, **options)
 
     @abstractmethod
     def capture(self, *, left_out: Collection[nn.Parameter] = ()) -> AbstractContextManager[Capture]:

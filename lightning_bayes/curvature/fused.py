@@ -27,6 +27,7 @@ from lightning_bayes.curvature.layer_calls import as_in_forward
 from lightning_bayes.curvature.loss import LossReduction
 from lightning_bayes.curvature.loss_recorder import LossRecorder
 from lightning_bayes.curvature.measured_modules import refuse_scripted
+from lightning_bayes.curvature.operands import Operands
 from lightning_bayes.curvature.parameters import changes_refused
 from lightning_bayes.curvature.single_examples import SingleExamples
 from lightning_bayes.curvature.workspace import DEFAULT_MIB
@@ -56,6 +57,8 @@ class HookedEngine(AbstractEngine, ABC):
                 captured.watch(unit, undo)
             if any(gradient_hooks(param) for unit in units for param in unit.params.values()):
                 undo.enter_context(changes_refused(units))
+            if operands := [unit for unit in units if unit.at_operations]:
+                undo.enter_context(Operands(operands, captured.on_gradients, captured.recorded, self))
             captured.recorder = undo.enter_context(LossRecorder(has_layers=True))
             record = Uncopied(captured.note_model_call)
             for module in outermost:
@@ -67,8 +70,9 @@ class HookedEngine(AbstractEngine, ABC):
             if captured.shared:
                 captured.finish()
             captured.squares |= {p: torch.zeros_like(p) for p in captured.without_gradient - captured.squares.keys()}
-            if captured.running_check is not None:
-                captured.finish_check(captured.running_check)
+            check, trained = captured.running_check, self.trained
+            if check is not None and check.passes(trained(captured.left_out), captured.squares, captured.is_half):
+                captured.plan.checked_once.add(tuple(captured.sizes))
 
 
 @final
@@ -84,7 +88,7 @@ class FusedEngine(HookedEngine):
 class FusedCapture(HookedCapture):
     """Per-example squared gradients of one pass."""
 
-    can_loop = True
+    can_loop = at_operations = True
 
     def loop(self, loss: Tensor, params: set[nn.Parameter]) -> None:
         """Measure parameters by a loop over the examples."""
@@ -149,7 +153,9 @@ class ExampleLoop:
         batch = examples.of_batch()
         self._require_equal(leaves, batch, constant, sums)
         for param, grad, own, square in zip(leaves, batch, constant, squares, strict=True):
-            is_of_layer = param in self.captured.calls and bool(torch.as_tensor(square).any())
+            is_of_layer = param in self.captured.calls.keys() - self.captured.of_step and bool(
+                torch.as_tensor(square).any()
+            )
             if own is not None and bool(own.any()) and not is_of_layer:
                 self._refuse_term(param)
             if grad is not None:
@@ -200,7 +206,7 @@ class ExampleLoop:
 
     def _warn(self, num_examples: int) -> None:
         engine = self.captured.engine
-        if engine.has_warned_of_loop or not self._squares:
+        if engine.has_warned_of_loop or not self._squares or self.captured.is_replanned:
             return
         engine.has_warned_of_loop = True
         warnings.warn(

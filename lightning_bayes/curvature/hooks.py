@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from lightning_bayes.curvature.capture import Capture
-from lightning_bayes.curvature.checkpointing import in_reentrant_checkpoint
+from lightning_bayes.curvature.checkpointing import in_checkpoint, in_reentrant_checkpoint
 from lightning_bayes.curvature.engine import AbstractEngine
 from lightning_bayes.curvature.gradient_check import ByParameter, CheckedParameters, RunningCheck, failing_parameters
 from lightning_bayes.curvature.layer_calls import (
@@ -43,8 +43,6 @@ from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError,
 from lightning_bayes.likelihood.module_outputs import Uncopied
 from lightning_bayes.private_torch import is_in_backward, is_in_functorch, will_execute
 
-_HALF = {torch.float16, torch.bfloat16}
-
 
 class HookedCapture(Capture, ABC):
     """The results of one pass, and the hooks that fill them.
@@ -53,14 +51,16 @@ class HookedCapture(Capture, ABC):
         handle_call: Handles a call without its rule, given its inputs and output gradients; returns whether it was handled.
         needs_examples: Whether the contribution of each example is needed, not only the sums.
         can_loop: Whether parameters that no rule covers are measured by a loop over the examples.
+        at_operations: Whether parameters outside layers are measured at the functions that take them (`operands`).
     """
 
     handle_call: Callable[..., bool] | None = None
     needs_examples: ClassVar[bool] = False
     can_loop: bool = False
+    at_operations: ClassVar[bool] = False
 
     def __init__(self, engine: AbstractEngine, left_out: Collection[nn.Parameter] = ()) -> None:
-        super().__init__(engine.loss_reduction, engine.plans.plan(left_out))
+        super().__init__(engine.loss_reduction, engine.plans.plan(left_out, self.at_operations))
         self.engine, self.left_out = engine, left_out
         self.calls: Counter[nn.Parameter] = Counter()
         self.shared: dict[nn.Parameter, Tensor] = {}  # Σ over calls of c_i, [B, *shape]
@@ -68,6 +68,10 @@ class HookedCapture(Capture, ABC):
         self.without_gradient: set[nn.Parameter] = set()  # no rule covers them, and their gradient is zero in this pass
         self.sums: dict[nn.Parameter, Tensor] | None = None  # Σ_i c_i, only during the check
         self.running_check: RunningCheck | None = None
+        # A LightningModule's own parameters, whose terms of the loss are no penalties.
+        of_step = (unit for unit in self.plan.units if unit.at_operations and hasattr(unit.module, "training_step"))
+        self.of_step = {param for unit in of_step for param in unit.params.values()}
+        self.is_replanned = False  # whether some modules are measured as a whole from the next pass on
         self.is_half = False  # whether some gradient is rounded to half precision
         self._is_measuring = self._is_replaying = False  # whether `measuring_backward` or a rule runs
         self._starts: dict[nn.Module, list[Start]] = {}
@@ -89,12 +93,13 @@ class HookedCapture(Capture, ABC):
         undo.callback(unit.module.register_forward_hook(after, prepend=True, with_kwargs=True).remove)
 
     def _note_start(self, unit: MeasuredModule, module: nn.Module, args: Any) -> None:
-        if not self._is_replaying and torch.is_grad_enabled():
+        if not self._is_replaying and torch.is_grad_enabled() and (not unit.at_operations or in_checkpoint()):
             self._starts.setdefault(module, []).append(Start.of(unit))
 
     def _on_forward(self, unit: MeasuredModule, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         """Forward hook: record a call. Returns the output, some of it as copies; None leaves it as it is."""
-        if self._is_replaying or (unit.rule is None and has_only_scalars(output)):
+        is_left = unit.rule is None and (has_only_scalars(output) or (unit.at_operations and not in_checkpoint()))
+        if self._is_replaying or is_left:
             return None
         if not torch.is_grad_enabled():
             if not is_in_backward() and in_reentrant_checkpoint():
@@ -108,8 +113,12 @@ class HookedCapture(Capture, ABC):
             )
         start = starts.pop() if (starts := self._starts.get(module)) else None
         kind = GenericCall if unit.rule is None else RuleCall
-        call: LayerCall = kind(unit, args, kwargs, output, start, self.engine, self._on_gradients)
-        self.sizes.setdefault(unit.label, set()).add(call.rows)
+        call: LayerCall = kind(unit, args, kwargs, output, start, self.engine, self.on_gradients)
+        return self.recorded(call)
+
+    def recorded(self, call: LayerCall) -> Any:
+        """Record a call, and return its output."""
+        self.sizes.setdefault(call.unit.label, set()).add(call.rows)
         if not is_in_backward():  # otherwise a checkpoint repeats the call
             self.calls.update(call.params.values())
             if call.output.edges:
@@ -118,12 +127,12 @@ class HookedCapture(Capture, ABC):
         del call.result  # which refers to the call by its hook, and would stay in memory
         return result
 
-    def _on_gradients(self, call: LayerCall, grads: Sequence[Tensor | None]) -> None:
+    def on_gradients(self, call: LayerCall, grads: Sequence[Tensor | None]) -> None:
         """Hook on the outputs of a call: measure it, if parameter gradients are computed."""
         present = [grad for grad in grads if grad is not None]
         if not present or not self.should_measure(call.params.values()):
             return
-        self.is_half |= any(grad.dtype in _HALF for grad in present)
+        self.is_half |= any(grad.element_size() < 4 for grad in present)
         inputs = call.inputs  # which may run a checkpoint's forward again
         changed, device = [m for m, training in call.modes if m.training != training], present[0].device.type
         is_alike = not changed and not torch.is_autocast_enabled(device)
@@ -160,15 +169,12 @@ class HookedCapture(Capture, ABC):
                 contributions = added_up(of_rows[name], layout, self.known_batch_size or 1)
                 self._add_sum(param, contributions.sum(0))
                 self.add_contributions(param, contributions)
-        elif self.sums is None:
-            squares = call.measured("squares", inputs, grads)  # autograd computes the sums
-            for name, param in params.items():
-                self.add(param, squares[name])
         else:
-            sums = call.measured("sums", inputs, grads)
+            found = call.measured("squares" if self.sums is None else "sums", inputs, grads)
             for name, param in params.items():
-                self._add_sum(param, sums[name][0])
-                self.add(param, sums[name][1])
+                total, square = (None, found[name]) if self.sums is None else found[name]  # autograd computes the sums
+                self._add_sum(param, total)
+                self.add(param, square)
 
     def should_measure(self, params: Iterable[nn.Parameter]) -> bool:
         """Whether the running backward is a `measuring_backward` or accumulates gradients of some of the parameters."""
@@ -230,8 +236,8 @@ class HookedCapture(Capture, ABC):
         """Whether the running backward accumulates gradients."""
         return not self._is_measuring and not self.is_following
 
-    def _add_sum(self, param: nn.Parameter, total: Tensor) -> None:
-        if self.sums is not None:
+    def _add_sum(self, param: nn.Parameter, total: Tensor | None) -> None:
+        if self.sums is not None and total is not None:
             self.sums[param] = self.sums[param] + total if param in self.sums else total
 
     def handle_layouts(self, loss: Tensor, outputs: Sequence[LayerOutput]) -> None:
@@ -246,8 +252,9 @@ class HookedCapture(Capture, ABC):
         trained = self.engine.trained(self.left_out).values()
         if new := [p for p in trained if p not in shared and p not in checked.passed and p not in checked.failing]:
             self._check(loss, new, checked)
-        if shared or checked.failing:
-            self.loop(loss, shared | checked.failing)
+        if lost := shared | checked.failing:
+            self.is_replanned = self.engine.plans.replan(self.plan, lost, self.calls)
+            self.loop(loss, lost)
 
     def loop(self, loss: Tensor, params: set[nn.Parameter]) -> None:
         """Measure parameters whose gradient no rule can split into examples."""
@@ -282,13 +289,9 @@ class HookedCapture(Capture, ABC):
             self.squares, self.sums = kept, None
             self.shared.clear()
 
-    def finish_check(self, check: RunningCheck) -> None:
-        """Raise `UnsupportedLayerError` for parameters that fail a `RunningCheck`."""
-        if check.passes(self.engine.trained(self.left_out), self.squares, self.is_half):
-            self.plan.checked_once.add(tuple(self.sizes))
-
     def _constant(self, loss: Tensor, params: list[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
-        """The gradients of the terms of a loss that depend on no example."""
+        """The gradients of the terms of a loss that depend on no example, which count as penalties."""
+        params = [param for param in params if param not in self.of_step]
         examples = self.single_examples(loss, params) if params else None
         if examples is None:
             return {}

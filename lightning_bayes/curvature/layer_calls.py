@@ -27,7 +27,7 @@ from lightning_bayes.curvature.rules.random_numbers import rng_state, same_rng, 
 from lightning_bayes.curvature.rules.replayed_call import ReplayedCall
 from lightning_bayes.curvature.rules.whole_batch import ReplayedBatch
 from lightning_bayes.errors import BayesError, UnsupportedLayerError
-from lightning_bayes.private_torch import has_children, is_view, tree_leaves, without_torch_functions
+from lightning_bayes.private_torch import is_view, tree_leaves, without_torch_functions
 
 OnGradients = Callable[["LayerCall", Sequence[Tensor | None]], None]
 Measured: TypeAlias = Literal["squares", "sums", "contributions"]
@@ -59,12 +59,13 @@ class LayerCall(ABC):
     output: LayerOutput
     result: Any
 
-    def __init__(self, unit: MeasuredModule, inputs: Sequence[Any], rows: int) -> None:
+    def __init__(
+        self, unit: MeasuredModule, inputs: Sequence[Any], rows: int, examples: Sequence[Tensor] | None = None
+    ) -> None:
         self.unit, self.rows = unit, rows
         self.params = {name: p for name, p in unit.params.items() if p.requires_grad}
-        modules = unit.module.modules() if has_children(unit.module) else [unit.module]
-        self.modes = [(module, module.training) for module in modules]
-        tensors = [x for value in inputs for x in tree_leaves(value) if isinstance(x, Tensor)]
+        self.modes = [(module, module.training) for module in unit.parts]
+        tensors = [x for value in examples or inputs for x in tree_leaves(value) if isinstance(x, Tensor)]
         self._sources = [x if x.grad_fn is None else x.grad_fn for x in tensors]
         self._others = [None if isinstance(x, Tensor) else x for x in inputs]
         # Detached tensors share the version counter, so autograd still detects an input that was changed in place.

@@ -2,12 +2,13 @@
 
 The calls of a unit are measured as a whole. A unit is either a layer with a rule, or any other module that holds trainable
 parameters directly. The generic rule measures the latter together with all of its children. Exceptions: if such a module
-contains BatchNorm, or has a rule for its own parameters only, its children are units, and it is measured without them.
+contains BatchNorm, or has a rule for its own parameters only, its children are units, and it is measured without them. The
+fused engine measures parameters beside children at the functions that take them, so there the children are units, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +16,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from lightning_bayes.curvature.layer_graph import LAYER
 from lightning_bayes.curvature.rules import LayerRule, rule_for
@@ -32,6 +34,10 @@ class MeasuredModule:
     module: nn.Module
     rule: LayerRule | None  # None for the generic rule
     direct_only: bool = False  # whether only the parameters that the module holds directly are measured
+    at_operations: bool = False  # whether these are measured at the functions that take them
+    only: frozenset[str] | None = (
+        None  # the names of the parameters that an operation takes; None for a call of the module
+    )
 
     @cached_property
     def label(self) -> str:
@@ -43,7 +49,15 @@ class MeasuredModule:
         """The parameters that are measured with this module, by name."""
         if has_children(self.module) and not self.direct_only:
             return dict(self.module.named_parameters())
-        return {name: p for name, p in own_parameters(self.module).items() if p is not None}
+        own = {name: p for name, p in own_parameters(self.module).items() if p is not None}
+        return own if self.only is None else {name: p for name, p in own.items() if name in self.only}
+
+    @cached_property
+    def parts(self) -> list[nn.Module]:
+        """The modules that run when the unit is measured."""
+        if self.only is not None:
+            return []
+        return list(self.module.modules()) if has_children(self.module) else [self.module]
 
     def refuse_input(self, x: Any) -> NoReturn:
         """Raise an error for a first input without a dimension for examples, or one that no rule takes."""
@@ -54,14 +68,27 @@ class MeasuredModule:
         )
 
 
-def find_measured_modules(model: nn.Module) -> list[MeasuredModule]:
-    """List the units of `model` that hold trainable parameters, each module once."""
+def find_measured_modules(
+    model: nn.Module, *, at_operations: bool = False, whole: Collection[nn.Module] = ()
+) -> list[MeasuredModule]:
+    """List the units of `model` that hold trainable parameters, each module once.
+
+    Args:
+        model: The model.
+        at_operations: Whether parameters outside layers are measured at the functions that take them (`operands`).
+        whole: The modules whose parameters are not.
+
+    Returns:
+        The units.
+    """
+    search = _Search(at_operations, whole)
     # A LightningModule is never a unit: its training_step need not call its forward. So no rule measures parameters that it
     # holds directly.
-    if hasattr(model, "training_step"):
-        seen: set[nn.Module] = set()
-        return [unit for name, child in model.named_children() for unit in _units(name, child, seen)]
-    return list(_units("", model, set()))
+    if not hasattr(model, "training_step"):
+        return list(search.units("", model))
+    own = [p for p in own_parameters(model).values() if p is not None and p.requires_grad]
+    found = [MeasuredModule("", model, None, True, True)] if own and at_operations and model not in whole else []
+    return [*found, *(unit for name, child in model.named_children() for unit in search.units(name, child))]
 
 
 def has_only_scalars(output: Any) -> bool:
@@ -118,20 +145,34 @@ def tied_parameters(units: Iterable[MeasuredModule]) -> list[str]:
     return [" = ".join(names) for names in owners.values() if names[1:]]
 
 
-def _units(name: str, module: nn.Module, seen: set[nn.Module]) -> Iterator[MeasuredModule]:
-    if module in seen:
-        return
-    seen.add(module)
-    own = [param for param in own_parameters(module).values() if param is not None]
-    rule = rule_for(module) if own else None
-    holds_all = rule is not None and not rule.own_only
-    if any(param.requires_grad for param in (module.parameters() if holds_all else own)):
-        direct_only = _has_batch_norm(module) if rule is None else rule.own_only
-        yield MeasuredModule(name, module, rule, direct_only)
-        if not direct_only:
+class _Search:
+    """A walk through a model."""
+
+    def __init__(self, at_operations: bool, whole: Collection[nn.Module]) -> None:
+        self.at_operations, self.whole, self.seen = at_operations, whole, set[nn.Module]()
+
+    def units(self, name: str, module: nn.Module) -> Iterator[MeasuredModule]:
+        """Yield the units of a module."""
+        if module in self.seen:
             return
-    for child_name, child in module.named_children():
-        yield from _units(f"{name}.{child_name}" if name else child_name, child, seen)
+        self.seen.add(module)
+        own = [param for param in own_parameters(module).values() if param is not None]
+        rule = rule_for(module) if own else None
+        holds_operands = rule is None and self._holds_operands(module)
+        holds_all = rule is not None and not rule.own_only
+        if any(param.requires_grad for param in (module.parameters() if holds_all else own)):
+            direct_only = holds_operands or (_has_batch_norm(module) if rule is None else rule.own_only)
+            yield MeasuredModule(name, module, rule, direct_only, holds_operands)
+            if not direct_only:
+                return
+        for child_name, child in module.named_children():
+            yield from self.units(f"{name}.{child_name}" if name else child_name, child)
+
+    def _holds_operands(self, module: nn.Module) -> bool:
+        """Whether a module passes its own parameters to functions, beside its children or without a forward."""
+        has_own_functions = isinstance(module, (nn.MultiheadAttention, nn.RNNBase)) or is_parametrized(module)
+        has_others = has_children(module) or type(module).forward is nn.Module.forward
+        return self.at_operations and has_others and not has_own_functions and module not in self.whole
 
 
 def _has_batch_norm(module: nn.Module) -> bool:

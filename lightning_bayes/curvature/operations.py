@@ -25,7 +25,7 @@ Handlers: TypeAlias = dict[Any, tuple[Any, tuple[Any, ...]]]  # a function and i
 DATA: Final = Tensor.data.__get__  # type: ignore[attr-defined]  # a getset descriptor
 LOOK_UPS: Final = (F.embedding, F.embedding_bag)
 IN_PLACE: Final = {Tensor.add_, Tensor.sub_, Tensor.mul_, Tensor.div_}
-OF_DATA: Final = {Tensor.__getitem__, torch.index_select, Tensor.index_select, torch.masked_select, PACK, DATA}
+OF_DATA: Final = {Tensor.__getitem__, torch.index_select, Tensor.index_select, torch.masked_select, PACK}
 
 
 def _loss(record: TensorRecord, function: Callable[..., Tensor], value: Value, /, *args: Any, **kwargs: Any) -> None:
@@ -170,10 +170,6 @@ def _norm(record: TensorRecord, value: Value, /, *args: Any, **kwargs: Any) -> N
         record.note(value, "batch_norm")
 
 
-def _nothing(record: TensorRecord, value: Value, /, *args: Any, **kwargs: Any) -> None:
-    """The tape itself keeps what it needs of the operation."""
-
-
 def _note(record: TensorRecord, note: Note, value: Value, /, *args: Any, **kwargs: Any) -> None:
     record.note(value, note)
 
@@ -227,7 +223,6 @@ OPERATIONS: Final[Handlers] = {
     **_each("batch_norm", _norm),
     F.batch_norm: (_norm, ()),
     PACK: (_note, ("pack",)),
-    DATA: (_nothing, ()),
 }
 
 

@@ -12,7 +12,7 @@ are not settled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, final
 
@@ -22,7 +22,7 @@ from torch import nn
 from lightning_bayes.curvature.layout_probe import LayoutProbe, PassLayouts
 from lightning_bayes.curvature.loss import LossRecord
 from lightning_bayes.curvature.measured_modules import MeasuredModule, find_measured_modules
-from lightning_bayes.private_torch import num_call_hooks
+from lightning_bayes.private_torch import CALL_HOOKS
 
 _MOST: Final = 64  # plans of a model, and readings of a plan; sequences may have any length
 
@@ -55,29 +55,50 @@ class PassPlan:
 class Plans:
     """The plans of a model; their units keep its parameters alive, so that the identities in the keys stay theirs."""
 
-    def __init__(
-        self, model: nn.Module, find: Callable[[nn.Module], list[MeasuredModule]] = find_measured_modules
-    ) -> None:
+    def __init__(self, model: nn.Module, find: Callable[..., list[MeasuredModule]] = find_measured_modules) -> None:
         self._model, self._find = model, find
+        self._whole: set[nn.Module] = set()  # modules whose parameters are not measured at operations
         self._parts: Hashable = None  # the modules and parameters that the plans are for
         self._plans: dict[Hashable, PassPlan] = {}
 
-    def plan(self, left_out: Collection[nn.Parameter] = ()) -> PassPlan:
+    def plan(self, left_out: Collection[nn.Parameter] = (), at_operations: bool = False) -> PassPlan:
         """The plan for the model as it is; its units have a trained parameter that is not left out."""
         modules, params = list(self._model.modules()), list(self._model.parameters())
-        parts = *[(id(m), type(m), vars(m).get("forward"), num_call_hooks(m)) for m in modules], *map(id, params)
+        hooks = [len(getattr(m, kind, ())) for m in modules for kind in CALL_HOOKS]
+        parts = *[(id(m), type(m), vars(m).get("forward")) for m in modules], *hooks, *map(id, params)
         if parts != self._parts:
             self._parts = parts
             self._plans.clear()
         is_joined = dist.is_available() and dist.is_initialized()
         modes, flags = [m.training for m in modules], [(p.requires_grad, p.device) for p in params]
-        key = *modes, *flags, frozenset(map(id, left_out)), is_joined
+        key = *modes, *flags, frozenset(map(id, left_out)), is_joined, at_operations
         found = self._plans.get(key)
         if found is None:
-            units = self._find(self._model)
+            units = self._find(self._model, at_operations=at_operations, whole=self._whole)
             trained = [u for u in units if any(p.requires_grad and p not in left_out for p in u.params.values())]
             found = _put(self._plans, key, PassPlan(trained))
         return found
+
+    def replan(self, plan: PassPlan, lost: Collection[nn.Parameter], calls: Mapping[nn.Parameter, int]) -> bool:
+        """Measure modules as a whole from the next pass on if a function took a parameter that was not measured there.
+
+        Args:
+            plan: The plan of the pass.
+            lost: The parameters whose contributions do not add up to their gradients.
+            calls: The number of measured calls by parameter.
+
+        Returns:
+            Whether there are such modules.
+        """
+        units, found = [unit for unit in plan.units if unit.at_operations], set[nn.Module]()
+        for param in lost:
+            own = [unit.module for unit in units if param in set(unit.params.values())]
+            around = [] if calls[param] else [unit.module for unit in units if param in set(unit.module.parameters())]
+            found.update((own or around)[-1:])  # the innermost
+        if found:
+            self._whole |= found
+            self._plans.clear()
+        return bool(found)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_parts": None, "_plans": {}}  # identities mean nothing in a copy

@@ -44,17 +44,12 @@ class Operation(NamedTuple):
     def signature(self) -> Hashable:
         """The shapes and numbers that its reading depends on; None if the reading depends on the values of tensors."""
         given = [_described(x, self.function) for x in (*self.args, *self.kwargs.values())]
-        if _BY_VALUE in given or self._ignores_targets():
-            return None
-        return self.function, self.value.shape, tuple(given), tuple(self.kwargs)
-
-    def _ignores_targets(self) -> bool:
-        """Whether some targets do not count, so that they have to be counted."""
-        if self.function not in (F.cross_entropy, F.nll_loss):
-            return False
-        given = signature_of(self.function).bind(*self.args, **self.kwargs).arguments
-        is_index = not given["target"].is_floating_point()
-        return is_index and bool((given["target"] == given.get("ignore_index", -100)).any())
+        if self.function in (F.cross_entropy, F.nll_loss):  # ignored targets have to be counted
+            bound = signature_of(self.function).bind(*self.args, **self.kwargs).arguments
+            is_index = not bound["target"].is_floating_point()
+            if is_index and bool((bound["target"] == bound.get("ignore_index", -100)).any()):
+                return None
+        return None if _BY_VALUE in given else (self.function, self.value.shape, tuple(given), tuple(self.kwargs))
 
 
 class Tape(EagerMode, ABC):
@@ -80,7 +75,10 @@ class Tape(EagerMode, ABC):
         if func is Tensor.backward and self.observe is not None:
             self.observe(args[0])
         if func not in OPERATIONS:
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            if func == DATA:  # each look-up of the descriptor makes another object
+                self.data_storages.add(result.untyped_storage().data_ptr())
+            return result
         if func in IN_PLACE:
             before = Value.of(args[0])
         result = func(*args, **kwargs)
@@ -128,9 +126,7 @@ class Tape(EagerMode, ABC):
         value = Value.of(first, is_kept)
         if is_kept:
             self._with_terms.add(value.grad_fn)
-        if func == DATA:  # each look-up of the descriptor makes another object
-            self.data_storages.add(first.untyped_storage().data_ptr())
-        elif func in LOOK_UPS:
+        if func in LOOK_UPS:
             bound = signature_of(func).bind(*args, **kwargs).arguments
             self.paddings.setdefault(bound["weight"], set()).add(bound.get("padding_idx"))
         if func not in LOSS_FUNCTIONS:

@@ -37,6 +37,17 @@ class Tokens(nn.Module):
         return self.mix(tokens.tanh()).sum(1)
 
 
+class Alone(nn.Module):
+    """A module without children, which the generic rule measures."""
+
+    def __init__(self):
+        super().__init__()
+        self.position, self.mix = nn.Parameter(torch.ones(1, 3, 4)), nn.Parameter(torch.eye(4))
+
+    def forward(self, x):
+        return ((x + self.position).tanh() @ self.mix).sum(1)
+
+
 class Recurrent(nn.Module):
     """LSTM with a given first state, whose examples lie in dimension 1 whatever `batch_first` says."""
 
@@ -83,7 +94,7 @@ def cannot(*args, **kwargs):
 
 @pytest.mark.parametrize(("vectorised", "sizes"), [(True, {2, 1}), (False, {1})])
 def test_memory_bound_changes_nothing(vectorised, sizes, generator, monkeypatch):
-    model, x, held = Tokens().double(), normal(5, 3, 4, generator=generator), []
+    model, x, held = Alone().double(), normal(5, 3, 4, generator=generator), []
     whole = measure(model, lambda: model(x).square().mean())
 
     def add_sums(total, name, part):
@@ -367,15 +378,11 @@ def test_a_state_outside_of_buffers_is_looped_or_refused(generator):
 
 @pytest.mark.parametrize("where", ["keyword", "dictionary"])
 def test_packed_sequences_are_found_anywhere(where):
-    class Reader(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.rnn, self.shift = nn.GRU(4, 3, batch_first=True), nn.Parameter(torch.zeros(3))
-
+    class Reader(nn.GRU):
         def forward(self, x):
-            return self.rnn(x["x"] if isinstance(x, dict) else x)[1] + self.shift
+            return super().forward(x["x"] if isinstance(x, dict) else x)[1]
 
-    model = nn.ModuleList([Reader()])
+    model = nn.ModuleList([Reader(4, 3, batch_first=True)])
     packed = nn.utils.rnn.pack_padded_sequence(torch.zeros(3, 3, 4), torch.tensor([3, 2, 1]), batch_first=True)
     call = {"keyword": lambda: model[0](x=packed), "dictionary": lambda: model[0]({"x": packed})}[where]
     with pytest.raises(UnsupportedLayerError, match=r"Reader was called with a PackedSequence.*Pass padded sequences"):

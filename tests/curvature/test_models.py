@@ -91,10 +91,12 @@ def test_only_modules_that_hold_parameters_of_their_own_fall_to_the_generic_rule
     assert generic <= OWN_PARAMETERS
 
 
-def test_vision_transformer_is_one_generic_unit():
-    """It holds its class token and position embedding itself, so all of it is replayed example by example."""
+def test_tokens_and_positions_of_a_vision_transformer_leave_its_layers_their_rules():
     model = timm.create_model("vit_tiny_patch16_224", num_classes=10, depth=1)
-    assert [unit.label for unit in find_measured_modules(model)] == ["the model itself (VisionTransformer)"]
+    without_rule = [unit for unit in find_measured_modules(model, at_operations=True) if unit.rule is None]
+    assert [(unit.label, set(unit.params)) for unit in without_rule] == [
+        ("the model itself (VisionTransformer)", {"cls_token", "pos_embed"})
+    ]
 
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small"])

@@ -101,7 +101,7 @@ class Passes:
 
     @property
     def num_readings(self):
-        return len(self.engine.plans.plan().readings)
+        return sum(len(plan.readings) for plan in self.engine.plans._plans.values())
 
 
 class Branches(nn.Module):

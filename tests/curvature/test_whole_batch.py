@@ -1,4 +1,4 @@
-"""Parameters of a module with BatchNorm inside, by its output's rows at the statistics of the batch."""
+"""Parameters beside BatchNorm, at the statistics of the batch, and of modules that draw noise."""
 
 from __future__ import annotations
 
@@ -81,22 +81,16 @@ def test_a_scale_that_a_block_holds_is_measured_as_one_of_a_module_of_its_own(ba
         torch.testing.assert_close(named(getattr(found[0], key)), named(getattr(found[1], key)), rtol=1e-9, atol=1e-15)
 
 
-def test_parameters_on_either_side_of_batch_norm_equal_autograd_at_masked_rows(generator):
+def test_parameters_on_either_side_of_batch_norm_equal_parameters_of_each_example(generator):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), Shift()).double()
     x, y = torch.randn(7, 4, generator=generator).double(), torch.randint(3, (7,), generator=generator)
-    output = model(x)
-    (delta,) = torch.autograd.grad(F.cross_entropy(output, y), output)
-    expected = {"1.before": 0.0, "1.after": 0.0}
-    for row in range(7):
-        alone = torch.zeros_like(delta)
-        alone[row] = delta[row] * 7  # of the example's loss
-        grads = torch.autograd.grad(output, [model[1].before, model[1].after], alone, retain_graph=True)
-        for name, grad in zip(expected, grads, strict=True):
-            expected[name] = expected[name] + grad.square() / 7
+    own = {name: getattr(model[1], name).detach().expand(7, 4).clone().requires_grad_() for name in ("before", "after")}
+    output = torch.func.functional_call(model[1], own, (model[0](x),))
+    grads = torch.autograd.grad(F.cross_entropy(output, y), list(own.values()))
     measured = measure(model, lambda: F.cross_entropy(model(x), y))
-    for name, square in expected.items():
-        torch.testing.assert_close(measured.curvature[name], square, rtol=1e-9, atol=1e-15)
+    for name, grad in zip(own, grads, strict=True):  # n c_i is the gradient of an example's loss
+        torch.testing.assert_close(measured.curvature[f"1.{name}"], 7 * grad.square().sum(0), rtol=1e-9, atol=1e-15)
 
 
 def test_in_evaluation_mode_it_equals_the_loop(batch):
@@ -125,11 +119,28 @@ def test_noise_is_that_of_the_forward_and_the_statistics_move_once(batch):
     torch.testing.assert_close(dict(model.named_buffers()), dict(plain.named_buffers()), rtol=0, atol=0)
 
 
-def test_examples_in_another_dimension_are_refused(generator):
-    class Turned(Shift):
-        def forward(self, x):
-            return super().forward(x).t()
+class Noisy(nn.Module):
+    """A module without children that draws noise."""
 
-    model, x = Turned(), torch.randn(5, 4, generator=generator)
-    with pytest.raises(ExampleDimensionError, match=r"Turned got 5 examples and returned a tensor of shape \[3, 5\]"):
+    def __init__(self, turns):
+        super().__init__()
+        self.scale, self.turns = nn.Parameter(torch.ones(4)), turns
+
+    def forward(self, x):
+        found = F.dropout(x, 0.5) * self.scale
+        return found.t() if self.turns else found
+
+
+def test_examples_in_another_dimension_are_refused(generator):
+    model, x = Noisy(turns=True), torch.randn(5, 4, generator=generator)
+    with pytest.raises(ExampleDimensionError, match=r"Noisy got 5 examples and returned a tensor of shape \[4, 5\]"):
         measure(model, lambda: model(x).square().sum(0).mean())
+
+
+def test_the_noise_of_a_module_without_children_is_repeated(generator):
+    model, x = Noisy(turns=False), torch.randn(5, 4, generator=generator)
+    torch.manual_seed(0)
+    expected = (2 * F.dropout(x, 0.5).square()).square().mean(0)
+    torch.manual_seed(0)
+    measured = measure(model, lambda: model(x).square().sum(1).mean())
+    torch.testing.assert_close(measured.curvature["scale"], expected)

@@ -1,4 +1,4 @@
-"""nn.LayerNorm: y = γ x̂ + β, x̂ normalised over the last dimensions at each position t.
+"""nn.LayerNorm and timm's: y = γ x̂ + β, x̂ normalised over the last dimensions at each position t.
 
     c_i(γ) = Σ_t δ_it x̂_it        c_i(β) = Σ_t δ_it
 
@@ -13,8 +13,16 @@ from torch import Tensor, nn
 from lightning_bayes.curvature.rules.registry import Inputs, PerExample, layer_rule
 
 
+def _of_timm() -> nn.Module:
+    from timm.layers.norm import LayerNorm  # only the tests need timm
+
+    layer: nn.Module = LayerNorm(4)
+    return layer
+
+
 @layer_rule(
     nn.LayerNorm,
+    "timm.layers.norm.LayerNorm",
     parameters=("weight", "bias"),
     input_dims=lambda layer: 1 + len(layer.normalized_shape),
     takes_positions=True,
@@ -22,6 +30,7 @@ from lightning_bayes.curvature.rules.registry import Inputs, PerExample, layer_r
         (lambda: nn.LayerNorm(4), (5, 4)),
         (lambda: nn.LayerNorm((3, 4)), (5, 2, 3, 4)),
         (lambda: nn.LayerNorm(4, bias=False), (5, 2, 3, 4)),
+        (_of_timm, (5, 3, 4)),
     ],
 )
 def layer_norm(layer: nn.LayerNorm, inputs: Inputs, grad_output: Tensor) -> PerExample:
