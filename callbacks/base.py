@@ -4,8 +4,8 @@ A fit takes these steps:
 
 1. `setup` patches the trainer.
 2. `_set_up_and_swap` replaces the user's optimizer, after Lightning has set it up and before it restores a checkpoint.
-3. `_wrap_closure` replaces Lightning's closure by a `MonteCarloClosure`, which runs each batch under weight samples.
-4. `on_train_batch_end` sets the default noise scale once the first loss is known; `_wrap_closure` may move it.
+3. One `MonteCarloClosure` replaces Lightning's closures and runs each batch under weight samples; `FirstLoss` records once.
+4. `on_train_batch_end` sets the default noise scale once the first loss is known; `_start_epoch` may move it.
 5. Evaluation averages predictions over posterior samples (`find_samples`).
 6. Checkpoints hold the posterior mean as weights, and the optimizer's state as the posterior.
 7. `undo` removes the patches, also after an exception; the plugin for checkpoint files stays until Lightning tears it down.
@@ -28,7 +28,7 @@ from lightning_bayes.callbacks.evaluation.base import EvaluationCallback
 from lightning_bayes.callbacks.evaluation.evaluated_posterior import EvaluatedPosterior, sample_count
 from lightning_bayes.callbacks.fit import summary
 from lightning_bayes.callbacks.fit.checkpoint_io import store_mean, use_atomic_files, use_plain_numbers
-from lightning_bayes.callbacks.fit.closure import MonteCarloClosure, noise_samples
+from lightning_bayes.callbacks.fit.closure import MonteCarloClosure
 from lightning_bayes.callbacks.fit.fields import CallbackFields, complete_arguments, documented, shared_help
 from lightning_bayes.callbacks.fit.noise_rule import NoiseRule
 from lightning_bayes.callbacks.fit.num_data import check_example_count, set_num_data
@@ -38,10 +38,10 @@ from lightning_bayes.callbacks.fit.swap import swap_optimizer
 from lightning_bayes.callbacks.trainer import checks
 from lightning_bayes.callbacks.trainer.last_epoch import fit_kept
 from lightning_bayes.callbacks.trainer.loaders import sum_over_processes
-from lightning_bayes.callbacks.trainer.private_lightning import ClosureParts, wrap_closures
+from lightning_bayes.callbacks.trainer.neighbours import is_missing
+from lightning_bayes.callbacks.trainer.private_lightning import wrap_closures
 from lightning_bayes.optim import VariationalOptimizer
 from lightning_bayes.optim.default_noise import DefaultNoise, follows_fit
-from lightning_bayes.optim.groups import KEY
 from lightning_bayes.optim.parameters import names_of
 from lightning_bayes.optim.readout import CALLBACK_KEY, callback_state
 from lightning_bayes.optim.schedules import Schedule
@@ -91,7 +91,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         self.optimizer: VariationalOptimizer | None = None
         self._resumed: dict[str, Any] = {}  # the callback's state in the checkpoint that the fit resumes from
         self._posterior = EvaluatedPosterior()
-        self._ranks_agree = self._is_announced = self._follows_fit = self._is_told_of_batch = False
+        self._ranks_agree = self._is_announced = self._follows_fit = False
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
@@ -150,19 +150,30 @@ class VariationalCallback(EvaluationCallback, ABC):
             checks.check_training(trainer, pl_module)
             self._resumed = {}
             self._rule = NoiseRule()
-            swap = partial(self._set_up_and_swap, trainer.strategy.setup_optimizers, pl_module)
+            # The tuner trains without callbacks. A batch size that it accepts must leave memory for updates that measure.
+            is_tuned, start_epoch = partial(is_missing, trainer, self), partial(self._start_epoch, trainer)
+            closure = MonteCarloClosure(trainer, self.mc_samples, start_epoch, is_tuned)
+            swap = partial(self._set_up_and_swap, trainer.strategy.setup_optimizers, pl_module, closure)
             self._patches.set(trainer.strategy, "setup_optimizers", swap)
-            wrap_closures(trainer, partial(self._wrap_closure, trainer), self._patches)
+            wrap_closures(trainer, closure.of_batch, self._patches)
 
-    def _set_up_and_swap(self, set_up: Callable[[Trainer], None], pl_module: LightningModule, trainer: Trainer) -> None:
+    def _set_up_and_swap(
+        self,
+        set_up: Callable[[Trainer], None],
+        pl_module: LightningModule,
+        closure: MonteCarloClosure,
+        trainer: Trainer,
+    ) -> None:
         """Replacement of the strategy's `setup_optimizers`: runs it and replaces the user's optimizer."""
         set_up(trainer)
         checks.check_training(trainer, pl_module)  # again: configure_model and other callbacks ran since
         self.optimizer = swap_optimizer(trainer, pl_module, self.arguments, self._patches)
         self._posterior = EvaluatedPosterior()  # discard the previous fit's posterior
         self._ranks_agree = self._is_announced = False
+        closure.use(self.optimizer)
 
-    def _wrap_closure(self, trainer: Trainer, parts: ClosureParts) -> MonteCarloClosure:
+    def _start_epoch(self, trainer: Trainer, closure: MonteCarloClosure) -> None:
+        """Set N and the noise scale of an epoch; before a fit's first batch, require that its processes agree."""
         optimizer, module = self.optimizer, trainer.lightning_module
         assert optimizer is not None  # the strategy sets optimizers up before the first batch
         optimizer.start_groups()
@@ -176,24 +187,13 @@ class VariationalCallback(EvaluationCallback, ABC):
         if not self._ranks_agree:
             checks.require_agreement(trainer, optimizer, self.mc_samples)
             self._ranks_agree = True
-        # The tuner trains without callbacks. A batch size that it accepts must leave memory for updates that measure.
-        is_tuned, self._is_told_of_batch = not self._is_told_of_batch, False
-        samples = noise_samples(trainer, self.mc_samples)
-        wrapped = MonteCarloClosure(parts, trainer, optimizer, samples, always_measures=is_tuned)
         if begins and self.num_data is None and not optimizer.num_updates and trainer.world_size == 1:
-            wrapped.on_first_capture = partial(check_example_count, trainer)
-        return wrapped
+            closure.on_first_capture = partial(check_example_count, trainer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Warn about arguments that the checkpoint of a resumed run overrides."""
         if self.optimizer is not None and self.optimizer.num_updates:
             warn_of_changes(trainer, self.optimizer, self.arguments, self._resumed)
-
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Record the losses of the first batch; note that Lightning calls this callback, as it does unless it tunes."""
-        self._is_told_of_batch = True
-        if not self._has_seen_loss:
-            super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the comparison of the validation, and its NLL for the default noise."""
@@ -209,7 +209,6 @@ class VariationalCallback(EvaluationCallback, ABC):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Set the default noise scale of later updates, now that the loss and the trained layers are known."""
-        self._stop_recording()
         if self.optimizer is None or not self.optimizer.num_updates:
             return
         link = self.link_of(pl_module)
@@ -217,7 +216,7 @@ class VariationalCallback(EvaluationCallback, ABC):
             self._noise.apply(self.optimizer, link, self._rule.share)
         if not self._is_announced:
             self._is_announced, self._follows_fit = True, self.compares_validations(pl_module)
-            self.optimizer.param_groups[0][KEY]["likelihood"] = self.loss_likelihood.state()
+            self.optimizer.notes.likelihood = self.loss_likelihood.state()
             options = self.eval_samples, self.loss_likelihood, self._follows_fit
             rank_zero_info(summary.at_the_start(self.optimizer, self.name, link, *options))
         if self._follows_fit:
@@ -290,7 +289,7 @@ class VariationalCallback(EvaluationCallback, ABC):
             self._resumed = resumable_state(checkpoint, self.name)
             self.load_loss_state(self._resumed)
             self._rule.load(self._resumed.get("noise_rule"))
-            self._has_seen_loss = checkpoint["global_step"] > 0
+            self.loss_is_known = checkpoint["global_step"] > 0
             return
         refuse_other_posterior(checkpoint, self.name)
         self.load_loss_state(callback_state(checkpoint))

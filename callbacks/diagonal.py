@@ -10,6 +10,7 @@ from lightning.pytorch import LightningModule, Trainer
 from typing_extensions import Never, Unpack
 
 from lightning_bayes.callbacks.base import VariationalCallback
+from lightning_bayes.callbacks.fit.closure import MonteCarloClosure
 from lightning_bayes.callbacks.fit.fields import CallbackFields
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.optim import (
@@ -206,11 +207,17 @@ class IVONCallback(VariationalCallback):
         is_stated = fields.get("rescale_lr") is False or fields.get("init_precision") is not None
         self._averages_over_run = self.lr is not None and not is_stated and "betas" not in fields
 
-    def _set_up_and_swap(self, set_up: Callable[[Trainer], None], pl_module: LightningModule, trainer: Trainer) -> None:
+    def _set_up_and_swap(
+        self,
+        set_up: Callable[[Trainer], None],
+        pl_module: LightningModule,
+        closure: MonteCarloClosure,
+        trainer: Trainer,
+    ) -> None:
         """Set β₂ by the length of the fit, whose loaders are known by now."""
         if self._averages_over_run and math.isfinite(updates := trainer.estimated_stepping_batches):
             self.group_defaults["betas"] = (self.group_defaults["betas"][0], weight_of_old_curvature(updates))
-        super()._set_up_and_swap(set_up, pl_module, trainer)
+        super()._set_up_and_swap(set_up, pl_module, closure, trainer)
 
 
 @final

@@ -20,6 +20,7 @@ from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from lightning_bayes.callbacks.calibration import Calibration
 from lightning_bayes.callbacks.ensembles.member_starts import copies_of, draw_anew, layers_to_reset
 from lightning_bayes.callbacks.evaluation.base import EvaluationCallback
+from lightning_bayes.callbacks.evaluation.first_loss import FirstLoss
 from lightning_bayes.callbacks.recalibration import BatchNormRecalibration
 from lightning_bayes.callbacks.trainer.fitted_weights import checksum
 from lightning_bayes.callbacks.trainer.neighbours import callbacks_of
@@ -29,7 +30,7 @@ from lightning_bayes.optim.readout import read_checkpoint
 from lightning_bayes.posteriors import atomic_save
 
 _OBSERVERS: Final = (
-    *(BatchNormRecalibration, Calibration, Checkpoint, DeviceStatsMonitor, EvaluationCallback),
+    *(BatchNormRecalibration, Calibration, Checkpoint, DeviceStatsMonitor, EvaluationCallback, FirstLoss),
     *(LearningRateMonitor, ModelSummary, ProgressBar),
 )
 _REPEATED: Final = (

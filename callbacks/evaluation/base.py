@@ -6,11 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_info
 
 from lightning_bayes.callbacks.evaluation.finished_samples import finished
+from lightning_bayes.callbacks.evaluation.first_loss import FirstLoss
 from lightning_bayes.callbacks.evaluation.mean_comparison import Comparison, MeanComparison
 from lightning_bayes.callbacks.evaluation.observed_metrics import ObservedMetrics
 from lightning_bayes.callbacks.evaluation.ood_sets import OODSets, ends_test_set, ood_sets
@@ -21,12 +21,11 @@ from lightning_bayes.callbacks.evaluation.validation_rows import rows_of
 from lightning_bayes.callbacks.recalibration import recalibrated
 from lightning_bayes.callbacks.trainer.checks import check_trainer
 from lightning_bayes.callbacks.trainer.last_epoch import may_be_last_validation
-from lightning_bayes.callbacks.trainer.neighbours import callbacks_of
+from lightning_bayes.callbacks.trainer.neighbours import callbacks_of, insert_after, is_missing
 from lightning_bayes.callbacks.trainer.patches import Patches
 from lightning_bayes.callbacks.trainer.stated_likelihood import stated_by
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.likelihood import Likelihood, find_kind
-from lightning_bayes.likelihood.record import StepRecorder
 from lightning_bayes.likelihood.value import stored_likelihood
 from lightning_bayes.predictive import (
     Link,
@@ -53,8 +52,7 @@ class EvaluationCallback(Callback, ABC):
         self._stated = None if link is None else find_kind(link)
         self.loss_likelihood = Likelihood()  # of the first training step, completed by what is stated
         self.batch_rows = 0  # of the first batch, a pair (inputs, targets)
-        self._has_seen_loss = False
-        self._recorder: StepRecorder | None = None
+        self.loss_is_known = False  # whether the first loss of the fit has told
         self._has_told_link = False
         self._forward: SampledForward | None = None
         self._metrics: ObservedMetrics | None = None
@@ -112,7 +110,9 @@ class EvaluationCallback(Callback, ABC):
         """Refuse trainers of the package pytorch_lightning, and undo what an earlier run may have left behind."""
         check_trainer(trainer, stage, type(self).__name__)
         self.undo()
-        self._has_seen_loss = False
+        self.loss_is_known = False
+        if stage == "fit" and not is_missing(trainer, self):
+            insert_after(trainer, FirstLoss(self), self)
         self.validated = self.validated if stage != "fit" else None
 
     def loss_state(self) -> dict[str, Any]:
@@ -125,33 +125,13 @@ class EvaluationCallback(Callback, ABC):
 
     def undo(self) -> None:
         """Undo all changes of the trainer and the module."""
-        self._stop_recording()
         self._stop(warn=False)
         self._patches.undo()
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Record the losses of the first batch of a fit, which may resume within an epoch."""
-        if not self._has_seen_loss and self._recorder is None:
-            self._recorder, self.batch_rows = StepRecorder(pl_module), rows_of(batch)
-            self._recorder.start(batch)
-
-    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor) -> None:
-        """Read the link from the first loss of a fit."""
-        if not self._has_seen_loss and self._recorder is not None:
-            self._has_seen_loss, self.loss_likelihood = True, self._recorder.likelihood(loss)
-            self.loss_likelihood = self.likelihood_of(pl_module)
-
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Stop recording."""
-        if self._recorder is not None:
-            self._stop_recording()
-
-    def _stop_recording(self) -> None:
-        if self._recorder is not None:
-            self._recorder.stop()
-            self._recorder = None
+    def take_loss(self, likelihood: Likelihood, module: LightningModule, batch: Any) -> None:
+        """Keep what the first loss of a fit tells."""
+        self.loss_is_known, self.batch_rows, self.loss_likelihood = True, rows_of(batch), likelihood
+        self.loss_likelihood = self.likelihood_of(module)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Say what averaging over samples changes on the validation set, once a calibration has chosen."""

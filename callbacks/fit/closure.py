@@ -24,24 +24,48 @@ from lightning_bayes.optim import NoisyOptimizer
 from lightning_bayes.predictive.repeated import copied
 from lightning_bayes.strategies import BayesDDPStrategy, all_reduce_mean_
 
+_OF_FIT = ("_trainer", "_mc_samples", "_start_epoch", "_is_tuned", "_has_started", "_optimizer", "on_first_capture")
+
 
 class MonteCarloClosure(Closure):
-    """Runs one batch under K weight samples."""
+    """Runs the batches of a fit, each under K weight samples.
+
+    Args:
+        trainer: The trainer of the fit.
+        mc_samples: K.
+        start_epoch: Called before the first batch of an epoch, and of the fit.
+        is_tuned: Whether a tuner trains. Every update then measures, as at the largest batch that the tuner tries.
+    """
+
+    _optimizer: NoisyOptimizer  # once it has replaced the user's
 
     def __init__(
         self,
-        parts: ClosureParts,
         trainer: Trainer,
-        optimizer: NoisyOptimizer,
-        sample_indices: list[int],  # they seed the noise of each pass; the micro-batches of an update share them
-        *,
-        always_measures: bool = False,  # in every update, as at the largest batch that a tuner tries
+        mc_samples: int,
+        start_epoch: Callable[[MonteCarloClosure], None],
+        is_tuned: Callable[[], bool],
     ) -> None:
+        self._trainer, self._mc_samples = trainer, mc_samples
+        self._start_epoch, self._is_tuned, self._has_started = start_epoch, is_tuned, False
+        self.on_first_capture: Callable[[Capture], None] | None = None  # of the first pass that has a loss
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What belongs to the fit; a copy of the trainer gets its next batch from its own loop."""
+        return {name: value for name, value in vars(self).items() if name in _OF_FIT}
+
+    def use(self, optimizer: NoisyOptimizer) -> None:
+        """Take the optimizer that has replaced the user's."""
+        self._optimizer, self._has_started, self.on_first_capture = optimizer, False, None
+
+    def of_batch(self, parts: ClosureParts) -> MonteCarloClosure:
+        """Take over what Lightning's closure of the next batch runs."""
         super().__init__(parts.step, parts.backward, parts.zero_grad)
         self._parts = parts
-        self._trainer, self._optimizer, self._sample_indices = trainer, optimizer, sample_indices
-        self._always_measures = always_measures
-        self.on_first_capture: Callable[[Capture], None] | None = None  # of the first pass that has a loss
+        if not self._has_started or self._trainer.fit_loop.epoch_loop.batch_idx == 0:
+            self._has_started = True
+            self._start_epoch(self)
+        return self
 
     @torch.enable_grad()
     def closure(self, *args: Any, **kwargs: Any) -> ClosureResult:
@@ -52,25 +76,26 @@ class MonteCarloClosure(Closure):
             return super().closure(*args, **kwargs)
         if zero_grad is not None:
             zero_grad()
-        kept = copied(self._parts.arguments) if len(self._sample_indices) > 1 else {}
+        indices = noise_samples(self._trainer, self._mc_samples)
+        kept = copied(self._parts.arguments) if len(indices) > 1 else {}
         results = list[ClosureResult]()
-        for index in self._sample_indices:
+        for index in indices:
             if results:
                 self._parts.arguments.update(copied(kept))  # a step may change its batch in place
-            results.append(self._run_pass(index, backward))
+            results.append(self._run_pass(index, len(indices), backward))
         if self._parts.step_follows and dist.is_available() and dist.is_initialized():
             self._average_over_processes()
         losses = [result.loss for result in results if result.loss is not None]
         if not losses:
-            if self._parts.step_follows and not self._optimizer.num_examples:
-                self._optimizer.discard_passes()  # no update, as in plain Lightning
+            if self._parts.step_follows:
+                self._optimizer.discard_passes(if_empty=True)  # no update, as in plain Lightning
             self.warning_cache.warn("`training_step` returned `None`. If this was on purpose, ignore this warning...")
             return results[0]
         first = next(result for result in results if result.loss is not None)
         first.loss = torch.stack(losses).mean()
         return first
 
-    def _run_pass(self, index: int, backward: Callable[[torch.Tensor], Any]) -> ClosureResult:
+    def _run_pass(self, index: int, num_passes: int, backward: Callable[[torch.Tensor], Any]) -> ClosureResult:
         trainer = self._trainer
         block_sync = getattr(trainer.strategy, "block_backward_sync", nullcontext)
         scaler = getattr(trainer.precision_plugin, "scaler", None)
@@ -81,8 +106,8 @@ class MonteCarloClosure(Closure):
             index,
             loss_scale=loss_scale,
             is_only_batch=is_only_batch,
-            always_measures=self._always_measures,
-            share=None if micro_batches == 1 else 1 / (micro_batches * len(self._sample_indices)),
+            always_measures=self._is_tuned(),
+            share=None if micro_batches == 1 else 1 / (micro_batches * num_passes),
         )
         model = trainer.strategy.model
         reducer = without_reducer(model) if isinstance(model, DistributedDataParallel) else nullcontext()
@@ -131,7 +156,7 @@ def without_reducer(model: DistributedDataParallel) -> Iterator[None]:
 
 
 def noise_samples(trainer: Trainer, mc_samples: int) -> list[int]:
-    """Assign sample indices, which seed the noise, to the passes over the current batch."""
+    """The indices, which seed the noise, of the passes over the current batch; the micro-batches of an update share them."""
     if isinstance(trainer.strategy, BayesDDPStrategy):
         micro_batches = trainer.accumulate_grad_batches
         micro_batch = trainer.fit_loop.epoch_loop.batch_idx % micro_batches

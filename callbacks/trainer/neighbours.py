@@ -20,6 +20,16 @@ def insert_after(trainer: Trainer, new: Callback, *before: Callback) -> None:
     callbacks.insert(1 + max(callbacks.index(callback) for callback in before), new)
 
 
+def is_missing(trainer: Trainer, callback: Callback) -> bool:
+    """Whether a callback is not among the trainer's, as while a tuner trains."""
+    return not any(other is callback for other in _all(trainer))
+
+
+def remove(trainer: Trainer, callback: Callback) -> None:
+    """Remove a callback; a loop over the trainer's callbacks that runs now still ends."""
+    trainer.callbacks = [other for other in _all(trainer) if other is not callback]  # type: ignore[attr-defined]
+
+
 def _all(trainer: Trainer) -> list[Callback]:
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # which Lightning does not annotate
     return callbacks

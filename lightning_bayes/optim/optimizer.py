@@ -21,6 +21,7 @@ from lightning_bayes.errors import NonFiniteError, UnsupportedTrainingError
 from lightning_bayes.optim.finished_pass import BarePass, Curvature, FinishedPass
 from lightning_bayes.optim.finiteness import require_finite, skip_message
 from lightning_bayes.optim.groups import FORMAT, KEY, split
+from lightning_bayes.optim.loss_notes import NOTES, LossNotes
 from lightning_bayes.optim.noise import CounterNoise, counter_seed
 from lightning_bayes.optim.passes import OpenUpdate, UpdateMeasurement, at_sample, open_pass
 from lightning_bayes.private_torch import mark_as_scheduled
@@ -57,14 +58,12 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
     ) -> None:
         self.model, self.engine, self.mc_samples = model, engine, mc_samples
         self.max_nonfinite_steps, self.skipped_steps, self.skipped_in_a_row = max_nonfinite_steps, 0, 0
-        self._open_update, (defaults, self.posterior_defaults) = OpenUpdate(), split(defaults)
+        self._open_update, self.notes, (defaults, self.posterior_defaults) = OpenUpdate(), LossNotes(), split(defaults)
         self.groups_owner = params if isinstance(params, torch.optim.Optimizer) else None
         self._holder: Any = SimpleNamespace(param_groups=[])  # torch's constructor fills its groups
         shared = None if self.groups_owner is None else (self.groups_owner.param_groups, self.groups_owner.defaults)
         super().__init__(*(shared or (params, defaults)))
         self._holder = self.groups_owner or self._holder
-        # What the last loss read was. Part of the state, so that a resumed run opens the same kind of pass.
-        self.param_groups[0][KEY].update(loss_is_mean=False, loss_link=None, writes_data=False, likelihood=None)
 
     @abstractmethod
     def capture_pass(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture | BarePass]:
@@ -89,8 +88,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """The parameter groups: one list, shared with the optimizer that was passed as `params` or `base`."""
-        groups: list[dict[str, Any]] = self._holder.param_groups
-        return groups
+        return self._holder.param_groups  # type: ignore[no-any-return]
 
     @param_groups.setter
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
@@ -119,8 +117,12 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """The state, with copies of the groups' settings; see `torch.optim.Optimizer`."""
-        state = {**super().state_dict(), "format": FORMAT}
+        state = {**super().state_dict(), "format": FORMAT, NOTES: dict(vars(self.notes))}
         return {**state, "param_groups": [{**group, KEY: dict(group[KEY])} for group in state["param_groups"]]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore a state; see `torch.optim.Optimizer`."""
+        super().load_state_dict(self.notes.load(state_dict))
 
     def __getstate__(self) -> dict[str, Any]:
         """All attributes but the family, which refers to its optimizer weakly. torch's keeps state and groups alone."""
@@ -192,11 +194,6 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         """The means of the parameters that hold a sample now; empty outside a pass."""
         return self._open_update.means or {}
 
-    @property
-    def num_examples(self) -> float:
-        """Number of examples in the passes since the last step."""
-        return self._open_update.examples
-
     def measured(self, add_ranks: Callable[[list[Tensor]], None] | None = None) -> tuple[list[Tensor], float]:
         """The measurement of the open update, for hosts that average it over processes; `step` requires it of several.
 
@@ -231,8 +228,10 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         counts = update.examples, len(update.samples), update.is_counted, float(update.summed)
         return UpdateMeasurement(update.loss, grads, update.final_curvature, *counts)
 
-    def discard_passes(self) -> None:
-        """Discard the passes of the open update. The next `step` does nothing."""
+    def discard_passes(self, *, if_empty: bool = False) -> None:
+        """Discard the passes of the open update, or only an update without any. The next `step` does nothing."""
+        if if_empty and self._open_update.examples:
+            return
         self.zero_grad()
         self._open_update.is_discarded = True
 

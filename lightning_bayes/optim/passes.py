@@ -39,8 +39,8 @@ from lightning_bayes.curvature.selection import requires_grad_as
 from lightning_bayes.errors import NoMeasurementError, UnsupportedTrainingError
 from lightning_bayes.optim.finished_pass import BarePass, Curvature, FinishedPass
 from lightning_bayes.optim.groups import KEY
+from lightning_bayes.optim.loss_notes import LossNotes
 from lightning_bayes.optim.noise import CounterNoise
-from lightning_bayes.optim.noted_likelihood import likelihood_noted
 from lightning_bayes.optim.step_changes import change_means
 from lightning_bayes.private_torch import version_of
 
@@ -184,6 +184,7 @@ class MeasuredOptimizer(Protocol):
 
     model: nn.Module
     engine: AbstractEngine
+    notes: LossNotes
     mc_samples: int
 
     @property
@@ -226,9 +227,8 @@ def at_sample(optimizer: MeasuredOptimizer, update: OpenUpdate, sample: int) -> 
         flags = {param: param.requires_grad for param in optimizer.model.parameters()}
         marks = {param: (version_of(param), param.data_ptr()) for param in flags}
         yield
-        any_may = settings.get("writes_data")
         now = ((param, (version_of(param), param.data_ptr())) for param in optimizer.model.parameters())
-        ends = {param: param.data for param, mark in now if any_may or marks.get(param) != mark}
+        ends = {param: param.data for param, mark in now if optimizer.notes.writes_data or marks.get(param) != mark}
     finally:
         for param, mean in means.items():
             param.data = mean
@@ -254,34 +254,31 @@ def open_pass(
         with at_sample(optimizer, update, sample):
             with capture as captured, ExitStack() as undo:
                 if watch_backward and not isinstance(captured, BarePass):
-                    captured.recorder.observe = undo.enter_context(likelihood_noted(optimizer, captured.observe))
+                    captured.recorder.observe = undo.enter_context(
+                        optimizer.notes.noting(optimizer.model, captured.observe)
+                    )
                 yield captured
             if captured.squares or any(param.grad is not None for param in before):
-                if not isinstance(captured, BarePass):
-                    _require_reached(optimizer, captured)
+                if isinstance(captured, GradientCapture):
+                    require_call(captured)
+                elif not isinstance(captured, BarePass):
+                    optimizer.engine.check_reached(captured)
                 finished = FinishedPass(captured, sample, loss_scale, update.means or {})
                 with torch.no_grad():
                     curvature = optimizer.read_pass(finished)
                     is_alone = update.share is None and not update.num_passes
                     weights = (0.0, 1.0) if is_alone else update.weights(optimizer.mc_samples)
                     update.add(finished, before, curvature, weights)
+                if not isinstance(captured, BarePass):
+                    optimizer.notes.is_mean, optimizer.notes.link = captured.shows_mean, captured.scale.link
+                    if written := captured.recorder.data_storages:
+                        storages = {param.untyped_storage().data_ptr() for _, param in optimizer.trained()}
+                        optimizer.notes.writes_data |= not storages.isdisjoint(written)
             else:  # sampled, not differentiated
                 _restore(before)
     except BaseException:
         _restore(before)
         raise
-
-
-def _require_reached(optimizer: MeasuredOptimizer, captured: Capture) -> None:
-    """Require a pass through the model and a loss, and keep what the loss is."""
-    if isinstance(captured, GradientCapture):
-        require_call(captured)
-    else:
-        optimizer.engine.check_reached(captured)
-    settings, written = optimizer.param_groups[0][KEY], captured.recorder.data_storages
-    settings.update(loss_is_mean=captured.shows_mean, loss_link=captured.scale.link)
-    if any(param.untyped_storage().data_ptr() in written for _, param in optimizer.trained()):
-        settings["writes_data"] = True
 
 
 def _restore(grads: Mapping[nn.Parameter, Tensor | None]) -> None:

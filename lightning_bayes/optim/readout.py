@@ -20,7 +20,6 @@ from lightning_bayes.optim.covariance import diagonal, kronecker
 from lightning_bayes.optim.covariance.diagonal import is_noisy
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.groups import FORMAT, state_of
-from lightning_bayes.optim.noted_likelihood import noted_likelihood
 from lightning_bayes.optim.parameters import names_of
 from lightning_bayes.optim.weight_prior import stated_prior_of
 from lightning_bayes.posteriors import (
@@ -87,6 +86,7 @@ def posterior_of_model(
     model: nn.Module,
     trained: Iterable[tuple[Mapping[str, Any], nn.Parameter]],
     states: Mapping[Tensor, Mapping[str, Any]],
+    likelihood: Likelihood | None,
 ) -> WeightPosterior:
     """The posterior of a model at its mean; parameters without noise and buffers are among the constants."""
     pairs = list(trained)
@@ -95,7 +95,7 @@ def posterior_of_model(
     posterior = posterior_of(Entry(name, param, group, states[param]) for name, (group, param) in entries)
     constants = constants_of(model.state_dict(), posterior.mean)
     copied = replace(posterior, constants={name: value.detach().clone() for name, value in constants.items()})
-    return copied.with_likelihood(noted_likelihood(group for group, _ in pairs))
+    return copied.with_likelihood(likelihood)
 
 
 def constants_of(values: Mapping[str, Any], mean: Mapping[str, Tensor]) -> dict[str, Tensor]:

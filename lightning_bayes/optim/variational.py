@@ -164,7 +164,7 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a state of the same algorithm, step, groups and base optimizer; see `optim.resuming`."""
         require_same(state_dict, self._record())
-        ours, theirs = apart(state_dict)
+        ours, theirs = apart(self.notes.load(state_dict))
         super().load_state_dict(ours)
         self._settings.follow(self.param_groups[0], self.posterior_defaults)
         if self.base_step is not None:
@@ -189,8 +189,7 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
             update.to_measure = self.family.to_measure(always=update.always_measures)
         if update.to_measure and self.estimator.quantity != "gradient":
             return self.family.capture(sample, loss_scale)
-        is_mean = bool(self.param_groups[0][KEY].get("loss_is_mean"))
-        needs_no_count = update.is_only_batch and is_mean and self.num_updates >= FIRST_UPDATES
+        needs_no_count = update.is_only_batch and self.notes.is_mean and self.num_updates >= FIRST_UPDATES
         if self.estimator.reads_count:  # for parameters without noise
             states = [self.state[param] for param in self._measured_params()]
             needs_no_count = needs_no_count and all(state["noisy"] and state["step"] for state in states)
@@ -249,7 +248,7 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
         if measurement.curvature and not self.family.to_measure():
             self.engine.workspace.release()  # its memory is free for the model until the next measurement
         if self._default_noise is not None:
-            self._default_noise.apply(self, self.param_groups[0][KEY].get("loss_link"))
+            self._default_noise.apply(self, self.notes.link)
         if self._check_batch_size is not None:
             self._check_batch_size(measurement, self.param_groups[0])
 
@@ -285,7 +284,7 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
     def posterior(self) -> WeightPosterior:
         """The posterior by the model's parameter names, as copies; deterministic parameters are among the constants."""
         self.family.start_curvature()
-        return posterior_of_model(self.model, self.trained(), self.state)
+        return posterior_of_model(self.model, self.trained(), self.state, self.notes.known_likelihood)
 
     @torch.no_grad()
     def effective_parameters(self) -> Tensor:

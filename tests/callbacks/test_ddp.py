@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from unittest.mock import patch
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -75,16 +78,9 @@ class CountReductions(Callback):
         dist.all_reduce = self.own  # before Lightning reduces what was logged
 
 
-def draw_the_same_noise(callback):
+def the_same_noise():
     """Every rank samples the weights of rank 0."""
-    build = callback._wrap_closure
-
-    def closure(trainer, parts):
-        built = build(trainer, parts)
-        built._sample_indices = list(range(callback.mc_samples))
-        return built
-
-    callback._wrap_closure = closure
+    return patch("lightning_bayes.callbacks.fit.closure.noise_samples", lambda trainer, count: list(range(count)))
 
 
 def train(
@@ -96,11 +92,10 @@ def train(
     arguments = {} if defaults else {"lr": 0.05, "betas": (0.9, 0.9), "init_precision": 60.0, "prior_precision": 2.0}
     shared = {"num_data": 48, "mc_samples": mc_samples, "eval_samples": 4, "curvature_interval": interval}
     callback = VOGNCallback(**shared, **arguments)
-    if same_noise:
-        draw_the_same_noise(callback)
     counter = CountReductions()
     trainer = quiet_trainer(callback, *([counter] if count else []), *others, num_sanity_val_steps=0, **options)
-    trainer.fit(module, fixed_loader(batches), fixed_loader(batches))
+    with the_same_noise() if same_noise else nullcontext():
+        trainer.fit(module, fixed_loader(batches), fixed_loader(batches))
     states, base = callback.optimizer.state, callback.optimizer.base_step
     curvature = {f"{n}/s": states[p]["curvature"] for n, p in module.named_parameters() if p in states}
     momenta = {
