@@ -91,7 +91,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         self.optimizer: VariationalOptimizer | None = None
         self._resumed: dict[str, Any] = {}  # the callback's state in the checkpoint that the fit resumes from
         self._posterior = EvaluatedPosterior()
-        self._ranks_agree = self._is_announced = self._follows_fit = False
+        self._ranks_agree = self._is_announced = self._classifies = self._follows_fit = False
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
@@ -181,7 +181,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         if begins and self._noise and self.compares_validations(module):
             self._rule.start_epoch(sum_over_processes(trainer, module))
             if self._rule.path:
-                self._noise.apply(optimizer, self.link_of(module), self._rule.share)
+                self._noise.apply(optimizer, self._classifies, self._rule.share)
         if begins or optimizer.posterior_defaults["num_data"] is None:  # loaders are reloaded, and data sets grow
             set_num_data(trainer, optimizer, self.num_data)
         if not self._ranks_agree:
@@ -203,7 +203,7 @@ class VariationalCallback(EvaluationCallback, ABC):
 
     def compares_validations(self, module: LightningModule) -> bool:
         """Whether the default noise follows the NLL."""
-        return self._noise is not None and follows_fit(module, self.link_of(module))
+        return self._noise is not None and follows_fit(module, self.likelihood_of(module).classifies)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -211,14 +211,14 @@ class VariationalCallback(EvaluationCallback, ABC):
         """Set the default noise scale of later updates, now that the loss and the trained layers are known."""
         if self.optimizer is None or not self.optimizer.num_updates:
             return
-        link = self.link_of(pl_module)
+        known = None if self._is_announced else self.likelihood_of(pl_module)
+        self._classifies = self._classifies if known is None else known.classifies
         if self._noise is not None:
-            self._noise.apply(self.optimizer, link, self._rule.share)
-        if not self._is_announced:
+            self._noise.apply(self.optimizer, self._classifies, self._rule.share)
+        if known is not None:
             self._is_announced, self._follows_fit = True, self.compares_validations(pl_module)
             self.optimizer.notes.likelihood = self.loss_likelihood.state()
-            options = self.eval_samples, self.loss_likelihood, self._follows_fit
-            rank_zero_info(summary.at_the_start(self.optimizer, self.name, link, *options))
+            rank_zero_info(summary.at_the_start(self.optimizer, self.name, known, self.eval_samples, self._follows_fit))
         if self._follows_fit:
             self._rule.add(outputs, trainer.accumulate_grad_batches)
 

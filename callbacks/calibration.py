@@ -15,10 +15,10 @@ from lightning_bayes.callbacks.calibrating.calibration_choice import (
     FEWEST_ROWS,
     Choice,
     Chooser,
-    is_calibrated,
     is_trial,
+    may_classify,
 )
-from lightning_bayes.callbacks.calibrating.held_out import HeldOut, Scalable, linearised, loaded_rows
+from lightning_bayes.callbacks.calibrating.held_out import Scalable, linearised, loaded_rows
 from lightning_bayes.callbacks.calibrating.point_estimate import PointEstimate
 from lightning_bayes.callbacks.evaluation.base import EvaluationCallback, evaluation_of
 from lightning_bayes.callbacks.evaluation.finished_samples import FinishesSamples, finished
@@ -30,7 +30,7 @@ from lightning_bayes.callbacks.trainer.neighbours import callbacks_of, insert_af
 from lightning_bayes.errors import PosteriorError, UnsupportedTrainingError
 from lightning_bayes.optim.readout import CALIBRATION_KEY
 from lightning_bayes.posteriors import AbstractPosterior, ScaledPosterior
-from lightning_bayes.predictive import ClosedFormSamples, LinearizedSamples, Link, Samples, evaluation_mode
+from lightning_bayes.predictive import ClosedFormSamples, LinearizedSamples, Samples, evaluation_mode
 from lightning_bayes.predictive.recalibration import running_statistics
 
 _EXPANSIONS = (LinearizedSamples, ClosedFormSamples)
@@ -74,9 +74,10 @@ class Calibration(Callback):
     validations and predictions outside of a fit use them, for any module, and `load_posterior` returns them. For a
     checkpoint without them, they are chosen first.
 
-    The module is called on the inputs of batches ``(inputs, targets)``. The likelihood follows from the link of the
-    evaluation. With the identity link, the noise comes from the module's ``lightning_bayes_likelihood``, if it is a
-    `lightning_bayes.curvature.Gaussian`; otherwise σ is fitted at each width.
+    Batches are read as the training step reads them: any inputs, ignored, missing and selected targets. Where a batch alone
+    does not tell its targets, the training step itself is run: it logs nothing, and the module is as before afterwards. The
+    likelihood is that of the evaluation; a regression without known noise takes that of the module's
+    ``lightning_bayes_likelihood``, a `lightning_bayes.likelihood.Gaussian`, else fits σ at each width.
 
     It calls the network at most .15 times as often as the fit has batches, but on 200 validation examples at least. If that
     is not enough for widths, it chooses a temperature only.
@@ -109,7 +110,7 @@ class Calibration(Callback):
         self._epoch_end = -1  # update after which the callbacks of an epoch were called
         self._start_of_fit = math.inf
         self._kept, self._inputs = KeptRows(), BatchNormMeans()
-        self._validation = ValidationSet(self.name, "width and temperature", "lightning_bayes.calibrate")
+        self._validation = ValidationSet(self.name, "width and temperature")
 
     @classmethod
     def by_default(cls, owner: str, chooses: bool = True) -> Calibration:
@@ -181,7 +182,7 @@ class Calibration(Callback):
         self._has_ended, self._start_of_fit = False, time.perf_counter()
         self._kept.start(0)
         if self.is_required:
-            self._validation.require_pairs(trainer, pl_module)
+            self._validation.require(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Forget the numbers of an epoch that was not the last, whatever it looked like."""
@@ -208,6 +209,12 @@ class Calibration(Callback):
         """Keep some rows before the step may change them."""
         if trainer.state.fn == "fit" and not trainer.sanity_checking and not dataloader_idx:
             self._kept.add(batch, batch_idx)
+            if self.is_required and self._kept.other is not None:
+                raise UnsupportedTrainingError(
+                    f"{self.name} chooses on rows of validation batches, but those of a {self._kept.other} are not known. "
+                    "Yield pairs (inputs, targets), or tensors that share their first dimension; or choose the width and "
+                    "temperature yourself with lightning_bayes.calibrate."
+                )
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Choose after the last epoch, before the checkpoint is written."""
@@ -246,13 +253,12 @@ class Calibration(Callback):
 
     def _end(self, trainer: Trainer, module: LightningModule) -> None:
         start, callback = time.perf_counter(), evaluation_of(trainer)
-        link = callback.link_of(module)
-        is_alone = is_trial(trainer) or not (self.is_required or is_calibrated(link))
+        is_alone = is_trial(trainer) or not (self.is_required or may_classify(callback.likelihood_of(module)))
         samples = None if is_alone else callback.find_samples(trainer, module)
         if samples is None:
             return
-        samples = linearised(finished(trainer, module, samples, link or "identity", but=self)[0], self.linearized)
-        found = self._chooser(trainer, module, link).at_end(samples, self._kept, self._inputs)
+        samples = linearised(finished(trainer, module, samples, but=self)[0], self.linearized)
+        found = self._chooser(trainer, module).at_end(samples, self._kept, self._inputs)
         if isinstance(found, str) and self.chooses:
             hint = "" if self.is_required else " calibrate=False skips this."
             rank_zero_info(f"{self.name} chooses no temperature on the validation set: {found}.{hint}")
@@ -260,40 +266,35 @@ class Calibration(Callback):
             self._use(found, start)
             callback.validated = found.comparison or callback.validated
 
-    def _chooser(self, trainer: Trainer, module: LightningModule, link: Link | None) -> Chooser:
-        callback, options = evaluation_of(trainer), (self.width, self.chooses, self.is_required)
-        return Chooser(trainer, module, callback, self._validation, link, *options)
+    def _chooser(self, trainer: Trainer, module: LightningModule) -> Chooser:
+        return Chooser(trainer, module, evaluation_of(trainer), self.width, self.chooses, self.is_required)
 
     def _use(self, found: Choice, start: float) -> None:
         """Use the numbers that were found, and say so."""
-        chosen = found.chosen
-        if chosen is None:
+        if found.chosen is None:
             return
-        self.scale, self.temperature = chosen.scale, chosen.temperature
+        self.scale, self.temperature = found.chosen.scale, found.chosen.temperature
         self._is_linearized = isinstance(found.samples, _EXPANSIONS)
         self.seconds = time.perf_counter() - start
         rank_zero_info(f"{self.name}: {found.line(self.seconds, start - self._start_of_fit, self.width)}")
 
-    def finished_samples(self, trainer: Trainer, module: LightningModule, samples: Samples, link: Link) -> Samples:
+    def finished_samples(self, trainer: Trainer, module: LightningModule, samples: Samples) -> Samples:
         """Samples of an evaluation outside of a fit at the chosen width, which is chosen first if this was asked for."""
         followed = linearised(samples, self.linearized)
         if self._is_linearized != isinstance(followed, _EXPANSIONS):  # chosen for the other predictive
             self.forget()
         if self.is_required and (self.scale is None or self.refit):
-            self._choose(trainer, module, followed, link)
+            self._choose(trainer, module, followed)
         if self.scale is None or not isinstance(followed, Scalable):
             return followed
         centred: Any = self._inputs.centred(followed, module)
         scaled: Samples = centred.scaled(self.scale)
         return scaled
 
-    def _choose(self, trainer: Trainer, module: LightningModule, samples: Samples, link: Link) -> None:
+    def _choose(self, trainer: Trainer, module: LightningModule, samples: Samples) -> None:
         """Choose before an evaluation of a checkpoint."""
         start = time.perf_counter()
         with random_state_kept(module), torch.no_grad():
             batches = loaded_rows(trainer, self._validation, 5 * FEWEST_ROWS)
-            at, samples = HeldOut(trainer, module, self._validation, batches), self._inputs.centred(samples, module)
-            first, outputs_at = at.at_widths(samples)
-            width = self.width and isinstance(samples, Scalable)
-            found = self._chooser(trainer, module, link).chosen(outputs_at, first.targets, width)
-        self._use(Choice(samples, at.rows, width, found), start)
+            found = self._chooser(trainer, module).before_evaluation(self._inputs.centred(samples, module), batches)
+        self._use(found, start)

@@ -24,6 +24,7 @@ from lightning_bayes.callbacks.trainer.step_outputs import (
     step_outputs,
 )
 from lightning_bayes.errors import UnsupportedTrainingError
+from lightning_bayes.likelihood import Categorical
 from lightning_bayes.metrics import (
     by_severity,
     reliability_diagram,
@@ -32,7 +33,7 @@ from lightning_bayes.metrics import (
     shift_curves,
 )
 from lightning_bayes.metrics.example_scores import SCORES_FILE, write_scores
-from lightning_bayes.predictive import combine, ood_scores
+from lightning_bayes.predictive import ood_scores
 
 
 class Predicted(NamedTuple):
@@ -53,7 +54,7 @@ class CollectedPredictions:
 
     def add(self, step: StepOutputs, set_name: str, mean_outputs: Tensor | None) -> None:
         """Add a batch."""
-        probs = combine(step.outputs, "softmax").exp()
+        probs = Categorical().summarise(step.outputs).probs
         if set_name == "test":
             kinds = {"prediction" if mean_outputs is None else "posterior": probs}
             if mean_outputs is not None:

@@ -11,8 +11,9 @@ from lightning.pytorch.trainer.states import RunningStage
 from lightning_utilities.core.rank_zero import rank_zero_info
 
 from lightning_bayes.callbacks.posthoc.base import PosthocCallback
-from lightning_bayes.callbacks.posthoc.laplace_batches import TermReader, known_likelihood, stated_likelihood
+from lightning_bayes.callbacks.posthoc.laplace_batches import known_likelihood, stated_likelihood
 from lightning_bayes.callbacks.trainer.arguments import checked
+from lightning_bayes.callbacks.trainer.batch_reader import BatchReader
 from lightning_bayes.callbacks.trainer.last_epoch import fit_kept, is_last_epoch
 from lightning_bayes.callbacks.trainer.loaders import OnDevice, ValidationSet, random_state_kept, training_loader
 from lightning_bayes.callbacks.trainer.private_lightning import training_batches
@@ -101,7 +102,7 @@ class LaplaceCallback(PosthocCallback):
         self.prior_precision, self.prior_structure, self.save_to = prior_precision, prior_structure, save_to
         self.mc_samples, self.online_every, self.likelihood = mc_samples, online_every, likelihood
         self.result: Laplace | None = None
-        self._validation = ValidationSet(type(self).__name__, "prior precision", "lightning_bayes.laplace")
+        self._validation = ValidationSet(type(self).__name__, "prior precision")
         self._fitted_on: Any = None
         self._without_noise: Likelihood | None = None  # the likelihood before its noise was chosen
 
@@ -188,8 +189,8 @@ class LaplaceCallback(PosthocCallback):
         recorded = self.loss_likelihood if self._without_noise is None else self._without_noise
         return known_likelihood(module, recorded, self.likelihood, batches)
 
-    def _reader(self, module: LightningModule, likelihood: Likelihood) -> TermReader:
-        return TermReader(module, likelihood, stated_likelihood(module, self.likelihood) is not None)
+    def _reader(self, module: LightningModule, likelihood: Likelihood) -> BatchReader:
+        return BatchReader(module, likelihood, is_stated=stated_likelihood(module, self.likelihood) is not None)
 
     def _state_noise(self, likelihood: Likelihood, kind: OutputLikelihood) -> None:
         """Predict with the noise of the result, where the training loss states none."""

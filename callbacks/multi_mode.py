@@ -31,7 +31,7 @@ from lightning_bayes.callbacks.trainer.last_epoch import fit_kept, is_last_epoch
 from lightning_bayes.callbacks.trainer.neighbours import callbacks_of
 from lightning_bayes.errors import HyperparameterError, PosteriorError, UnsupportedTrainingError
 from lightning_bayes.posteriors import FAMILIES, AbstractPosterior
-from lightning_bayes.predictive import Link, LinkArgument, MemberPosteriors, PosteriorSamples, Samples, misfits
+from lightning_bayes.predictive import LinkArgument, MemberPosteriors, PosteriorSamples, Samples, misfits
 
 
 @final
@@ -173,7 +173,7 @@ class MultiModeCallback(EvaluationCallback):
             callback = next(iter(callbacks_of(trainer, VariationalCallback)), self)
             with fit_kept(type(self).__name__, "the number of modes"):
                 samples = members(pl_module, self.modes)
-                self.count = self._choice.choose(trainer, pl_module, samples, callback.link_or_raw(pl_module))
+                self.count = self._choice.choose(trainer, pl_module, samples, callback.reader(pl_module))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Say how many modes were found, and how far apart they are."""
@@ -197,7 +197,7 @@ class MultiModeCallback(EvaluationCallback):
     def averages(self, trainer: Trainer) -> bool:
         return not callbacks_of(trainer, VariationalCallback)
 
-    def finished_samples(self, trainer: Trainer, module: LightningModule, samples: Samples, link: Link) -> Samples:
+    def finished_samples(self, trainer: Trainer, module: LightningModule, samples: Samples) -> Samples:
         """Samples of the posteriors around all modes instead of those around the last; see `FinishesSamples`."""
         if self.averages(trainer) or not self.posteriors:
             return samples

@@ -23,7 +23,8 @@ from lightning_bayes.callbacks.evaluation.prediction_table import (
 from lightning_bayes.callbacks.trainer.arguments import checked
 from lightning_bayes.callbacks.trainer.neighbours import callbacks_of
 from lightning_bayes.callbacks.trainer.stated_likelihood import LINK_ATTRIBUTE
-from lightning_bayes.predictive import Link, as_dict, check_threshold, summarise
+from lightning_bayes.likelihood import OutputLikelihood, find_kind
+from lightning_bayes.predictive import as_dict, check_threshold
 
 FILENAME = "predictions.pt"
 
@@ -80,7 +81,7 @@ class PredictionWriter(BasePredictionWriter):
             return
         loaders = [predictions] if trainer.predict_loop.num_dataloaders == 1 else predictions
         rows = [
-            columns(output, link_of(pl_module)) | {"dataloader_idx": torch.tensor(index)}
+            columns(output, stated_kind(pl_module)) | {"dataloader_idx": torch.tensor(index)}
             for index, outputs in enumerate(loaders)
             for output in outputs
         ]
@@ -128,16 +129,17 @@ def _as_list(loaders: Any) -> list[Any]:
     return list(loaders) if isinstance(loaders, (list, tuple)) else [loaders]
 
 
-def link_of(module: LightningModule) -> Link | None:
-    """The module's attribute ``lightning_bayes_link``; None without one, and if the user overrides ``predict_step``."""
+def stated_kind(module: LightningModule) -> OutputLikelihood | None:
+    """The kind that a module's ``lightning_bayes_link`` names; None without it, and for a ``predict_step`` of its own."""
     overrides_step = type(module).predict_step is not LightningModule.predict_step
-    return None if overrides_step else getattr(module, LINK_ATTRIBUTE, None)
+    link = None if overrides_step else getattr(module, LINK_ATTRIBUTE, None)
+    return None if link is None else find_kind(link, LINK_ATTRIBUTE)
 
 
-def columns(output: Any, link: Link | None) -> dict[str, Tensor]:
-    """The tensors of one batch's prediction by name; a tensor alone becomes a prediction by `link`, or ``outputs``."""
+def columns(output: Any, kind: OutputLikelihood | None) -> dict[str, Tensor]:
+    """The tensors of one batch's prediction by name; a tensor alone becomes a prediction of a kind, or ``outputs``."""
     if isinstance(output, Tensor):
-        return {"outputs": output} if link is None else as_dict(summarise(output[None], link))
+        return {"outputs": output} if kind is None else as_dict(kind.summarise(output[None]))
     return _named(output)
 
 

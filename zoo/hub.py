@@ -15,6 +15,7 @@ from typing import Any, Final
 from torch import Tensor
 
 from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.likelihood.value import stored_likelihood
 from lightning_bayes.posteriors import AbstractPosterior, ScaledPosterior
 
 VARIABLE: Final = "LIGHTNING_BAYES_HOME"  # environment variable that overrides the folder
@@ -151,9 +152,8 @@ def _usage(file_name: str, content: dict[str, Any]) -> Iterator[str]:
         yield "prediction = predict(image)  # a path, a PIL image, or bytes"
     else:
         yield "prediction = predict(inputs)  # floats [B, ...]"
-    fields = (
-        ("mean", "std") if content["link"] in {None, "identity", "exp"} else ("probs", "entropy", "mutual_information")
-    )
+    has_classes = any(scored.kind.has_classes for scored in stored_likelihood(content).outputs)
+    fields = ("probs", "entropy", "mutual_information") if has_classes else ("mean", "std")
     yield ", ".join(f"prediction.{name}" for name in fields)
 
 

@@ -28,7 +28,6 @@ from lightning_bayes.likelihood.value import stored_likelihood
 from lightning_bayes.posteriors import FAMILIES, AbstractPosterior, FileKind, atomic_write, named_if_unreadable
 from lightning_bayes.predictive import check_fits
 from lightning_bayes.predictive.known_outputs import told_outputs
-from lightning_bayes.predictive.links import link_of_likelihood
 from lightning_bayes.zoo.create import class_names as known_class_names
 from lightning_bayes.zoo.create import input_transform
 from lightning_bayes.zoo.hub import card_of, find_posterior, model_card
@@ -130,7 +129,6 @@ def save_posterior(
         "metrics": {str(name): float(value) for name, value in (metrics or {}).items()},
         "config": dict(config or {}),
         "temperature": temperature,
-        "link": None if known is None else link_of_likelihood(known) or "identity",  # for earlier versions
         "likelihood": None if known is None else known.state(),
     }
     not_plain = _not_plain(content, "")

@@ -9,25 +9,17 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from lightning_bayes.callbacks.calibrating.batch_norm_means import BatchNormMeans
-from lightning_bayes.callbacks.calibrating.held_out import (
-    HeldOut,
-    Scalable,
-    agreed,
-    budget_of_fit,
-    compared,
-    kept_rows,
-    mismatch,
-)
+from lightning_bayes.callbacks.calibrating.held_out import HeldOut, Scalable, agreed, budget_of_fit, kept_rows
 from lightning_bayes.callbacks.evaluation.base import EvaluationCallback
 from lightning_bayes.callbacks.evaluation.evaluated_posterior import FEW_SAMPLES
-from lightning_bayes.callbacks.evaluation.mean_comparison import Comparison
+from lightning_bayes.callbacks.evaluation.mean_comparison import Comparison, Pairs
 from lightning_bayes.callbacks.evaluation.spread import distinct_sum
 from lightning_bayes.callbacks.evaluation.validation_rows import KeptRows, rows_of
-from lightning_bayes.callbacks.trainer.loaders import ValidationSet
-from lightning_bayes.likelihood import Gaussian
+from lightning_bayes.callbacks.trainer.stated_likelihood import LIKELIHOOD_ATTRIBUTE
+from lightning_bayes.likelihood import Gaussian, Likelihood, OutputLikelihood, Raw
 from lightning_bayes.predictive import Calibration as Chosen
-from lightning_bayes.predictive import ClosedFormSamples, Link, PosteriorSamples, Samples, choose_calibration
-from lightning_bayes.predictive.calibration import CLASS_LINKS, EVALUATIONS
+from lightning_bayes.predictive import ClosedFormSamples, PosteriorSamples, Samples, choose_calibration
+from lightning_bayes.predictive.calibration import EVALUATIONS
 
 FEWEST_ROWS: Final = 200  # where the choice was asked for and the validation set has as many
 
@@ -38,9 +30,10 @@ def is_trial(trainer: Trainer) -> bool:
     return bool(trial) or not sum(trainer.num_val_batches)
 
 
-def is_calibrated(link: Link | None) -> bool:
+def may_classify(likelihood: Likelihood) -> bool:
     """Whether a fit may be a classifier's."""
-    return link in {None, *CLASS_LINKS}
+    kinds = [scored.kind for scored in likelihood.outputs]
+    return not kinds or any(kind.has_temperature or isinstance(kind, Raw) for kind in kinds)
 
 
 class Choice(NamedTuple):
@@ -78,11 +71,16 @@ class Chooser(NamedTuple):
     trainer: Trainer
     module: LightningModule
     callback: EvaluationCallback
-    validation: ValidationSet
-    link: Link | None
     width: bool
     temperature: bool
     is_required: bool
+
+    @property
+    def kind(self) -> OutputLikelihood:
+        """The kind of the only output, with the noise that the module states."""
+        stated, only = getattr(self.module, LIKELIHOOD_ATTRIBUTE, None), self.callback.likelihood_of(self.module).only
+        kind = Gaussian() if only is None or isinstance(only.kind, Raw) else only.kind
+        return stated if isinstance(stated, Gaussian) and not kind.has_temperature else kind
 
     def at_end(self, samples: Samples, kept: KeptRows, inputs: BatchNormMeans) -> Choice | str | None:
         """Choose at the end of a fit; why it is impossible in some process; None if the fit was too short."""
@@ -94,44 +92,53 @@ class Chooser(NamedTuple):
             if not batches:
                 return None
             inputs.find(trainer, module, samples)
-            samples, at = inputs.centred(samples, module), HeldOut(trainer, module, self.validation, batches)
-            outputs_at, targets, obstacle = self._tried(at, samples)
+            samples = inputs.centred(samples, module)
+            at, outputs_at, obstacle = self._tried(samples, batches)
             is_impossible = agreed(trainer, module, bool(obstacle))
         if is_impossible:
             return obstacle or "another process cannot"
-        found = self.chosen(outputs_at, targets, width) if self.temperature else None
+        found = self.chosen(at, outputs_at, width) if self.temperature else None
         outputs, temperature = outputs_at(found.scale if found else 1.0), found.temperature if found else 1.0
-        return Choice(samples, at.rows, width, found, self._compared(at, samples, outputs, targets, temperature))
+        return Choice(samples, at.rows, width, found, self._compared(at, samples, outputs, temperature))
 
-    def chosen(self, outputs_at: Callable[[float], Tensor], targets: Tensor, width: bool = False) -> Chosen:
+    def before_evaluation(self, samples: Samples, batches: list[Any]) -> Choice:
+        """Choose before an evaluation of a checkpoint."""
+        width = self.width and isinstance(samples, Scalable)
+        at = self._held_out(batches)
+        return Choice(samples, at.rows, width, self.chosen(at, at.at_widths(samples), width))
+
+    def chosen(self, at: HeldOut, outputs_at: Callable[[float], Tensor], width: bool = False) -> Chosen:
         """Choose by the outputs at each width."""
-        likelihood = getattr(self.module, "lightning_bayes_likelihood", None)
-        std, reduce = (
-            likelihood.std if isinstance(likelihood, Gaussian) else None,
-            distinct_sum(self.trainer, self.module),
-        )
-        return choose_calibration(outputs_at, targets, self.link or "identity", std, reduce, width)
-
-    def _compared(
-        self, at: HeldOut, samples: Samples, outputs: Tensor, targets: Tensor, temperature: float
-    ) -> Comparison | None:
-        """Compare a classifier's samples with the network alone; each has the temperature that these rows choose for it."""
-        if self.link not in CLASS_LINKS or samples.count == 1:
-            return None
-        alone, beside = at.alone(samples).outputs, "the mean" if samples.has_mean else "the network alone"
-        if self.temperature:
-            own = self.chosen(lambda scale: alone, targets).temperature
-            alone, beside = alone / own, f"{beside}, each with a temperature of its own from the same rows"
+        targets, counted = at.labelled.targets, at.labelled.counted
         reduce = distinct_sum(self.trainer, self.module)
-        return compared(outputs / temperature, alone, targets, self.link, reduce, beside)
+        return choose_calibration(outputs_at, targets, self.kind, counted=counted, reduce=reduce, width=width)
+
+    def _held_out(self, batches: list[Any]) -> HeldOut:
+        return HeldOut(self.trainer, self.module, self.callback.reader(self.module), batches)
+
+    def _compared(self, at: HeldOut, samples: Samples, outputs: Tensor, temperature: float) -> Comparison | None:
+        """Compare a classifier's samples with the network alone; each has the temperature that these rows choose for it."""
+        kind = self.kind
+        if not kind.has_temperature or samples.count == 1:
+            return None
+        alone, beside = at.alone(samples), "the mean" if samples.has_mean else "the network alone"
+        if self.temperature:
+            own = self.chosen(at, lambda scale: alone).temperature
+            alone, beside = alone / own, f"{beside}, each with a temperature of its own from the same rows"
+        pairs, values, counted = Pairs(has_classes=True), kind.class_probs(outputs / temperature), at.labelled.counted
+        targets = at.labelled.targets.reshape(values.shape[1:-1])
+        counted = None if counted is None else counted.reshape(targets.shape)
+        pairs.add(values, kind.class_probs(alone)[0], targets, counted)
+        return pairs.compute(distinct_sum(self.trainer, self.module), samples.count, beside)
 
     def _obstacle(self, kept: KeptRows) -> str:
         """Why the task is not known; empty if it is."""
-        if self.link is None:
+        likelihood = self.callback.likelihood_of(self.module)
+        if len(likelihood.outputs) > 1:
+            return "the training loss scores several outputs"
+        if likelihood.only is None or isinstance(likelihood.only.kind, Raw):
             return "the training loss does not tell how outputs become predictions"
-        if kept.other is not None:
-            return f"the set yields a {kept.other} instead of pairs (inputs, targets)"
-        return self.callback.obstacle
+        return "" if kept.other is None else f"the rows of its batches, each a {kept.other}, are not known"
 
     def _affordable(self, samples: Samples, kept: KeptRows) -> tuple[Samples, list[Any], bool]:
         """Samples and batches that the fit can afford, none after a short one; and whether it can afford to try widths."""
@@ -141,20 +148,20 @@ class Chooser(NamedTuple):
         if budget.rows(samples.count) < enough and isinstance(samples, PosteriorSamples) and not self.is_required:
             samples = PosteriorSamples(samples.posterior, min(FEW_SAMPLES, samples.count), samples.seed)
         width = self.width and isinstance(samples, Scalable)
-        width &= self.link == "identity" or 1.5 * budget.rows(samples.count, EVALUATIONS) >= enough
+        width &= not self.kind.has_temperature or 1.5 * budget.rows(samples.count, EVALUATIONS) >= enough
         calls = FEW_SAMPLES if isinstance(samples, ClosedFormSamples) else samples.count  # it calls the network once
         rows, most = budget.rows(calls, EVALUATIONS if width else 1), budget.batches(calls)
         if self.is_required:
             rows, most = max(rows, FEWEST_ROWS), max(most, len(kept.batches))
         return samples, kept_rows(module, kept.batches, rows, size, most), width
 
-    def _tried(self, at: HeldOut, samples: Samples) -> tuple[Any, Any, str]:
-        """Outputs at each width, targets, and why they are no logits of the targets; the last is empty if they are."""
+    def _tried(self, samples: Samples, batches: list[Any]) -> tuple[Any, Any, str]:
+        """The held-out rows, outputs at each width, and why they are no logits of the targets; empty if they are."""
         try:
-            first, outputs_at = at.at_widths(samples)
+            at = self._held_out(batches)
+            outputs_at = at.at_widths(samples)
         except Exception as error:  # of the user's network, which a fit without calibration does not call here
             if isinstance(error, Warning) or self.is_required:  # the user asked for an error
                 raise
             return None, None, f"{type(error).__name__}: {error}".rstrip(".")
-        is_of_classes = self.link in CLASS_LINKS
-        return outputs_at, first.targets, mismatch(first, self.link or "identity") if is_of_classes else ""
+        return at, outputs_at, at.mismatch(outputs_at(1.0)) if self.kind.has_temperature else ""

@@ -1,9 +1,9 @@
-"""Samples on the validation rows that a fit has kept: how many it may run, their outputs, and what averaging changes."""
+"""Samples on the validation rows that a fit has kept: how many it may run, their outputs, and whether targets are labels."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, final
 
 import torch
 from lightning.fabric.utilities import move_data_to_device
@@ -11,20 +11,19 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import RunningStage
 from torch import Tensor
 
-from lightning_bayes.callbacks.evaluation.mean_comparison import Comparison, class_last, uncertainty_of
+from lightning_bayes.callbacks.calibrating.point_estimate import PointSamples
 from lightning_bayes.callbacks.evaluation.spread import spread
 from lightning_bayes.callbacks.evaluation.validation_rows import length, merged, rows_of, thinned
 from lightning_bayes.callbacks.recalibration import recalibrated, recalibrated_examples
+from lightning_bayes.callbacks.trainer.batch_reader import BatchReader
 from lightning_bayes.callbacks.trainer.loaders import OnDevice, ValidationSet, sum_over_processes
-from lightning_bayes.callbacks.trainer.step_outputs import StepOutputs
-from lightning_bayes.metrics.paired import PairedClassification
-from lightning_bayes.predictive import ClosedFormSamples, LinearizedSamples, Link, PosteriorSamples, Samples
-from lightning_bayes.predictive.links import CLASS_DIMS, predicted
-from lightning_bayes.predictive.repeated import Repeatable, copied
-from lightning_bayes.predictive.samples import require_tensor
+from lightning_bayes.likelihood import Labels, leaf_at
+from lightning_bayes.predictive import ClosedFormSamples, LinearizedSamples, PosteriorSamples, Samples
+from lightning_bayes.predictive.labelled import LabelledBatches
 
 Scalable: TypeAlias = PosteriorSamples | LinearizedSamples | ClosedFormSamples  # whose width can be chosen
 SHARE: Final = 0.15  # calls of the network at the end of a fit, for each of its batches
+_NO_TARGET: Final = -100  # that torch's losses ignore by default
 
 
 class Budget(NamedTuple):
@@ -54,51 +53,63 @@ def agreed(trainer: Trainer, module: LightningModule, value: float) -> float:
     return float(sum_over_processes(trainer, module)(torch.tensor(float(value)))) / trainer.world_size
 
 
-class HeldOut(NamedTuple):
-    """The module on batches of a validation set, which are on its device."""
+@final
+class HeldOut:
+    """The module on labelled batches of a validation set, which are on its device."""
 
-    trainer: Trainer
-    module: LightningModule
-    validation: ValidationSet
-    batches: list[Any]
+    def __init__(self, trainer: Trainer, module: LightningModule, reader: BatchReader, batches: list[Any]) -> None:
+        self.trainer, self.module, self.rows = trainer, module, sum(map(rows_of, batches))
+        self._batches = [_without_graph(reader.labels(batch)) for batch in batches]
+        self.labelled = LabelledBatches(module, reader.likelihood, self._batches)
 
-    @property
-    def rows(self) -> int:
-        """The number of examples."""
-        return sum(map(rows_of, self.batches))
-
-    def under(self, samples: Samples) -> StepOutputs:
-        """The outputs under samples, ``[S, B, …]``."""
-        prepared = self._prepared(samples)
-
-        def forward(inputs: Any) -> Tensor:
-            return require_tensor(self.module, prepared.outputs(self.module, Repeatable(self.module, inputs)))
-
-        # hooks of the network may change a batch
-        return self.validation.evaluated(self.trainer, self.module, forward, map(copied, self.batches))
-
-    def alone(self, samples: Samples) -> StepOutputs:
-        """The outputs without sampling, ``[1, B, …]``: at the mean, or of the fit's own network."""
-        prepared = self._prepared(samples)
-
-        def forward(inputs: Any) -> Tensor:
-            with prepared.at_mean(self.module):
-                return torch.as_tensor(self.module(inputs))[None]
-
-        return self.validation.evaluated(self.trainer, self.module, forward, map(copied, self.batches))
-
-    def at_widths(self, samples: Samples) -> tuple[StepOutputs, Callable[[float], Tensor]]:
-        """The outputs at width 1, and a function that returns those at any width."""
+    def at_widths(self, samples: Samples) -> Callable[[float], Tensor]:
+        """A function that returns the outputs under samples at any width, ``[S, B, …]``."""
         if not isinstance(samples, Scalable):
-            return (first := self.under(samples)), lambda scale: first.outputs
-        whole = self.under(samples.scaled(1.0))
+            first = self._under(samples)
+            return lambda scale: first
+        whole = self._under(samples.scaled(1.0))
         if isinstance(samples, LinearizedSamples):  # linear in the width, f + c J (θ - μ)
-            mean = self.under(samples.scaled(0.0)).outputs.expand_as(whole.outputs)
-            return whole, lambda scale: torch.lerp(mean, whole.outputs, scale)
-        return whole, lambda scale: whole.outputs if scale == 1 else self.under(samples.scaled(scale)).outputs
+            mean = self._under(samples.scaled(0.0)).expand_as(whole)
+            return lambda scale: torch.lerp(mean, whole, scale)
+        return lambda scale: whole if scale == 1 else self._under(samples.scaled(scale))
+
+    def alone(self, samples: Samples) -> Tensor:
+        """The outputs without sampling, ``[1, B, …]``: at the mean, or of the fit's own network."""
+        with self._prepared(samples).at_mean(self.module), self.trainer.precision_plugin.forward_context():
+            return self.labelled.outputs(PointSamples())
+
+    def _under(self, samples: Samples) -> Tensor:
+        prepared = self._prepared(samples)
+        with self.trainer.precision_plugin.forward_context():
+            return self.labelled.outputs(prepared)
 
     def _prepared(self, samples: Samples) -> Samples:
         return spread(self.trainer, recalibrated(self.trainer, self.module, samples))
+
+    def mismatch(self, outputs: Tensor) -> str:
+        """Why a classifier's outputs are no logits of the targets; empty if they are."""
+        shape = list(outputs.shape[1:])
+        if any(_has_strangers(batch, shape) for batch in self._batches):
+            return f"the targets are no labels of forward's outputs {shape}"
+        return "" if bool(outputs.isfinite().all()) else "outputs are not finite"
+
+
+def _without_graph(labels: Labels) -> Labels:
+    terms = labels.of_step
+    return labels if terms is None else labels._replace(of_step=[term._replace(outputs=None) for term in terms])
+
+
+def _has_strangers(labels: Labels, shape: list[int]) -> bool:
+    """Whether a batch has targets that are neither classes of outputs ``[B, …]`` nor ignored."""
+    for scored in labels.scored:
+        targets = leaf_at(labels.batch, scored.targets.path or ())
+        last = (
+            shape[scored.kind.classes] - 1 if hasattr(scored.kind, "classes") else 1
+        )  # binary ones may be probabilities
+        counts = (targets != _NO_TARGET) & (targets != scored.targets.ignored) & (targets == targets)
+        if bool((counts & ((targets < 0) | (targets > last))).any()):
+            return True
+    return False
 
 
 def linearised(samples: Samples, linearized: bool | None) -> Samples:
@@ -123,28 +134,3 @@ def loaded_rows(trainer: Trainer, validation: ValidationSet, rows: int) -> list[
     loader = validation.loader(trainer)
     batches = OnDevice(trainer, loader, RunningStage.VALIDATING).loaded()
     return list(OnDevice(trainer, thinned(batches, length(loader, None), rows), RunningStage.VALIDATING))
-
-
-def mismatch(found: StepOutputs, link: Link) -> str:
-    """Why outputs are no logits of their targets; empty if they are."""
-    outputs, targets = found
-    shape = outputs[0].movedim(1, -1).shape if link == "softmax" else outputs.shape[1:]
-    has_one_class = link in CLASS_DIMS
-    fits = targets.shape == shape[:-1] if has_one_class else targets.numel() == shape.numel()
-    fits = fits and not (has_one_class and targets.is_floating_point())
-    classes = shape[-1] if has_one_class else 2
-    if not fits or not bool(torch.all((targets >= 0) & (targets <= classes - 1))):  # binary ones may be probabilities
-        return f"the targets are no labels of forward's outputs {list(outputs.shape[1:])}"
-    return "" if bool(outputs.isfinite().all()) else "outputs are not finite"
-
-
-def compared(
-    outputs: Tensor, alone: Tensor, targets: Tensor, link: Link, reduce: Callable[[Tensor], Tensor], beside: str
-) -> Comparison:
-    """The average over samples ``[S, B, …]`` of a classifier's logits beside the network alone, ``[1, B, …]``."""
-    scores, labels = PairedClassification(), targets.reshape(outputs.shape[1:]) if link == "sigmoid" else targets
-    first, second = (class_last(predicted(each, link).mean(0), link) for each in (outputs, alone))
-    scores.update(first, second, labels.long())
-    uncertainty = uncertainty_of(outputs, link).double()
-    count, total = reduce(torch.stack([torch.ones_like(uncertainty), uncertainty]).sum(1)).tolist()
-    return Comparison(scores.compute(reduce), int(count), total / count, len(outputs), beside)

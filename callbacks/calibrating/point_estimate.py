@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, final
 
-import torch
 from lightning.pytorch import LightningModule, Trainer
-from torch import Tensor, nn
+from torch import nn
 
 from lightning_bayes.callbacks.evaluation.base import EvaluationCallback
 from lightning_bayes.predictive import Samples
-from lightning_bayes.predictive.samples import require_tensor
+from lightning_bayes.predictive.nested import stacked
 
 
 class PointSamples(Samples):
@@ -19,9 +18,9 @@ class PointSamples(Samples):
 
     count, has_mean = 1, False
 
-    def subset_outputs(self, model: nn.Module, forward: Callable[[], Tensor], indices: Iterable[int]) -> Tensor:
+    def subset_outputs(self, model: nn.Module, forward: Callable[[], Any], indices: Iterable[int]) -> Any:
         """Run `forward` once for each index; see `Samples.subset_outputs`."""
-        return torch.stack([require_tensor(model, forward()) for _ in indices])
+        return stacked([forward() for _ in indices])
 
 
 @final

@@ -19,25 +19,22 @@ from lightning_bayes.callbacks.evaluation.sampled_forward import SampledCall, Sa
 from lightning_bayes.callbacks.evaluation.spread import distinct_sum, spread
 from lightning_bayes.callbacks.evaluation.validation_rows import rows_of
 from lightning_bayes.callbacks.recalibration import recalibrated
+from lightning_bayes.callbacks.trainer.batch_reader import BatchReader
 from lightning_bayes.callbacks.trainer.checks import check_trainer
 from lightning_bayes.callbacks.trainer.last_epoch import may_be_last_validation
 from lightning_bayes.callbacks.trainer.neighbours import callbacks_of, insert_after, is_missing
 from lightning_bayes.callbacks.trainer.patches import Patches
 from lightning_bayes.callbacks.trainer.stated_likelihood import stated_by
 from lightning_bayes.errors import UnsupportedTrainingError
-from lightning_bayes.likelihood import Likelihood, find_kind
+from lightning_bayes.likelihood import Likelihood, Raw, find_kind
 from lightning_bayes.likelihood.value import stored_likelihood
 from lightning_bayes.predictive import (
-    Link,
     LinkArgument,
-    Observation,
     SampledModule,
     Samples,
 )
 from lightning_bayes.predictive.averages import OutputAverage
 from lightning_bayes.predictive.known_outputs import UNKNOWN
-from lightning_bayes.predictive.links import link_of_likelihood
-from lightning_bayes.predictive.observations import observation_of_likelihood
 
 
 class EvaluationCallback(Callback, ABC):
@@ -53,7 +50,7 @@ class EvaluationCallback(Callback, ABC):
         self.loss_likelihood = Likelihood()  # of the first training step, completed by what is stated
         self.batch_rows = 0  # of the first batch, a pair (inputs, targets)
         self.loss_is_known = False  # whether the first loss of the fit has told
-        self._has_told_link = False
+        self._has_told_raw = False
         self._forward: SampledForward | None = None
         self._metrics: ObservedMetrics | None = None
         self._ood: OODSets | None = None
@@ -73,38 +70,20 @@ class EvaluationCallback(Callback, ABC):
         """Whether each validation of a fit is compared with the mean, and not only the last."""
         return False
 
-    @property
-    def loss_link(self) -> Link | None:
-        """The link of the training loss; None if it does not tell."""
-        return link_of_likelihood(self.loss_likelihood)
-
     def likelihood_of(self, module: LightningModule) -> Likelihood:
         """The likelihood of the training loss, completed by the argument ``link``, or by the module's attribute."""
         return self.loss_likelihood.completed(self._stated or stated_by(module))
 
-    def link_of(self, module: LightningModule) -> Link | None:
-        """The link of `likelihood_of`; None if unknown."""
-        return link_of_likelihood(self.likelihood_of(module))
+    def reader(self, module: LightningModule) -> BatchReader:
+        """Reads labelled batches as the training step takes them."""
+        is_stated = (self._stated or stated_by(module)) is not None
+        return BatchReader(module, self.likelihood_of(module), bool(self.loss_likelihood.outputs), is_stated)
 
-    def observation_of(self, module: LightningModule) -> Observation | None:
-        """The distribution of real-valued targets given outputs: the argument's, the module's, or the loss's."""
-        return observation_of_likelihood(self.likelihood_of(module))
-
-    @property
-    def obstacle(self) -> str:
-        """Why a batch does not hold the targets of the training loss as they are; empty if it does."""
-        targets = [scored.targets for scored in self.loss_likelihood.outputs]
-        if any(each.is_selected or each.ignored not in {None, -100.0} for each in targets):
-            return "the loss ignores some targets"
-        return "" if all(each.is_known for each in targets) else "the training step changes the targets of its batch"
-
-    def link_or_raw(self, module: LightningModule) -> Link:
-        """`link_of`; where it is unknown, raw outputs are averaged, and a line says how to set it."""
-        link = self.link_of(module)
-        if link is None and not self.likelihood_of(module).outputs and not self._has_told_link:
-            self._has_told_link = True
+    def _tell_raw(self, likelihood: Likelihood) -> None:
+        """Where nothing is known, raw outputs are averaged; a line says how to state what they are."""
+        if not likelihood.outputs and not self._has_told_raw:
+            self._has_told_raw = True
             rank_zero_info(UNKNOWN.format(f"{type(self).__name__}: the training loss"))
-        return link or "identity"
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse trainers of the package pytorch_lightning, and undo what an earlier run may have left behind."""
@@ -212,23 +191,23 @@ class EvaluationCallback(Callback, ABC):
         if samples is None:
             return
         require_single_evaluation(trainer)
-        link = self.link_or_raw(module)
+        likelihood = self.likelihood_of(module)
+        self._tell_raw(likelihood)
         is_fit, temperature = trainer.state.fn == "fit", 1.0
         if not is_fit:
-            samples, temperature = finished(trainer, module, samples, link)
+            samples, temperature = finished(trainer, module, samples)
             samples = recalibrated(trainer, module, samples)
-        observation = self.observation_of(module)
-        average = OutputAverage(self.likelihood_of(module), temperature, self.interval)
+        average, only = OutputAverage(likelihood, temperature, self.interval), likelihood.only
         self._forward = SampledForward(module, spread(trainer, samples), average, self.opt_out_hint, lenient=is_fit)
         self._forward.start()
         if trainer.predicting:
             replace_predict_step(self._forward, self.predict_once)
         self._ood = ood_sets(trainer, module)
-        if trainer.testing and observation is not None and not isinstance(module, SampledModule):
-            self._metrics = ObservedMetrics(observation, self.likelihood_of(module), self.interval)
+        if trainer.testing and only is not None and only.kind.has_noise and not isinstance(module, SampledModule):
+            self._metrics = ObservedMetrics(only, self.interval)
         in_fit = is_fit and (may_be_last_validation(trainer) or self.compares_validations(module))
-        if (trainer.testing or in_fit) and samples.has_mean and self.link_of(module) is not None:
-            self._comparison = MeanComparison(self._forward, link, observation, self.likelihood_of(module))
+        if (trainer.testing or in_fit) and samples.has_mean and only is not None and not isinstance(only.kind, Raw):
+            self._comparison = MeanComparison(self._forward, only)
 
     def _stop(self, warn: bool = True) -> None:
         """Restore the module's forward, and warn by default if nothing was averaged."""

@@ -10,16 +10,14 @@ import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
 
-from lightning_bayes.callbacks.evaluation.observed_metrics import distribution_of, targets_of
+from lightning_bayes.callbacks.evaluation.observed_metrics import targets_of
 from lightning_bayes.callbacks.evaluation.sampled_forward import SampledCall, SampledForward
-from lightning_bayes.likelihood import Likelihood, leaf_at
-from lightning_bayes.likelihood.mixtures import grouped
+from lightning_bayes.likelihood import ScoredOutput
+from lightning_bayes.likelihood.base import flattened, num_samples
 from lightning_bayes.likelihood.paths import mapped
+from lightning_bayes.likelihood.predictions import mutual_information
 from lightning_bayes.metrics.paired import Paired, PairedClassification, PairedRegression
 from lightning_bayes.metrics.regression import mixture_nll
-from lightning_bayes.predictive import Link, Observation, Prediction, summarise
-from lightning_bayes.predictive.links import CLASS_DIMS, predicted
-from lightning_bayes.predictive.observations import log_densities
 
 _WORDS: Final = {
     "cls/Acc": "accuracy",
@@ -105,14 +103,46 @@ class Comparison(NamedTuple):
         return self.has_classes and self.uncertainty < SMALL_MUTUAL_INFORMATION
 
 
-class _Batch(NamedTuple):
-    """The outputs and targets of a batch."""
+@final
+class Pairs:
+    """Collects two predictions of the same targets: the average over samples, and that at the mean."""
 
-    outputs: Tensor  # under each sample, [S, B, …]
-    mean: Tensor  # at the mean, [B, …]
-    targets: Tensor  # class indices, or values in the shape of the mean
-    log_densities: tuple[Tensor, ...] = ()  # of the targets under the average and at the mean, [B]
-    mask: Tensor | None = None  # of the targets that count
+    def __init__(self, has_classes: bool) -> None:
+        self._scores: PairedClassification | PairedRegression
+        self._scores = PairedClassification() if has_classes else PairedRegression()
+        self._uncertainty = torch.zeros(2, dtype=torch.float64)  # sums over examples of 1 and of the uncertainty
+
+    def add(
+        self,
+        values: Tensor,
+        at_mean: Tensor,
+        targets: Tensor,
+        counted: Tensor | None = None,
+        log_densities: tuple[Tensor, ...] = (),
+    ) -> None:
+        """Add a batch.
+
+        Args:
+            values: Class probabilities ``[S, B, …, classes]`` or means ``[S, B, …]`` under each sample.
+            at_mean: Those at the mean, without S.
+            targets: ``[B, …]``.
+            counted: Mask of the targets that count; None for all.
+            log_densities: Of real-valued targets, under the average and at the mean.
+        """
+        is_class = isinstance(self._scores, PairedClassification)
+        uncertainty = mutual_information(values) if is_class else values.var(0, correction=0)
+        columns = [values.mean(0), at_mean, targets.long() if is_class else targets, *log_densities]
+        if counted is not None:
+            uncertainty, *columns = (column[counted] for column in (uncertainty, *columns))
+        if len(columns[0]):
+            self._scores.update(*columns)
+        uncertainty = uncertainty.reshape(len(uncertainty), -1).mean(1).cpu().double()
+        self._uncertainty += torch.stack([torch.ones_like(uncertainty), uncertainty]).sum(1)
+
+    def compute(self, reduce: Callable[[Tensor], Tensor], samples: int, beside: str = "the mean") -> Comparison | None:
+        """The result, from the sums over processes; None without examples."""
+        (count, uncertainty), scores = reduce(self._uncertainty).tolist(), self._scores.compute(reduce)
+        return Comparison(scores, int(count), uncertainty / count, samples, beside) if count else None
 
 
 @final
@@ -120,114 +150,76 @@ class MeanComparison:
     """Collects the scores of both predictions over the batches of one evaluation.
 
     A step's result may hold ``outputs``, ``mean_outputs`` and ``targets``, as the zoo's tasks return. Otherwise the step has
-    to call ``self(...)`` once, on a batch ``(inputs, targets)``; the mean then costs one more forward pass. Batches of
-    another form are left out.
+    to call ``self(...)`` once, on a batch that tells its targets; the mean then costs one more forward pass. Other batches
+    are left out.
     """
 
-    def __init__(
-        self, forward: SampledForward, link: Link, observation: Observation | None, likelihood: Likelihood
-    ) -> None:
-        self._forward, self._observation, self._likelihood = forward, observation, likelihood
-        self._link: Link = link if observation is None else "identity"
-        has_classes = self._link in {*CLASS_DIMS, "sigmoid"}
-        self._scores: PairedClassification | PairedRegression = (
-            PairedClassification() if has_classes else PairedRegression()
-        )
-        self._uncertainty = torch.zeros(2, dtype=torch.float64)  # sums over examples of 1 and of the uncertainty
+    def __init__(self, forward: SampledForward, scored: ScoredOutput) -> None:
+        self._forward, self._scored, self._kind = forward, scored, scored.kind
+        self._pairs = Pairs(scored.kind.has_classes)
 
     def update(self, trainer: Trainer, returned: Any, batch: Any, call: SampledCall | None) -> None:
         """Add a batch, the result of its step and the step's only call of ``self(...)``."""
         with torch.no_grad(), trainer.precision_plugin.forward_context():
-            found = self._returned(returned) or (None if call is None else self._called(call, batch))
-        if found is not None:
-            self._add(found)
+            if not self._add_returned(returned) and call is not None:
+                self._add_called(call, batch)
 
     def compute(self, reduce: Callable[[Tensor], Tensor]) -> Comparison | None:
         """The result, from the sums over processes; None without examples."""
-        (count, uncertainty), scores = reduce(self._uncertainty).tolist(), self._scores.compute(reduce)
-        samples = self._forward.samples.count
-        return Comparison(scores, int(count), uncertainty / count, samples) if count else None
+        return self._pairs.compute(reduce, self._forward.samples.count)
 
-    def _returned(self, step: Any) -> _Batch | None:
-        """What a step has returned; None if something is missing."""
+    def _add_returned(self, step: Any) -> bool:
+        """Add what a step has returned; False if something is missing."""
         tensors = [step.get(name) for name in _RETURNED] if isinstance(step, dict) else []
         found = [value for value in tensors if isinstance(value, Tensor)]
         if len(found) < len(_RETURNED):
-            return None
+            return False
         outputs, mean, targets = found
-        densities = [step[name] for name in ("log_densities", "mean_log_densities") if name in step]
-        aligned = self._aligned(outputs, targets)
-        both = (-mixture_nll(densities[0]), densities[1]) if len(densities) == 2 else ()
-        return None if aligned is None else _Batch(outputs, mean, aligned, both)
-
-    def _called(self, call: SampledCall, batch: Any) -> _Batch | None:
-        """The outputs of a call, for targets that are known."""
-        known = targets_of(self._likelihood, call.outputs, batch)
-        if known is None:
-            return None
-        if self._observation is not None:
-            return self._observed(self._observation, call, known.targets) if known.mask is None else None
-        scored = self._likelihood.only
-        assert scored is not None
-        outputs, at_mean = leaf_at(call.outputs, scored.paths[0]), leaf_at(self._at_mean(call), scored.paths[0])
-        aligned = self._aligned(outputs, known.targets) if isinstance(outputs, Tensor) else None
-        return None if aligned is None else _Batch(outputs, at_mean, aligned, mask=known.mask)
-
-    def _observed(self, observation: Observation, call: SampledCall, targets: Tensor) -> _Batch | None:
-        """The means of the targets' distributions and the log-densities of the targets."""
-        found, at_mean = distribution_of(observation, call.outputs), observation(self._at_mean(call))
-        means = grouped(found[0].mean, found[1])
-        aligned = self._aligned(means, targets)
+        values, at_mean = self._predicted(outputs), self._predicted(mean[None])[0]
+        aligned = self._aligned(values, targets)
         if aligned is None:
-            return None
-        densities = log_densities(*found, aligned.to(means.dtype))
-        return _Batch(means, at_mean.mean, aligned, (-mixture_nll(densities), at_mean.log_prob(aligned)))
+            return False
+        densities = [step[name] for name in ("log_densities", "mean_log_densities") if name in step]
+        both = (-mixture_nll(densities[0]), densities[1]) if len(densities) == 2 else ()
+        self._pairs.add(values, at_mean, aligned, log_densities=both)
+        return True
 
-    def _at_mean(self, call: SampledCall) -> Any:
-        """The output of a call at the mean, in at least single precision."""
-        return mapped(
+    def _add_called(self, call: SampledCall, batch: Any) -> None:
+        """Add the outputs of a call, for targets that are known."""
+        known = targets_of(self._scored, call.outputs, batch)
+        if known is None:
+            return
+        kind, outputs = self._kind, self._scored.parts_of(call.outputs)
+        output = mapped(
             lambda leaf: leaf.to(torch.promote_types(leaf.dtype, torch.float32)), self._forward.mean_output(call.call)
         )
+        at_mean = mapped(lambda leaf: leaf[None], self._scored.parts_of(output))
+        values = self._predicted(outputs) if kind.has_classes else _means(kind.mean, outputs)
+        aligned = self._aligned(values, known.targets)
+        if aligned is None:
+            return
+        both: tuple[Tensor, ...] = ()
+        if kind.has_noise:
+            both = kind.log_predictive(outputs, aligned), kind.log_predictive(at_mean, aligned)
+        single = self._predicted(at_mean)[0] if kind.has_classes else _means(kind.mean, at_mean)[0]
+        counted = None if known.mask is None else known.mask.reshape(aligned.shape)
+        self._pairs.add(values, single, aligned, counted, both)
 
-    def _aligned(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
-        """Class indices, or targets in the shape of one sample's outputs; None if they are something else."""
-        shape = outputs[0].movedim(1, -1).shape if self._link == "softmax" else outputs.shape[1:]
-        if self._link in CLASS_DIMS:
-            fits = targets.shape == shape[:-1] and _are_classes(targets, shape[-1])
-        else:
-            fits = targets.shape[:1] == shape[:1] and targets.numel() == shape.numel()
-            fits = fits and (self._link != "sigmoid" or _are_classes(targets, 2))
-        if not fits or not bool(outputs.isfinite().all()):
-            return None
-        return targets if self._link in CLASS_DIMS else targets.reshape(shape)
+    def _predicted(self, outputs: Tensor) -> Tensor:
+        """Class probabilities, or values as they are."""
+        return self._kind.class_probs(outputs) if self._kind.has_classes else outputs
 
-    def _add(self, batch: _Batch) -> None:
-        both = [predicted(batch.outputs, self._link).mean(0), predicted(batch.mean[None], self._link)[0]]
-        if isinstance(self._scores, PairedClassification):
-            first, second = (class_last(probs, self._link) for probs in both)
-            counts = slice(None) if batch.mask is None else batch.mask.reshape(batch.targets.shape)
-            self._scores.update(first[counts], second[counts], batch.targets.long()[counts])
-        elif batch.mask is not None:
-            counts = batch.mask.reshape(batch.targets.shape)
-            self._scores.update(both[0][counts], both[1][counts], batch.targets[counts])
-        else:
-            self._scores.update(*both, batch.targets, *batch.log_densities)
-        uncertainty = uncertainty_of(batch.outputs, self._link).cpu().double()
-        self._uncertainty += torch.stack([torch.ones_like(uncertainty), uncertainty]).sum(1)
+    def _aligned(self, values: Tensor, targets: Tensor) -> Tensor | None:
+        """Class indices, or targets in the shape of one sample's values; None if they are something else."""
+        shape = values.shape[1:-1] if self._kind.has_classes else values.shape[1:]
+        fits = targets.shape[:1] == shape[:1] and targets.numel() == shape.numel()
+        fits = fits and not (self._kind.has_classes and not _are_classes(targets, values.shape[-1]))
+        return targets.reshape(shape) if fits and bool(values.isfinite().all()) else None
 
 
-def class_last(probs: Tensor, link: Link) -> Tensor:
-    """Class probabilities ``[B, …, classes]``, of averaged predictions ``[B, …]`` of a link."""
-    if link == "sigmoid":
-        return torch.stack([1 - probs, probs], -1)
-    return probs.movedim(1, -1) if link == "softmax" else probs
-
-
-def uncertainty_of(outputs: Tensor, link: Link) -> Tensor:
-    """Mutual information or variance of each example, from outputs ``[S, B, …]``."""
-    summary = summarise(outputs, link)
-    values = summary.mutual_information if isinstance(summary, Prediction) else summary.variance
-    return values.reshape(len(values), -1).mean(1)
+def _means(mean: Callable[[Any], Tensor], outputs: Any) -> Tensor:
+    """The means of the targets under each sample, ``[S, B, …]``, of outputs ``[S, B, …]``."""
+    return torch.unflatten(mean(flattened(outputs)), 0, (num_samples(outputs), -1))
 
 
 def _are_classes(targets: Tensor, count: int) -> bool:

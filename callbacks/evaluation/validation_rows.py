@@ -11,6 +11,8 @@ import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
+from lightning_bayes.likelihood.batches import is_pair
+from lightning_bayes.likelihood.paths import leaves
 from lightning_bayes.private_torch import tree_flatten, tree_unflatten
 
 MOST_ROWS = 2000  # that are kept, in memory of the CPU
@@ -22,7 +24,7 @@ class KeptRows:
 
     def __init__(self) -> None:
         self.batches: list[Any] = []
-        self.other: str | None = None  # the type of a batch that is no pair (inputs, targets)
+        self.other: str | None = None  # the type of a batch whose rows are not known
         self._count: float = 0
 
     def start(self, count: float) -> None:
@@ -77,9 +79,12 @@ def _fit_together(column: tuple[Any, ...], batches: list[Any]) -> bool:
 
 
 def rows_of(batch: Any) -> int:
-    """The number of examples of a batch ``(inputs, targets)``; 0 for other batches."""
-    is_pair = isinstance(batch, (tuple, list)) and len(batch) == 2 and isinstance(batch[1], Tensor)
-    return len(batch[1]) if is_pair and batch[1].dim() else 0
+    """The number of examples: targets of a pair, or the first dimension that all tensors of a batch share; 0 for others."""
+    if is_pair(batch):
+        return len(batch[1]) if batch[1].dim() else 0
+    found = [leaf for _, leaf in leaves(batch)]
+    sizes = {len(leaf) if isinstance(leaf, Tensor) and leaf.dim() else 0 for leaf in found}
+    return sizes.pop() if len(sizes) == 1 else 0
 
 
 def length(loader: Any, limit: int | None) -> int | None:

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from lightning_bayes.callbacks.evaluation.mean_comparison import Comparison
 from lightning_bayes.errors import name_some
-from lightning_bayes.likelihood import Gaussian, Likelihood, PredictedGaussian
+from lightning_bayes.likelihood import Gaussian, Likelihood, PredictedGaussian, Raw
 from lightning_bayes.optim import VariationalOptimizer
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.posteriors import AbstractPosterior
-from lightning_bayes.predictive import Link
 from lightning_bayes.strategies import BayesDDPStrategy
 
 _STEPS = {"natural": "the natural-gradient step", "trust_region": "the trust-region step"}
@@ -32,12 +31,7 @@ _ADVICE = " The samples hardly differ from each other. For networks that differ,
 
 
 def at_the_start(
-    optimizer: VariationalOptimizer,
-    name: str,
-    link: Link | None,
-    eval_samples: int,
-    likelihood: Likelihood,
-    follows: bool = False,
+    optimizer: VariationalOptimizer, name: str, known: Likelihood, eval_samples: int, follows: bool = False
 ) -> str:
     """The line after the first update: step, number of parameters with a posterior, N, prior, noise and prediction."""
     group, base = optimizer.param_groups[0], optimizer.base_step
@@ -49,15 +43,16 @@ def at_the_start(
         f"N = {group['posterior']['num_data']:,} training examples",
     ]
     if noisy:
+        kinds = [scored.kind for scored in known.outputs if scored.kind.state() != Raw().state()]
+        names = " and ".join(dict.fromkeys(kind.name for kind in kinds if not isinstance(kind, Raw)))
         averages = f"average {eval_samples} weight samples" if eval_samples else "use the posterior mean"
         sentences += [
             _prior(optimizer),
             _noise(group) + _FOLLOWS * follows,
-            f"Predictions {averages}" + (f" ({link} link)" if link else ""),
+            f"Predictions {averages}" + (f" ({names} likelihood)" if names else ""),
         ]
-        if link == "identity" and group["posterior"]["relative_noise"] is not None:
-            only = likelihood.only
-            is_gaussian = only is not None and isinstance(only.kind, (Gaussian, PredictedGaussian))
+        if kinds and not any(kind.has_classes for kind in kinds) and group["posterior"]["relative_noise"] is not None:
+            is_gaussian = known.only is not None and isinstance(known.only.kind, (Gaussian, PredictedGaussian))
             sentences.append(_LAPLACE_BAND if is_gaussian else _ENSEMBLE_BAND)  # Laplace refuses other losses
     return ". ".join(sentences) + "."
 

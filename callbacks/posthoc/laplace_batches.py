@@ -1,16 +1,15 @@
-"""What `LaplaceCallback` knows of the targets: the recorded likelihood, and how to read batches with it."""
+"""What `LaplaceCallback` knows of the targets."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, final
+from typing import Any
 
-import torch
 from lightning.pytorch import LightningModule
 
-from lightning_bayes.callbacks.trainer.batch_reader import BatchReader, recorded_likelihood
-from lightning_bayes.callbacks.trainer.stated_likelihood import stated_by
+from lightning_bayes.callbacks.trainer.batch_reader import recorded_likelihood
+from lightning_bayes.callbacks.trainer.stated_likelihood import LIKELIHOOD_ATTRIBUTE, stated_by
 from lightning_bayes.errors import BayesError, HyperparameterError, UnsupportedTrainingError
 from lightning_bayes.likelihood import (
     Family,
@@ -18,12 +17,8 @@ from lightning_bayes.likelihood import (
     LinkArgument,
     OutputLikelihood,
     Raw,
-    ReadOutput,
     find_kind,
 )
-from lightning_bayes.posthoc.batches import pairs
-
-LIKELIHOOD_ATTRIBUTE = "lightning_bayes_likelihood"  # of modules that state it
 
 
 def known_likelihood(
@@ -94,53 +89,3 @@ def _completed(recorded: Likelihood, stated: OutputLikelihood | None) -> Likelih
     if recorded.only is not None and stated is not None and isinstance(recorded.only.kind, Family):
         return replace(recorded, outputs=(replace(recorded.only, kind=stated),))
     return recorded.completed(stated)
-
-
-@final
-class TermReader:
-    """Reads the term of the loss on a batch; pairs (inputs, targets) where the step does not tell it.
-
-    Args:
-        module: The user's module.
-        likelihood: Of one output.
-        is_stated: Whether the user states the kind: several terms that score the same targets are then one.
-    """
-
-    def __init__(self, module: LightningModule, likelihood: Likelihood, is_stated: bool) -> None:
-        assert likelihood.only is not None
-        self._of_step, self._of_pair = BatchReader(module, likelihood), pairs(module, likelihood.only.kind)
-        self._is_stated = is_stated
-        self._reads_pairs: bool | None = None  # until the first batch tells
-
-    def __call__(self, batch: Any) -> list[ReadOutput]:
-        """The terms of the loss on a batch."""
-        terms = [] if self._reads_pairs else self._of_loss(batch)
-        if self._reads_pairs is None:
-            self._reads_pairs = not terms
-        if self._reads_pairs:
-            return self._of_pair(batch)
-        return terms[:1] if self._is_stated and _are_one(terms) else terms
-
-    def _of_loss(self, batch: Any) -> list[ReadOutput]:
-        """The terms that the step tells; none if it cannot be run and the user states the likelihood."""
-        try:
-            return self._of_step(batch).terms
-        except BayesError:
-            if self._is_stated and self._reads_pairs is None:
-                return []
-            raise
-
-
-def _are_one(terms: list[ReadOutput]) -> bool:
-    """Whether terms of a loss score the same targets of the same output."""
-    first, others = terms[0], terms[1:]
-    return all(
-        other.outputs is first.outputs
-        and torch.equal(other.targets, first.targets)
-        and torch.equal(_counted(other), _counted(first))
-        for other in others
-    )
-
-
-def _counted(term: ReadOutput) -> torch.Tensor:
-    return torch.ones_like(term.targets, dtype=torch.bool) if term.mask is None else term.mask

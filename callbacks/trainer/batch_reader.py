@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, final
 
@@ -15,46 +15,84 @@ from torchmetrics import Metric
 
 from lightning_bayes.callbacks.trainer.loaders import random_state_kept
 from lightning_bayes.callbacks.trainer.patches import Patches
-from lightning_bayes.errors import DataError, UnsupportedTrainingError
-from lightning_bayes.likelihood import Likelihood
-from lightning_bayes.likelihood.batches import ReadBatch, read_batch
+from lightning_bayes.errors import BayesError, DataError, UnsupportedTrainingError
+from lightning_bayes.likelihood import Labels, Likelihood, ReadOutput, labels_in, labels_of_pair
+from lightning_bayes.likelihood.batches import is_pair
 from lightning_bayes.likelihood.record import StepRecorder
 from lightning_bayes.predictive.repeated import copied
 
 
 @final
 class BatchReader:
-    """Reads batches as the training step of a module takes them: ``forward``'s arguments and output, targets and masks.
+    """Reads batches as the training step of a module takes them: ``forward``'s arguments, targets, masks and weights.
 
     Where the batch does not tell them, the user's ``training_step`` runs under a recorder. It logs nothing, and buffers,
-    metrics, lists and counters of the module, and the global random state are the same afterwards.
+    metrics, lists and counters of the module, and the global random state are the same afterwards. Where no step tells
+    them either, batches are pairs (inputs, targets).
 
     Args:
         module: The user's module.
-        likelihood: What its training loss says about the outputs.
-        forward: What to call in place of the module's ``forward`` where the batch tells everything; None calls the module.
+        likelihood: What its training loss says about the outputs, completed by what the user states.
+        is_recorded: Whether a step has been recorded; otherwise batches are pairs.
+        is_stated: Whether the user states the likelihood: a step that does not tell its targets is then no error, and
+            several terms that score the same targets are one.
     """
 
     def __init__(
-        self, module: LightningModule, likelihood: Likelihood, forward: Callable[..., Any] | None = None
+        self, module: LightningModule, likelihood: Likelihood, is_recorded: bool = True, is_stated: bool = False
     ) -> None:
-        self.module, self.likelihood = module, likelihood
-        self._forward = forward or module
+        self.module, self.likelihood, self._is_stated = module, likelihood, is_stated
+        self._reads_pairs: bool | None = None if is_recorded else True  # None until the first batch tells
 
     @property
     def runs_step(self) -> bool:
         """Whether batches alone do not tell the inputs and the targets."""
         return self.likelihood.inputs is None or not self.likelihood.is_known
 
-    def __call__(self, batch: Any, batch_idx: int = 0) -> ReadBatch:
-        """Read one batch, on the module's device, with the graph of its outputs where gradients are enabled."""
-        if not self.runs_step:
-            return read_batch(self._forward, batch, self.likelihood)
-        return self._of_step(copied(batch), batch_idx)
+    def __call__(self, batch: Any) -> list[ReadOutput]:
+        """The terms of the loss on a batch on the module's device, with their graph where gradients are enabled."""
+        return self.labels(batch).terms(self.module)
 
-    def _of_step(self, batch: Any, batch_idx: int) -> ReadBatch:
-        with recorded_step(self.module, batch, batch_idx) as (recorder, loss):
+    def labels(self, batch: Any) -> Labels:
+        """The arguments and the targets of a batch on the module's device."""
+        found = None if self._reads_pairs else self._told(batch)
+        if self._reads_pairs is None:
+            self._reads_pairs = found is None
+        return labels_of_pair(self.module.forward, batch, self.likelihood) if found is None else found
+
+    def _told(self, batch: Any) -> Labels | None:
+        """What the batch or the step tells; None if a pair has to do."""
+        try:
+            found = self._of_step(copied(batch)) if self.runs_step else labels_in(batch, self.likelihood)
+        except BayesError:
+            has_form = is_pair(batch) and not self.runs_step  # of pairs that differ from those in training
+            if self._reads_pairs is None and (self._is_stated or has_form):
+                return None
+            raise
+        terms = found.of_step
+        if terms is None:
+            return found
+        one = terms[:1] if self._is_stated and terms and _are_one(terms) else terms
+        return found._replace(of_step=one) if terms else None
+
+    def _of_step(self, batch: Any) -> Labels:
+        with recorded_step(self.module, batch) as (recorder, loss):
             return recorder.read(loss)
+
+
+def _are_one(terms: list[ReadOutput]) -> bool:
+    """Whether terms of a loss score the same targets of the same output."""
+    first, others = terms[0], terms[1:]
+    return all(
+        other.outputs is first.outputs
+        and torch.equal(other.targets, first.targets)
+        and torch.equal(_counted(other), _counted(first))
+        for other in others
+    )
+
+
+def _counted(term: ReadOutput) -> Tensor:
+    return torch.ones_like(term.targets, dtype=torch.bool) if term.mask is None else term.mask
 
 
 def recorded_likelihood(module: LightningModule, batch: Any) -> Likelihood:
@@ -64,7 +102,7 @@ def recorded_likelihood(module: LightningModule, batch: Any) -> Likelihood:
 
 
 @contextmanager
-def recorded_step(module: LightningModule, batch: Any, batch_idx: int = 0) -> Iterator[tuple[StepRecorder, Tensor]]:
+def recorded_step(module: LightningModule, batch: Any) -> Iterator[tuple[StepRecorder, Tensor]]:
     """Context with the record of an additional training step and its loss; see `unchanged`."""
     if not module.automatic_optimization:
         raise UnsupportedTrainingError(
@@ -75,7 +113,7 @@ def recorded_step(module: LightningModule, batch: Any, batch_idx: int = 0) -> It
     with unchanged(module), torch.inference_mode(False), torch.enable_grad():
         recorder.start(batch)
         try:
-            loss = _loss_of(_called(module, batch, batch_idx))
+            loss = _loss_of(_called(module, batch))
             if loss is None:
                 raise DataError(f"{type(module).__name__}.training_step returns no loss for a batch.")
             yield recorder, loss
@@ -115,9 +153,9 @@ def _ignore(*args: Any, **kwargs: Any) -> None:
     return
 
 
-def _called(module: LightningModule, batch: Any, batch_idx: int) -> Any:
+def _called(module: LightningModule, batch: Any) -> Any:
     """What the training step returns for a batch, under the precision of the trainer."""
-    arguments = [batch, batch_idx][: len(inspect.signature(module.training_step).parameters)]
+    arguments = [batch, 0][: len(inspect.signature(module.training_step).parameters)]
     with module.trainer.precision_plugin.forward_context():
         return module.training_step(*arguments)
 

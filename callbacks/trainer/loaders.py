@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from itertools import islice
 from typing import Any, Final, final
@@ -16,7 +16,6 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from lightning_bayes.callbacks.trainer.private_lightning import training_batches
-from lightning_bayes.callbacks.trainer.step_outputs import StepOutputs, concatenated, stored
 from lightning_bayes.errors import UnsupportedTrainingError
 
 _END: Final = object()
@@ -26,8 +25,8 @@ _END: Final = object()
 class ValidationSet:
     """Finds the validation loader, also in a test, which has none."""
 
-    def __init__(self, callback: str, number: str, function: str) -> None:
-        self.callback, self.number, self.function = callback, number, function
+    def __init__(self, callback: str, number: str) -> None:
+        self.callback, self.number = callback, number
         self._loaders: Any = None  # loaders of the last fit or validation; the trainer forgets them in a test
 
     def require(self, trainer: Trainer) -> None:
@@ -35,13 +34,6 @@ class ValidationSet:
         if not sum(trainer.num_val_batches):
             raise self._missing("this fit has none")
         self.keep(trainer)
-
-    def require_pairs(self, trainer: Trainer, module: LightningModule) -> None:
-        """`require`, and that its first batch is a pair (inputs, targets)."""
-        self.require(trainer)
-        with random_state_kept(module):
-            for batch in islice(OnDevice(trainer, self.loader(trainer), RunningStage.VALIDATING).loaded(), 1):
-                self.require_pair(module, batch)
 
     def keep(self, trainer: Trainer) -> None:
         """Keep the loaders of the current validation."""
@@ -68,44 +60,6 @@ class ValidationSet:
             nowhere = "this callback has seen none"
             raise self._missing(nowhere if data is None else f"{type(data).__name__}.val_dataloader() returns none")
         return loader
-
-    def require_pair(self, module: LightningModule, batch: Any) -> None:
-        """Raise `UnsupportedTrainingError` unless a batch is a pair (inputs, targets)."""
-        if not isinstance(batch, (tuple, list)) or len(batch) != 2 or not isinstance(batch[1], Tensor):
-            entries = f" of {len(batch)} entries" if isinstance(batch, (tuple, list, dict)) else ""
-            raise UnsupportedTrainingError(
-                f"{self.callback} calls {type(module).__name__} on the inputs of batches (inputs, targets), but the "
-                f"validation set yields a {type(batch).__name__}{entries}. Yield such batches, or choose the {self.number} "
-                f"yourself with {self.function}."
-            )
-
-    def outputs(
-        self,
-        trainer: Trainer,
-        module: LightningModule,
-        forward: Callable[[Any], Tensor],
-        batches: Iterable[Any],
-        limit: int | None = None,
-    ) -> StepOutputs:
-        """Evaluate the first `limit` batches of a validation set inside another stage."""
-        moved = OnDevice(trainer, batches, RunningStage.VALIDATING)
-        return self.evaluated(trainer, module, forward, islice(moved, limit))
-
-    def evaluated(
-        self, trainer: Trainer, module: LightningModule, forward: Callable[[Any], Tensor], moved: Iterable[Any]
-    ) -> StepOutputs:
-        """Evaluate batches that are on the device."""
-        steps = []
-        for batch in moved:
-            self.require_pair(module, batch)
-            inputs, targets = batch
-            with trainer.precision_plugin.forward_context():
-                steps.append(stored(forward(inputs), targets))
-        if not steps:
-            raise UnsupportedTrainingError(
-                f"{self.callback}: the validation set is empty. Hold out some training examples."
-            )
-        return concatenated(steps)
 
     def _missing(self, reason: str) -> UnsupportedTrainingError:
         return UnsupportedTrainingError(

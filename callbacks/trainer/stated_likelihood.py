@@ -6,13 +6,10 @@ from typing import Final
 
 from lightning.pytorch import LightningModule
 
-from lightning_bayes.likelihood import (
-    Family,
-    OutputLikelihood,
-    find_kind,
-)
+from lightning_bayes.likelihood import Family, OutputLikelihood, find_kind
 
 LINK_ATTRIBUTE: Final = "lightning_bayes_link"  # of modules that state their link; no other attribute is read
+LIKELIHOOD_ATTRIBUTE: Final = "lightning_bayes_likelihood"  # of drawn labels, and of Laplace's curvature
 OBSERVATION_ATTRIBUTE: Final = "lightning_bayes_observation"  # a method from outputs to the targets' distribution
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -23,11 +23,6 @@ def stored(outputs: Tensor, targets: Tensor) -> StepOutputs:
     """Outputs and targets of any device and precision, without their graph."""
     outputs = outputs.detach().cpu()
     return StepOutputs(outputs.to(torch.promote_types(outputs.dtype, torch.float32)), targets.detach().cpu())
-
-
-def concatenated(steps: Sequence[StepOutputs]) -> StepOutputs:
-    """All batches as one."""
-    return StepOutputs(torch.cat([step.outputs for step in steps], 1), torch.cat([step.targets for step in steps]))
 
 
 def step_outputs(module: LightningModule, step: str, returned: Any) -> StepOutputs:

@@ -16,7 +16,7 @@ from lightning_bayes import (
     VOGNCallback,
     mc_predict,
 )
-from lightning_bayes.predictive import summarise
+from lightning_bayes.likelihood import Gaussian
 from lightning_bayes.zoo import BayesRegressor
 
 NOISE = 0.1  # standard deviation, known to every method
@@ -78,7 +78,7 @@ adam = fit(laplace)
 ensemble = [adam, *(fit(seed=seed) for seed in range(1, 5))]
 
 # %% [markdown]
-# `moments` and `summarise` return mean and variance of f(x). For a new observation, the noise variance is added.
+# `moments` and `Gaussian().summarise` return mean and variance of f(x). For a new observation, the noise variance is added.
 
 
 # %%
@@ -96,8 +96,8 @@ methods = {
     "Noisy K-FAC, natural step": lambda x: moments(
         kfac, natural.optimizer.posterior(), x, samples=200
     ),
-    "deep ensemble of five": lambda x: summarise(
-        torch.stack([network(x).detach() for network in ensemble]), "identity"
+    "deep ensemble of five": lambda x: Gaussian().summarise(
+        torch.stack([network(x).detach() for network in ensemble])
     ),
 }
 

@@ -1,7 +1,7 @@
 """What a training loss says about the outputs of a network: recorded once, stored, and read by everything after the fit."""
 
 from lightning_bayes.likelihood.base import KINDS, OutputLikelihood
-from lightning_bayes.likelihood.batches import ReadBatch, ReadOutput, read_batch, read_output
+from lightning_bayes.likelihood.batches import Labels, ReadOutput, labels_in, labels_of_pair, read_output
 from lightning_bayes.likelihood.bernoulli import Bernoulli
 from lightning_bayes.likelihood.categorical import Categorical
 from lightning_bayes.likelihood.family import Family, Observation
@@ -24,6 +24,7 @@ __all__ = [
     "Family",
     "Gaussian",
     "Inputs",
+    "Labels",
     "Likelihood",
     "LikelihoodName",
     "LinkArgument",
@@ -37,15 +38,15 @@ __all__ = [
     "Prediction",
     "Quantiles",
     "Raw",
-    "ReadBatch",
     "ReadOutput",
     "ScoredOutput",
     "Targets",
     "as_dict",
     "find_kind",
+    "labels_in",
+    "labels_of_pair",
     "leaf_at",
     "predictive_nll",
-    "read_batch",
     "read_output",
     "with_leaf",
 ]

@@ -11,11 +11,13 @@ part of `log_prob`, which is that of the targets.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from inspect import signature
 from typing import Any, ClassVar, TypeVar, final
 
+import torch
 from torch import Generator, Tensor
 
 from lightning_bayes.errors import HyperparameterError, PosteriorError, ShapeError
@@ -30,13 +32,20 @@ class OutputLikelihood(ABC):
 
     Attributes:
         name: The kind's name in files, such as ``"categorical"``; a subclass that sets it is registered.
+        has_classes: Whether targets are classes, with `class_probs`.
     """
 
     name: ClassVar[str] = "own"
+    has_classes: ClassVar[bool] = False
 
     @property
     def has_temperature(self) -> bool:
         """Whether dividing the output by a temperature gives a distribution of the same kind."""
+        return False
+
+    @property
+    def has_noise(self) -> bool:
+        """Whether outputs determine the distribution of real-valued targets, so that `summarise` returns `Observed`."""
         return False
 
     @abstractmethod
@@ -50,6 +59,25 @@ class OutputLikelihood(ABC):
         Returns:
             One value per target, ``[B, …]``. Weights of classes and examples are not part of it.
         """
+
+    def log_predictive(self, outputs: Any, targets: Tensor) -> Tensor:
+        """Log (1/S) Σ_s p(y | f_s) of each target, ``[B, …]`` in nats, from outputs ``[S, B, …]``."""
+        return self.log_densities(outputs, targets).logsumexp(0) - math.log(num_samples(outputs))
+
+    @final
+    def log_densities(self, outputs: Any, targets: Tensor) -> Tensor:
+        """Log p(y | f_s) of each target under each sample, ``[S, B, …]``."""
+        samples = num_samples(outputs)
+        repeated = targets.expand(samples, *targets.shape).flatten(0, 1)
+        return torch.unflatten(self.log_prob(flattened(outputs), repeated), 0, (samples, -1))
+
+    def mean(self, outputs: Any) -> Tensor:
+        """The mean of the targets given outputs ``[B, …]``; by default the outputs."""
+        return self.joined(outputs)
+
+    def class_probs(self, outputs: Tensor) -> Tensor:
+        """Probabilities under each sample with the classes last, ``[S, B, …, classes]``, for kinds with classes."""
+        raise HyperparameterError(f"{self!r} has no classes.")
 
     def combine(self, outputs: Any) -> Any:
         """One output ``[B, …]`` that represents the average over samples of ``[S, B, …]``; by default their mean."""

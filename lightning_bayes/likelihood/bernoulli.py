@@ -34,6 +34,7 @@ class Bernoulli(OutputLikelihood):
     """
 
     name: ClassVar[str] = "bernoulli"
+    has_classes: ClassVar[bool] = True
 
     def __init__(self, pos_weight: float | Sequence[float] | None = None, is_logits: bool = True) -> None:
         self.pos_weight, self.is_logits = pos_weight, is_logits
@@ -52,6 +53,10 @@ class Bernoulli(OutputLikelihood):
         one, zero = outputs.clamp_min(_LEAST).log(), (1 - outputs).clamp_min(_LEAST).log()
         return labels * one + (1 - labels) * zero
 
+    def log_predictive(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """That of the mean probabilities, also against probabilities as targets."""
+        return self.log_prob(self.combine(outputs), targets)
+
     def combine(self, outputs: Tensor) -> Tensor:
         """The logit of the mean probability, or the mean probability."""
         if not self.is_logits:
@@ -61,6 +66,11 @@ class Bernoulli(OutputLikelihood):
     def probs(self, outputs: Tensor) -> Tensor:
         """Probabilities under each sample, in the shape of outputs ``[S, B, …]``."""
         return outputs.sigmoid() if self.is_logits else outputs
+
+    def class_probs(self, outputs: Tensor) -> Tensor:
+        """Probabilities of the labels 0 and 1."""
+        probs = self.probs(outputs)
+        return torch.stack([1 - probs, probs], -1)
 
     def summarise(self, outputs: Tensor, interval: float = 0.9) -> Prediction:
         """Mean probability, entropy and mutual information of each label."""

@@ -44,6 +44,7 @@ class Categorical(OutputLikelihood):
     """
 
     name: ClassVar[str] = "categorical"
+    has_classes: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -81,6 +82,10 @@ class Categorical(OutputLikelihood):
         """Probabilities as targets give their cross-entropy."""
         return -F.cross_entropy(*self._for_torch(outputs, targets), reduction="none")
 
+    def log_predictive(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """That of the mean probabilities, also against probabilities as targets."""
+        return self.log_prob(self.combine(outputs), targets)
+
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Cross-entropy with the weights and the smoothing."""
         weight = None if self.weight is None else outputs.new_tensor(self.weight)
@@ -107,6 +112,10 @@ class Categorical(OutputLikelihood):
     def probs(self, outputs: Tensor) -> Tensor:
         """Probabilities under each sample, in the shape of outputs ``[S, B, …]``."""
         return outputs.softmax(self.sampled_classes) if self.is_logits else outputs
+
+    def class_probs(self, outputs: Tensor) -> Tensor:
+        """Probabilities with the classes in the last dimension."""
+        return self.probs(self._checked(outputs)).movedim(self.sampled_classes, -1)
 
     def summarise(self, outputs: Tensor, interval: float = 0.9) -> Prediction:
         """Mean probabilities, their entropy and the mutual information."""

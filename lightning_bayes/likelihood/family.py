@@ -39,6 +39,15 @@ class Family(OutputLikelihood):
     def __init__(self, function: Observation) -> None:
         self.function = function
 
+    @property
+    def has_noise(self) -> bool:
+        """The function states it."""
+        return True
+
+    def mean(self, outputs: Any) -> Tensor:
+        """The mean of the distribution, or that of draws where torch does not know it."""
+        return moments(self.distribution(outputs))[0]
+
     def distribution(self, outputs: Any) -> Distribution:
         """The targets' distribution, ``[B, …]``."""
         return unvalidated(self.function(outputs))

@@ -42,6 +42,11 @@ class Gaussian(OutputLikelihood):
             raise HyperparameterError(f"std={std} must be a positive, finite standard deviation of the targets.")
         self.std: Any = None if std is None else values.tolist()
 
+    @property
+    def has_noise(self) -> bool:
+        """Whether σ is known."""
+        return self.std is not None
+
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Raises a `HyperparameterError` if the noise is not known."""
         require_same_shape("Gaussian", outputs, "means", targets, "targets")

@@ -36,6 +36,11 @@ class Poisson(OutputLikelihood):
     def __init__(self, is_log: bool = True) -> None:
         self.is_log = is_log
 
+    @property
+    def has_noise(self) -> bool:
+        """Rates have."""
+        return True
+
     @override
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
         require_same_shape("Poisson", outputs, "log-rates", targets, "counts")
@@ -46,6 +51,10 @@ class Poisson(OutputLikelihood):
     def rate(self, outputs: Tensor) -> Tensor:
         """λ of each output."""
         return outputs.exp() if self.is_log else outputs.clamp_min(_LEAST)
+
+    def mean(self, outputs: Tensor) -> Tensor:
+        """The rate."""
+        return self.rate(outputs)
 
     def combine(self, outputs: Tensor) -> Tensor:
         """The log of the mean rate, or the mean rate."""

@@ -79,6 +79,15 @@ class PredictedGaussian(OutputLikelihood):
             raise HyperparameterError(f"form={form!r} is unknown; use {', '.join(map(repr, get_args(FormName)))}.")
         self.form = form
 
+    @property
+    def has_noise(self) -> bool:
+        """The network predicts it."""
+        return True
+
+    def mean(self, outputs: Any) -> Tensor:
+        """The first half, or the first tensor."""
+        return split(outputs)[0]
+
     def distribution(self, outputs: Any) -> Normal:
         """N(μ, v) of each target."""
         mean, second = split(outputs)

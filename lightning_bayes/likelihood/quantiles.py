@@ -47,6 +47,15 @@ class Quantiles(OutputLikelihood):
             )
         self.levels = [float(level) for level in levels]
 
+    @property
+    def has_noise(self) -> bool:
+        """Quantiles determine intervals."""
+        return True
+
+    def mean(self, outputs: Tensor) -> Tensor:
+        """The mean of the distribution."""
+        return self(outputs).mean
+
     def __call__(self, outputs: Any) -> QuantileDistribution:
         """The distribution of the targets."""
         if not isinstance(outputs, Tensor) or outputs.shape[-1:] != (len(self.levels),):

@@ -10,7 +10,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.likelihood.batches import ReadBatch, ReadOutput
+from lightning_bayes.likelihood.batches import Labels, ReadOutput
 from lightning_bayes.likelihood.calls import CallRecorder
 from lightning_bayes.likelihood.inputs import Inputs
 from lightning_bayes.likelihood.loss_functions import LossCall
@@ -61,11 +61,11 @@ class StepRecorder:
         scored = [self._scored(terms) for terms in self._by_output(loss)]
         return Likelihood(tuple(each for each in scored if each is not None), self.inputs)
 
-    def read(self, loss: Tensor) -> ReadBatch:
-        """The outputs, targets and masks of the step; terms whose targets the loss does not show are left out."""
+    def read(self, loss: Tensor) -> Labels:
+        """The arguments, outputs, targets and masks of the step, without terms whose targets the loss does not show."""
         groups = [terms for terms in self._by_output(loss) if self._scored(terms) is not None]
         read = [self._read(term) for terms in groups for term in terms if term.targets is not None]
-        return ReadBatch(self._outputs.arguments or ((), {}), self._outputs.output, read)
+        return Labels(self._outputs.arguments, None, (), read)
 
     def _by_output(self, loss: Tensor) -> list[list[Term]]:
         """The terms of each output."""

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from lightning_bayes.errors import ShapeError
-from lightning_bayes.likelihood.base import OutputLikelihood, flattened, num_samples
+from lightning_bayes.likelihood.base import OutputLikelihood
 from lightning_bayes.likelihood.gaussian import Gaussian
 from lightning_bayes.likelihood.line_search import minimise_over_logarithm
-from lightning_bayes.likelihood.mixtures import grouped
+from lightning_bayes.likelihood.names import LinkArgument, find_kind
 from lightning_bayes.likelihood.paths import mapped
 from lightning_bayes.private_torch import tree_leaves
 
@@ -30,30 +30,41 @@ _NOISE_GRID: Final = 15  # grid points for σ, each 1.4 times the one before
 _TOLERANCE: Final = 1e-4  # of log σ
 
 
-def log_densities(kind: OutputLikelihood, outputs: Any, targets: Tensor, counted: Tensor | None = None) -> Tensor:
-    """Log p(y | f_s) of each target, ``[S, B, …]``; 0 where `counted`, in the shape of the targets, is False."""
-    samples = num_samples(outputs)
+def target_nlls(
+    kind: OutputLikelihood, outputs: Any, targets: Tensor, counted: Tensor | None = None, temperature: float = 1.0
+) -> Tensor:
+    """Negative log-likelihood of each target, in nats and float64; 0 where `counted`, in their shape, is False.
+
+    Args:
+        kind: The likelihood.
+        outputs: Outputs under each sample, ``[S, B, …]``.
+        targets: ``[B, …]``.
+        counted: Mask of the targets that count; None for all.
+        temperature: Divides the outputs.
+
+    Returns:
+        ``[B, …]``, without the dimension of the classes.
+    """
     if counted is not None:  # a value that every kind takes instead of an index or nan that none does
         targets = targets.masked_fill(~counted, 0)
-    repeated = targets.expand(samples, *targets.shape).flatten(0, 1)
-    values = grouped(kind.log_prob(flattened(outputs), repeated), samples)
-    return values if counted is None else values.where(counted.reshape(values.shape[1:]), 0.0)
-
-
-def nll_sum(kind: OutputLikelihood, outputs: Any, targets: Tensor, counted: Tensor | None = None) -> Tensor:
-    """Negative log-likelihood summed over targets, in nats and float64; outputs ``[S, B, …]``, targets ``[B, …]``."""
-    total = torch.zeros((), dtype=torch.float64, device=targets.device)
-    size = _block_size(outputs)
+    size, found = _block_size(outputs), []
     for start in range(0, len(targets), size):
         block = slice(start, start + size)
-        part = mapped(partial(_rows, block=block), outputs)
-        densities = log_densities(kind, part, targets[block], None if counted is None else counted[block])
-        total = total - (densities.logsumexp(0) - math.log(num_samples(outputs))).sum()
-    return total
+        part = mapped(partial(_rows, block=block, temperature=temperature), outputs)
+        values = -kind.log_predictive(part, targets[block])
+        found.append(values if counted is None else values.where(shaped_mask(kind, counted[block], values), 0.0))
+    return torch.cat(found) if found else targets.new_zeros(0, dtype=torch.float64)
 
 
-def _rows(leaf: Tensor, block: slice) -> Tensor:
-    return leaf[:, block].double()
+def shaped_mask(kind: OutputLikelihood, counted: Tensor, values: Tensor) -> Tensor:
+    """A mask of targets in the shape of their log-probabilities, which have no dimension for the classes."""
+    if counted.numel() != values.numel():  # of probabilities as targets
+        counted = counted.all(kind.classes)  # type: ignore[attr-defined]
+    return counted.reshape(values.shape)
+
+
+def _rows(leaf: Tensor, block: slice, temperature: float) -> Tensor:
+    return leaf[:, block].double() / temperature
 
 
 def _block_size(outputs: Any) -> int:
@@ -65,7 +76,7 @@ def _block_size(outputs: Any) -> int:
 def predictive_nll(
     outputs: Tensor,
     targets: Tensor,
-    kind: OutputLikelihood,
+    likelihood: LinkArgument,
     reduce: Reduce = lambda total: total,
     counted: Tensor | None = None,
 ) -> float:
@@ -74,7 +85,7 @@ def predictive_nll(
     Args:
         outputs: Outputs under each sample, ``[S, B, …]``.
         targets: ``[B, …]``.
-        kind: The likelihood.
+        likelihood: The kind or its name, as in `lightning_bayes.mc_predict`; ``Gaussian(std)`` states the noise.
         reduce: Sums over processes.
         counted: Mask of the targets that count, in their shape; None for all.
 
@@ -84,23 +95,36 @@ def predictive_nll(
     Raises:
         ShapeError: If outputs and targets do not fit, or no target counts.
     """
+    kind = find_kind(likelihood)
     if outputs.dim() < 2 or len(outputs) == 0 or targets.shape[:1] != outputs.shape[1:2]:
         raise ShapeError(
             f"A predictive NLL needs outputs [samples, examples, …] and targets [examples, …], got "
             f"{list(outputs.shape)} and {list(targets.shape)}."
         )
     targets = targets.reshape(kind.target_shape(outputs[0], targets))
-    has_class_probs = kind.name == "categorical" and targets.is_floating_point()
-    number = (len(targets) if has_class_probs else targets.numel()) if counted is None else int(counted.sum())
-    count = float(reduce(torch.tensor(float(number))))
+    noisy = with_noise(kind, outputs, targets, reduce, counted)
+    if noisy is None:
+        return math.nan
+    nlls = target_nlls(noisy, outputs, targets, counted)
+    number = nlls.numel() if counted is None else int(shaped_mask(kind, counted, nlls).sum())
+    total, count = reduce(torch.stack([nlls.sum(), nlls.new_tensor(float(number))])).tolist()
     if count == 0:
         raise ShapeError("A predictive NLL needs at least one target.")
-    if isinstance(kind, Gaussian) and kind.std is None:
-        std = fit_noise_std(outputs, targets, reduce, counted)
-        if math.isnan(std):
-            return math.nan
-        kind = Gaussian(std)
-    return float(reduce(nll_sum(kind, outputs, targets, counted))) / count
+    return float(total / count)
+
+
+def with_noise(
+    kind: OutputLikelihood,
+    outputs: Any,
+    targets: Tensor,
+    reduce: Reduce = lambda total: total,
+    counted: Tensor | None = None,
+) -> OutputLikelihood | None:
+    """A `Gaussian` without σ with the best one for these targets, None if no σ fits; other kinds as they are."""
+    if not isinstance(kind, Gaussian) or kind.has_noise:
+        return kind
+    std = fit_noise_std(outputs, targets, reduce, counted)
+    return None if math.isnan(std) else Gaussian(std)
 
 
 def fit_noise_std(
@@ -116,6 +140,6 @@ def fit_noise_std(
     largest = max(math.sqrt(mean_square), 1e-12)
 
     def nll(std: float) -> float:
-        return float(reduce(nll_sum(Gaussian(std), outputs, targets, counted)))
+        return float(reduce(target_nlls(Gaussian(std), outputs, targets, counted).sum()))
 
     return minimise_over_logarithm(nll, largest / 100, largest, _NOISE_GRID, _TOLERANCE)

@@ -15,7 +15,7 @@ from lightning_bayes.likelihood.base import OutputLikelihood
 from lightning_bayes.likelihood.family import Family
 from lightning_bayes.likelihood.inputs import Inputs
 from lightning_bayes.likelihood.names import find_kind
-from lightning_bayes.likelihood.paths import Path
+from lightning_bayes.likelihood.paths import Path, leaf_at
 
 _FORMAT: Final = 1  # of `Likelihood.state`
 Departs: TypeAlias = Literal["", "weights", "function"]
@@ -61,6 +61,11 @@ class ScoredOutput:
     targets: Targets = Targets()
     departs: Departs = ""
 
+    def parts_of(self, output: Any) -> Any:
+        """What the term takes of the output of ``forward``; a tuple for several paths."""
+        parts = tuple(leaf_at(output, path) for path in self.paths)
+        return parts if len(parts) > 1 else parts[0]
+
 
 @final
 @dataclass(frozen=True)
@@ -79,6 +84,11 @@ class Likelihood:
     def only(self) -> ScoredOutput | None:
         """The only term; None if there are none or several."""
         return self.outputs[0] if len(self.outputs) == 1 else None
+
+    @property
+    def classifies(self) -> bool:
+        """Whether all outputs that the loss takes are logits of classes."""
+        return bool(self.outputs) and all(scored.kind.has_temperature for scored in self.outputs)
 
     @property
     def is_known(self) -> bool:

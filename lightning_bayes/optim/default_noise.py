@@ -24,7 +24,6 @@ NOISE_OF_NORMALISED = 0.005  # κ for classifiers with normalisation layers, at 
 MOST_NOISE_OF_NORMALISED = 2.0  # κ₁ of `callbacks.fit.noise_rule`, which no fit reaches
 NOISE_OF_REGRESSIONS = 0.01  # κ for regression and unknown losses
 SHALLOW = 5  # layers, as in LeNet; deeper networks get less noise
-_CLASSIFIES = ("softmax", "softmax_last", "sigmoid")  # links of classifiers
 
 
 class NoisyGroups(Protocol):
@@ -52,14 +51,14 @@ class DefaultNoise:
         self.flatness = flatness
         self._applied: tuple[Any, int, float] | None = None
 
-    def apply(self, optimizer: NoisyGroups, link: str | None, share: float = 0.0) -> None:
-        """Set κ and ε in all groups; `share` is that of the largest κ, where κ follows the fit."""
+    def apply(self, optimizer: NoisyGroups, classifies: bool, share: float = 0.0) -> None:
+        """Set κ and ε in all groups, for logits of classes or others; `share` of the largest κ follows the fit."""
         layers = count_noisy_layers(optimizer.param_groups, optimizer.state)
         if self._applied == (optimizer, layers, share):
             return
         self._applied = (optimizer, layers, share)
-        scale, flatness = noise_of(optimizer.model, link)
-        if follows_fit(optimizer.model, link):
+        scale, flatness = noise_of(optimizer.model, classifies)
+        if follows_fit(optimizer.model, classifies):
             scale = max(scale, share * MOST_NOISE_OF_NORMALISED)
         chosen = {"relative_noise": noise_of_depth(scale, layers), "noise_flatness": self.flatness or flatness}
         of_groups = [group[KEY] for group in optimizer.param_groups]
@@ -70,14 +69,14 @@ class DefaultNoise:
             optimizer.refresh_noise()
 
 
-def follows_fit(model: nn.Module, link: str | None) -> bool:
+def follows_fit(model: nn.Module, classifies: bool) -> bool:
     """Whether a callback's κ follows the fit: for classifiers with normalisation layers."""
-    return link in _CLASSIFIES and has_norms(model)
+    return classifies and has_norms(model)
 
 
-def noise_of(model: nn.Module, link: str | None) -> tuple[float, float]:
-    """κ for up to five layers, and ε; `link` is the link from outputs to predictions, None if unknown."""
-    if link not in _CLASSIFIES:
+def noise_of(model: nn.Module, classifies: bool) -> tuple[float, float]:
+    """κ for up to five layers, and ε, of a network whose outputs are logits of classes or others."""
+    if not classifies:
         return NOISE_OF_REGRESSIONS, FLATNESS
     if has_norms(model):
         return NOISE_OF_NORMALISED, FLATNESS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias, final
@@ -13,22 +12,19 @@ from torch import Tensor, nn
 from lightning_bayes.curvature.rules.batch_norm import uses_batch_statistics
 from lightning_bayes.errors import DataError, UnsupportedTrainingError, name_some
 from lightning_bayes.likelihood import (
-    Categorical,
-    Inputs,
     Likelihood,
     OutputLikelihood,
     ReadOutput,
     ScoredOutput,
-    Targets,
+    labels_in,
+    labels_of_pair,
 )
-from lightning_bayes.likelihood.batches import read_batch
+from lightning_bayes.likelihood.scoring import shaped_mask
 from lightning_bayes.posteriors.base import moved
 from lightning_bayes.predictive import dropout_layers
 from lightning_bayes.predictive.repeated import copied
 
 Reader: TypeAlias = Callable[[Any], list[ReadOutput]]  # from a batch to the terms of its loss
-
-_OF_PAIRS = Inputs((("path", (0,)),))  # (inputs, targets)
 
 
 class Term(NamedTuple):
@@ -95,12 +91,8 @@ def _term(kind: OutputLikelihood, read: ReadOutput) -> Term:
     if bool(bad.any()):
         raise DataError(f"{int(bad.sum())} of the {targets.numel()} targets of a batch are infinite. Look at the data.")
     log_prob = kind.log_prob(outputs.detach(), targets)
-    if mask is None:
-        mask = torch.ones_like(log_prob, dtype=torch.bool)
-    elif mask.numel() != log_prob.numel():  # of probabilities
-        assert isinstance(kind, Categorical)
-        mask = mask.all(kind.classes)
-    return Term(kind, outputs, targets, log_prob, mask.reshape(log_prob.shape), read.weights)
+    mask = torch.ones_like(log_prob, dtype=torch.bool) if mask is None else shaped_mask(kind, mask, log_prob)
+    return Term(kind, outputs, targets, log_prob, mask, read.weights)
 
 
 def with_kind(likelihood: Likelihood | None, kind: OutputLikelihood) -> Likelihood:
@@ -109,25 +101,12 @@ def with_kind(likelihood: Likelihood | None, kind: OutputLikelihood) -> Likeliho
     return replace(likelihood or Likelihood(), outputs=(replace(only, kind=kind),))
 
 
-def pairs(model: nn.Module, kind: OutputLikelihood) -> Reader:
-    """Reads batches (inputs, targets) of a network that returns one output."""
-    likelihood = Likelihood((ScoredOutput(((),), kind, Targets((1,), math.nan)),), _OF_PAIRS)
-
-    def read(batch: Any) -> list[ReadOutput]:
-        if not isinstance(batch, (tuple, list)) or len(batch) != 2 or not isinstance(batch[1], Tensor):
-            raise DataError(
-                f"The loader yields batches without labels, such as a {type(batch).__name__}, but the curvature and the "
-                "marginal likelihood need labels. Let it yield pairs (inputs, targets) of tensors, or pass likelihood= as "
-                "a Likelihood that tells where they are."
-            )
-        return reader(model, likelihood)(batch)
-
-    return read
-
-
-def reader(model: nn.Module, likelihood: Likelihood) -> Reader:
-    """Reads batches as a likelihood tells."""
-    return lambda batch: read_batch(model, batch, likelihood).terms
+def reader(model: nn.Module, likelihood: Likelihood | OutputLikelihood) -> Reader:
+    """Reads batches as a likelihood tells, or pairs (inputs, targets) of a network that returns one output."""
+    if isinstance(likelihood, Likelihood):
+        return lambda batch: labels_in(batch, likelihood).terms(model)
+    of_pairs = Likelihood((ScoredOutput(((),), likelihood),))
+    return lambda batch: labels_of_pair(model.forward, batch, of_pairs).terms(model)
 
 
 def on_device(loader: Iterable[Any], device: torch.device) -> Iterator[Any]:

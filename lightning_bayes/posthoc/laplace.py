@@ -30,7 +30,6 @@ from lightning_bayes.posthoc.batches import (
     Reader,
     Reading,
     on_device,
-    pairs,
     reader,
     require_evaluation_mode,
     with_kind,
@@ -123,7 +122,7 @@ def laplace(
         mc_samples: Labels drawn per example for ``"fisher"``.
         seed: Seed of the drawn labels.
         require_trained: Whether to refuse a network that predicts no better than a constant.
-        read: From a batch to the terms of its loss, as `read_batch` returns them; None reads it as `likelihood` tells.
+        read: From a batch to the terms of its loss, as `Labels.terms` returns them; None reads it as `likelihood` tells.
 
     Returns:
         The posterior, its likelihood and marginal likelihood.
@@ -139,7 +138,7 @@ def laplace(
             "loader as validation=... with prior_precision='validation', and only then."
         )
     kind = kind_of(likelihood)
-    read = read or (reader(model, likelihood) if isinstance(likelihood, Likelihood) else pairs(model, kind))
+    read = read or reader(model, likelihood if isinstance(likelihood, Likelihood) else kind)
     chooses_noise = isinstance(kind, Gaussian) and kind.std is None
     kind = Gaussian(1.0) if chooses_noise else kind
     require_evaluation_mode(model)

@@ -12,7 +12,7 @@ from torch.distributions import Normal
 from lightning_bayes.curvature.fused import FusedEngine
 from lightning_bayes.likelihood import Bernoulli, Categorical, Gaussian, OutputLikelihood
 from lightning_bayes.likelihood.line_search import minimise_over_logarithm
-from lightning_bayes.likelihood.scoring import nll_sum
+from lightning_bayes.likelihood.scoring import target_nlls
 from lightning_bayes.posthoc.batches import Reader, Reading, Term, on_device
 from lightning_bayes.posthoc.evidence import Evidence
 from lightning_bayes.predictive.closed_form import BatchMoments, Room, probit, spread_points
@@ -60,4 +60,4 @@ def _nll(outputs: Tensor, variance: Tensor, term: Term, std: float) -> float:
         log_prob = kind.log_prob(probit(outputs, variance).double(), term.targets)
         return -float(log_prob.where(term.mask, 0.0).sum())
     points = spread_points(_POINTS).to(outputs).view(-1, *[1] * outputs.dim())
-    return float(nll_sum(kind, outputs + points * variance.sqrt(), term.targets, term.mask))
+    return float(target_nlls(kind, outputs + points * variance.sqrt(), term.targets, term.mask).sum())

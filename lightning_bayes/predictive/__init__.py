@@ -1,5 +1,16 @@
 """Predictions from a posterior, with their uncertainty."""
 
+from lightning_bayes.likelihood import (
+    LikelihoodName,
+    LinkArgument,
+    Moments,
+    Observation,
+    Observed,
+    Prediction,
+    Quantiles,
+    as_dict,
+    predictive_nll,
+)
 from lightning_bayes.likelihood.predictions import entropy, mutual_information
 from lightning_bayes.predictive.calibration import Calibrated, Calibration, calibrate, choose_calibration
 from lightning_bayes.predictive.closed_form import (
@@ -9,22 +20,10 @@ from lightning_bayes.predictive.closed_form import (
     predictive_samples,
     probit,
 )
-from lightning_bayes.predictive.densities import predictive_nll
 from lightning_bayes.predictive.dropout import DropoutSamples, dropout_layers
 from lightning_bayes.predictive.exported import Exported, MonteCarloNetwork, export
 from lightning_bayes.predictive.linearized import LinearizedSamples
-from lightning_bayes.predictive.links import (
-    LikelihoodName,
-    Link,
-    Moments,
-    Prediction,
-    as_dict,
-    combine,
-    find_link,
-    summarise,
-)
 from lightning_bayes.predictive.monte_carlo import mc_predict
-from lightning_bayes.predictive.observations import LinkArgument, Observation, Observed, Quantiles
 from lightning_bayes.predictive.recalibration import RecalibratedSamples, recalibrate
 from lightning_bayes.predictive.rejection import Rejector, check_threshold, fewest_rows
 from lightning_bayes.predictive.samples import (
@@ -62,7 +61,6 @@ __all__ = [
     "LikelihoodName",
     "Linearized",
     "LinearizedSamples",
-    "Link",
     "LinkArgument",
     "MemberPosteriors",
     "MemberSamples",
@@ -85,7 +83,6 @@ __all__ = [
     "check_fits",
     "check_threshold",
     "choose_calibration",
-    "combine",
     "dropout_layers",
     "energy_score",
     "entropy",
@@ -93,7 +90,6 @@ __all__ = [
     "evaluation_mode",
     "export",
     "fewest_rows",
-    "find_link",
     "fit_temperature",
     "max_logit_score",
     "max_probability_score",
@@ -107,6 +103,5 @@ __all__ = [
     "predictive_samples",
     "probit",
     "recalibrate",
-    "summarise",
     "temporary_weights",
 ]

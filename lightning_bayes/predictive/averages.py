@@ -60,7 +60,7 @@ class OutputAverage:
         for scored in self._scored(outputs):
             if scored.paths == ((),) and not isinstance(outputs, Tensor):
                 return _combined_structure(outputs, scored.kind)
-            parts = scored.kind.combine(_parts(outputs, scored))
+            parts = scored.kind.combine(scored.parts_of(outputs))
             for path, part in zip(scored.paths, parts if len(scored.paths) > 1 else [parts], strict=True):
                 result = with_leaf(result, path, part)
         return result
@@ -90,7 +90,7 @@ class OutputAverage:
         found = []
         for scored in self._scored(outputs):
             found += [leaf for path in scored.paths for _, leaf in leaves(leaf_at(outputs, path))]
-            parts = _parts(outputs, scored)
+            parts = scored.parts_of(outputs)
             if isinstance(parts, Tensor):
                 found.append(torch.stack([scored.kind.combine(one[None]) for one in parts]))
         return found
@@ -108,7 +108,7 @@ class OutputAverage:
         )
 
     def _prediction(self, outputs: Any, scored: ScoredOutput) -> AnyPrediction:
-        return scored.kind.summarise(_parts(outputs, scored), self.interval)
+        return scored.kind.summarise(scored.parts_of(outputs), self.interval)
 
     def _scored(self, outputs: Any) -> list[ScoredOutput]:
         """The terms whose leaves these outputs have, as stacked tensors."""
@@ -134,11 +134,6 @@ def _has(outputs: Any, path: Path) -> bool:
     except (LookupError, AttributeError, TypeError):
         return False
     return bool(found) and all(isinstance(leaf, Tensor) for leaf in found)
-
-
-def _parts(outputs: Any, scored: ScoredOutput) -> Any:
-    parts = tuple(leaf_at(outputs, path) for path in scored.paths)
-    return parts if len(parts) > 1 else parts[0]
 
 
 def _precise(leaf: Any) -> Any:

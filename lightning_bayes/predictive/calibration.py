@@ -19,25 +19,17 @@ from itertools import islice
 from typing import Any, Final, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lightning_bayes.errors import DataError, NonFiniteError
-from lightning_bayes.likelihood import LinkArgument
+from lightning_bayes.likelihood import Gaussian, LinkArgument, OutputLikelihood, Raw, find_kind
+from lightning_bayes.likelihood.batches import is_pair, labels_in, labels_of_pair
 from lightning_bayes.likelihood.line_search import minimise_over_logarithm
-from lightning_bayes.likelihood.scoring import fit_noise_std
+from lightning_bayes.likelihood.scoring import Reduce, shaped_mask, target_nlls, with_noise
 from lightning_bayes.posteriors import AbstractPosterior, ScaledPosterior
 from lightning_bayes.predictive.closed_form import Linearized, predictive_samples
-from lightning_bayes.predictive.densities import (
-    BLOCK,
-    Reduce,
-    gaussian_log_density,
-    poisson_log_density,
-    shaped_like_sample,
-)
 from lightning_bayes.predictive.known_outputs import called, known_outputs, the_output
 from lightning_bayes.predictive.labelled import LabelledBatches
-from lightning_bayes.predictive.links import Link, combine, link_of_kind
 from lightning_bayes.predictive.recalibration import recalibrate
 from lightning_bayes.predictive.samples import PosteriorSamples, at_posterior_mean
 from lightning_bayes.predictive.temperature import LARGEST, SHRINKAGE, SMALLEST, penalty
@@ -45,7 +37,6 @@ from lightning_bayes.predictive.temperature import LARGEST, SHRINKAGE, SMALLEST,
 WIDTH_SHRINKAGE: Final = 1.0  # σ_c, standard deviation of log c
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-5, 2.0**6  # bounds of c; smaller widths predict like the mean
 EVALUATIONS = 8  # of S samples each, about what a search over c costs
-CLASS_LINKS = ("softmax", "softmax_last", "sigmoid")  # whose outputs are logits, which a temperature can divide
 _GRID, _TOLERANCE = 13, 1e-3  # of log T
 
 
@@ -57,7 +48,7 @@ class Calibration(NamedTuple):
     nll: float  # at c and T, in nats per target
     nll_before: float  # at c = 1 and T = 1
     standard_error: float  # of nll - nll_before, over examples
-    noise_std: float | None  # σ of the identity link at c: as passed, or fitted; None for other links
+    noise_std: Any  # σ of a Gaussian at c: as passed, or fitted; None for other likelihoods
 
 
 class Calibrated(NamedTuple):
@@ -73,7 +64,7 @@ class _Candidate(NamedTuple):
     losses: Tensor  # the NLL of each example
     nll: float  # their mean
     objective: float  # their sum, with the shrinkage
-    noise_std: float | None
+    noise_std: Any
 
 
 @torch.no_grad()
@@ -97,10 +88,10 @@ def calibrate(
         posterior: The posterior, from `load_posterior` or an optimizer's `posterior()`.
         loader: Batches ``(inputs, targets)`` of data that training has not seen, or batches as in the fit.
         samples: S, at least 1.
-        link: As in `mc_predict`. With ``"identity"`` and ``"exp"`` only the width is chosen; with ``"identity"``, with the
+        link: As in `mc_predict`. Outputs that are no logits get a width only; regressions without known noise, with the
             noise that fits best at each width.
         seed: Seed of the weight samples.
-        noise_std: σ of the identity link; None fits it together with the width.
+        noise_std: σ of a regression; None takes the one that the likelihood states, else fits it together with the width.
         linearized: The predictive, as in `mc_predict`.
         recalibrate_on: Batches of training inputs for BatchNorm statistics of each sample, as in `mc_predict`.
         max_batches: Validation batches to use; None uses all.
@@ -122,8 +113,9 @@ def calibrate(
         (1.0, 2.7)
     """
     device, known = next(model.parameters()).device, known_outputs(posterior, link, stacklevel=4)
+    kind = the_output(known).kind
     drawn = PosteriorSamples(posterior.to(device), samples, seed)
-    draws: Any = predictive_samples(drawn, linearized, link_of_kind(the_output(known).kind))
+    draws: Any = predictive_samples(drawn, linearized, kind)
     batches = list(islice(loader, max_batches))
     if not batches:
         raise DataError(
@@ -131,7 +123,14 @@ def calibrate(
         )
     runs = [called(model, known, inputs) for inputs in recalibrate_on]
     with at_posterior_mean(model, posterior):
-        labelled = LabelledBatches(model, known, batches)
+        labelled = LabelledBatches(
+            model,
+            known,
+            [
+                labels_of_pair(model.forward, batch, known) if is_pair(batch) else labels_in(batch, known)
+                for batch in batches
+            ],
+        )
 
         def outputs_at(scale: float) -> Tensor:
             scaled = draws.scaled(scale)
@@ -139,15 +138,18 @@ def calibrate(
                 scaled = recalibrate(model, scaled, runs, of="mean" if linearized else "sample")
             return labelled.outputs(scaled)
 
-        chosen = choose_calibration(outputs_at, labelled.targets(), labelled.link, noise_std)
+        outputs_at(1.0)  # which lays out the targets
+        stated = kind if noise_std is None else Gaussian(noise_std).completed(kind)
+        chosen = choose_calibration(outputs_at, labelled.targets, stated, counted=labelled.counted)
     return Calibrated(ScaledPosterior(posterior, chosen.scale, bool(linearized), chosen.temperature), chosen)
 
 
 def choose_calibration(
     outputs_at: Callable[[float], Tensor],
     targets: Tensor,
-    link: Link,
-    noise_std: float | None = None,
+    likelihood: LinkArgument,
+    *,
+    counted: Tensor | None = None,
     reduce: Reduce = lambda total: total,
     width: bool = True,
 ) -> Calibration:
@@ -156,8 +158,9 @@ def choose_calibration(
     Args:
         outputs_at: Outputs of the validation examples at a width c > 0, ``[S, B, …]``, with the same noise at every width.
         targets: Their targets, ``[B, …]``.
-        link: How outputs become predictions.
-        noise_std: σ of the identity link; None fits it at each width.
+        likelihood: The kind of the outputs or its name, as in `mc_predict`. A `Gaussian` without σ, and outputs of which
+            nothing is known, get the best σ at each width.
+        counted: Mask of the targets that count, in their shape; None for all.
         reduce: Sums a tensor over processes that each hold some of the examples. All processes choose the same.
         width: Whether to try other widths than 1.
 
@@ -169,17 +172,19 @@ def choose_calibration(
 
     Example:
         >>> outputs, targets = torch.tensor([[[4.0, 0.0]] * 40]), (torch.arange(40) % 4 == 0).long()
-        >>> found = choose_calibration(lambda scale: outputs, targets, "softmax")
+        >>> found = choose_calibration(lambda scale: outputs, targets, "classification")
         >>> found.scale, round(found.temperature, 2)
         (1.0, 1.76)
     """
-    measured = partial(_candidate, targets, link, noise_std, reduce)
+    stated = find_kind(likelihood)
+    kind = Gaussian() if isinstance(stated, Raw) else stated
+    measured = partial(_candidate, kind, targets, counted, reduce)
 
     @cache
     def at(scale: float) -> tuple[_Candidate, _Candidate]:
         outputs = outputs_at(scale)
         plain = measured(outputs, scale, 1.0)
-        if link not in CLASS_LINKS:
+        if not kind.has_temperature:
             return plain, plain
 
         def objective(temperature: float) -> float:  # one evaluation of the network serves all temperatures
@@ -191,7 +196,8 @@ def choose_calibration(
     before = at(1.0)[0]
     if not math.isfinite(before.objective):
         raise NonFiniteError(
-            "The NLL of the posterior is not finite on the validation data, because its outputs are not."
+            "The NLL of the posterior is not finite on the validation data: its outputs are not finite, or "
+            f"{kind!r} has no density."
         )
     chosen = at(_lowest(lambda scale: at(scale)[1].objective) if width else 1.0)[1]
     error = _standard_error(chosen.losses - before.losses, reduce)
@@ -208,42 +214,37 @@ def _lowest(objective: Callable[[float], float]) -> float:
 
 
 def _candidate(
+    kind: OutputLikelihood,
     targets: Tensor,
-    link: Link,
-    noise_std: float | None,
+    counted: Tensor | None,
     reduce: Reduce,
     outputs: Tensor,
     scale: float,
     temperature: float,
 ) -> _Candidate:
     """The candidate of outputs ``[S, B, …]`` at a width and a temperature."""
-    if link == "softmax_last":
-        outputs, link = outputs.movedim(-1, 2), "softmax"
-    if link != "softmax":
-        targets = shaped_like_sample(targets, outputs)
-    if link == "identity" and noise_std is None:
-        noise_std = fit_noise_std(outputs, targets, reduce)
-    size = max(1, BLOCK // max(1, outputs[:, :1].numel()))
-    blocks = zip(outputs.split(size, 1), targets.split(size), strict=True)  # type: ignore[no-untyped-call]
-    losses = torch.cat([_losses(part.double() / temperature, y, link, noise_std) for part, y in blocks])
-    total, count = (float(value) for value in reduce(torch.stack([losses.sum(), torch.tensor(float(len(losses)))])))
+    targets = targets.reshape(kind.target_shape(outputs[0], targets))
+    noisy = with_noise(kind, outputs, targets, reduce, counted)
+    losses = torch.full((1,), math.nan, dtype=torch.float64)
+    if noisy is not None:
+        losses = _example_nlls(noisy, outputs, targets, counted, temperature)
+    total, count = reduce(torch.stack([losses.sum(), losses.new_tensor(float(len(losses)))])).tolist()
+    if count == 0:
+        raise DataError("No target of the validation data counts: all are ignored or missing.")
     objective = total + penalty(temperature, SHRINKAGE) + penalty(scale, WIDTH_SHRINKAGE)
     objective = math.inf if math.isnan(objective) else objective
-    return _Candidate(scale, temperature, losses, total / count, objective, noise_std)
+    return _Candidate(scale, temperature, losses, total / count, objective, getattr(noisy, "std", None))
 
 
-def _losses(outputs: Tensor, targets: Tensor, link: Link, noise_std: float | None) -> Tensor:
-    """NLL of each example, averaged over its targets."""
-    if link in {"identity", "exp"}:
-        of_gaussian = None if noise_std is None else partial(gaussian_log_density, std=noise_std)
-        log_density = of_gaussian or poisson_log_density
-        losses = math.log(len(outputs)) - log_density(outputs, targets).logsumexp(0)
-    elif link == "softmax":
-        labels = targets.double() if targets.is_floating_point() else targets.long()
-        losses = F.cross_entropy(combine(outputs, link), labels, reduction="none")
-    else:
-        losses = F.binary_cross_entropy_with_logits(combine(outputs, link), targets.double(), reduction="none")
-    return losses.reshape(len(losses), -1).mean(1)
+def _example_nlls(
+    kind: OutputLikelihood, outputs: Tensor, targets: Tensor, counted: Tensor | None, temperature: float
+) -> Tensor:
+    """The NLL of each example, averaged over its targets that count; examples without one are left out."""
+    nlls = target_nlls(kind, outputs, targets, counted, temperature)
+    if counted is None:
+        return nlls.flatten(1).mean(1) if nlls.dim() > 1 else nlls
+    numbers = shaped_mask(kind, counted, nlls).reshape(len(nlls), -1).sum(1)
+    return nlls.reshape(len(nlls), -1).sum(1)[numbers > 0] / numbers[numbers > 0]
 
 
 def _standard_error(differences: Tensor, reduce: Reduce) -> float:

@@ -74,14 +74,12 @@ def called(model: nn.Module, likelihood: Likelihood, x: Any) -> Repeatable:
 
 def scored_call(model: nn.Module, likelihood: Likelihood, arguments: Arguments) -> Repeatable:
     """A repeatable call of a network, which returns the scored output."""
-    paths = the_output(likelihood).paths
+    scored = the_output(likelihood)
 
     def output(*args: Any, **kwargs: Any) -> Any:
-        result = model(*args, **kwargs)
-        found = tuple(leaf_at(result, path) for path in paths)
-        return found if len(paths) > 1 else found[0]
+        return scored.parts_of(model(*args, **kwargs))
 
-    return Repeatable(model if paths == ((),) else output, *arguments[0], **arguments[1])
+    return Repeatable(model if scored.paths == ((),) else output, *arguments[0], **arguments[1])
 
 
 def kind_of_outputs(likelihood: Likelihood) -> OutputLikelihood:

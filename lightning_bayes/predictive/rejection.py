@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from lightning_bayes.errors import DataError, HyperparameterError, ShapeError
-from lightning_bayes.predictive.links import Prediction
+from lightning_bayes.likelihood import Prediction
 
 SEQUENCES = 4  # number of fixed-sequence tests
 

@@ -16,8 +16,9 @@ from collections.abc import Callable
 from torch import Tensor
 
 from lightning_bayes.errors import NonFiniteError, ShapeError
+from lightning_bayes.likelihood import Categorical
 from lightning_bayes.likelihood.line_search import minimise_over_logarithm
-from lightning_bayes.predictive.densities import class_log_density, nll_sum_of
+from lightning_bayes.likelihood.scoring import target_nlls
 
 SHRINKAGE = 0.2  # σ of log T that calibrations use; see docs/defaults.md
 SMALLEST, LARGEST = 0.05, 20.0  # bounds of T; a network beyond them is broken rather than uncalibrated
@@ -73,10 +74,8 @@ def fit_temperature(
         )
 
     def nll(temperature: float) -> float:
-        def density(logits: Tensor, classes: Tensor) -> Tensor:
-            return class_log_density(logits / temperature, classes)
-
-        return float(reduce(nll_sum_of(density, samples, targets))) + penalty(temperature, shrinkage)
+        nlls = target_nlls(Categorical(), samples, targets, temperature=temperature)
+        return float(reduce(nlls.sum())) + penalty(temperature, shrinkage)
 
     return minimise_over_logarithm(nll, SMALLEST, LARGEST, _GRID, _TOLERANCE)
 

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from noisy_classes import TEST, TRAIN, VALIDATION, Data, batches, noisy
 from tiny_training import FEATURES, Classifier, quiet_trainer
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from lightning_bayes import (
     BatchNormRecalibration,
@@ -162,12 +162,12 @@ def test_what_cannot_be_calibrated_is_refused_before_the_fit():
         Calibration().scaled(None)
 
 
-def test_batches_that_are_no_pairs_are_refused():
-    triples = DataLoader(TensorDataset(*VALIDATION.tensors, VALIDATION.tensors[1]), batch_size=16)
+def test_batches_whose_rows_are_not_known_are_refused_at_the_first_validation():
+    ragged = DataLoader(VALIDATION, 16, collate_fn=lambda rows: (*default_collate(rows), torch.zeros(3)))
     with pytest.raises(
-        UnsupportedTrainingError, match=r"\(inputs, targets\), but the validation set yields a list.*bayes\.calibrate"
+        UnsupportedTrainingError, match=r"those of a tuple are not known. Yield pairs \(inputs, targets\)"
     ):
-        quiet_trainer(vogn()).fit(Plain(), batches(TRAIN), triples)
+        quiet_trainer(vogn()).fit(Plain(), batches(TRAIN), ragged)
 
 
 # -- samples without a width ------------------------------------------------------------------------------------------

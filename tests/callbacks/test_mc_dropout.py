@@ -76,7 +76,7 @@ def test_prediction_tells_probabilities_and_uncertainty():
     assert torch.cat([p["mutual_information"] for p in predictions]).min() > 0
 
 
-def test_the_training_loss_tells_the_link_also_from_a_checkpoint(tmp_path):
+def test_the_training_loss_tells_the_likelihood_also_from_a_checkpoint(tmp_path):
     def loss(output, y):
         return F.mse_loss(output[:, 0], y.float())
 
@@ -85,7 +85,7 @@ def test_the_training_loss_tells_the_link_also_from_a_checkpoint(tmp_path):
     trainer = fit(module, callback)
     trainer.save_checkpoint(tmp_path / "last.ckpt")
     quiet_trainer(other).test(fresh, loader(), verbose=False, ckpt_path=tmp_path / "last.ckpt")
-    assert other.loss_link == callback.loss_link == "identity"
+    assert [each.loss_likelihood.only.kind.name for each in (other, callback)] == ["gaussian"] * 2
     samples, module = DropoutSamples(dropout_layers(module), S), module.eval()
     with torch.no_grad():
         means = [samples.outputs(module, lambda x=x: module.net(x)).mean(0) for x, _ in loader()]

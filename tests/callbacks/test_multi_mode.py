@@ -111,7 +111,7 @@ def test_a_checkpoint_alone_is_enough(run):
     other = MultiModeCallback(num_modes=2, peak=1.0)
     expected = averaged(normed(), [found[end] for end in ENDS])
     torch.testing.assert_close(scored(normed(seed=3), other, ckpt_path=path), expected)
-    assert other.link_of(normed()) == "softmax"
+    assert other.likelihood_of(normed()).classifies
 
 
 def test_predictions_have_the_mutual_information_of_the_modes(run):

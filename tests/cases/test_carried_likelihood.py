@@ -269,6 +269,6 @@ def test_calibrate_leaves_out_what_the_loss_ignores(void):
     trainer = tiny_training.fit(Net(net, step), VOGNCallback(), data=DataLoader(Batches(TOKENS, y), 16))
     posterior = trainer.callbacks[0].optimizer.posterior()
     found = calibrate(Net(net), posterior, [(TOKENS, y)], SAMPLES)
-    rows = [(TOKENS[:, :3].flatten(0, 1), y[:, :3].flatten())]
-    wanted = calibrate(Net(net), posterior.with_likelihood(None), rows, SAMPLES, link="classification")
+    rows = [(TOKENS[:, :3], y[:, :3])]  # all tokens of a sequence count as one example, as they do without ignored ones
+    wanted = calibrate(Net(net), posterior.with_likelihood(None), rows, SAMPLES, link="softmax_last")
     assert found.calibration.nll == pytest.approx(wanted.calibration.nll, rel=1e-5)

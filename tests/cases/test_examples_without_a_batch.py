@@ -23,11 +23,11 @@ def test_the_posterior_is_that_of_the_loss_of_the_batch(name):
     def of_each(outputs, targets):
         return torch.stack([LOSSES[name](*each) for each in zip(outputs, targets, strict=True)]).mean()
 
-    found, links = [], []
+    found, kinds = [], []
     for loss in (of_each, LOSSES[name]):
         module, callback = Classifier(loss=loss), VOGNCallback(loss_reduction="mean")
         fit(module, callback)
         found.append({**weights(module), **{f"s.{n}": v for n, v in callback.optimizer.posterior().precision.items()}})
-        links.append(callback.link_of(module))
+        kinds.append(callback.likelihood_of(module).only.kind.state())
     assert_close(*found, rtol=1e-4, atol=1e-6)
-    assert links[0] == links[1]
+    assert kinds[0] == kinds[1]

@@ -43,23 +43,23 @@ def mixture(f, y):
 
 
 LINKS = {
-    "hard labels": (lambda f, y: F.cross_entropy(f, y), "softmax"),
-    "soft labels": (lambda f, y: F.cross_entropy(f, one_hot(y) * 0.9 + 0.05), "softmax"),
-    "mixup": (vicinal, "softmax"),
-    "by hand": (lambda f, y: -(one_hot(y) * F.log_softmax(f, 1)).sum(1).mean(), "softmax"),
-    "distillation": (lambda f, y: F.kl_div(F.log_softmax(f / 2, 1), one_hot(y), reduction="batchmean"), "softmax"),
-    "focal": (lambda f, y: ((c := F.cross_entropy(f, y, reduction="none")) * (1 - (-c).exp())).mean(), "softmax"),
-    "labels of each output": (lambda f, y: F.binary_cross_entropy_with_logits(f, one_hot(y)), "sigmoid"),
-    "counts": (lambda f, y: F.poisson_nll_loss(f, one_hot(y)), "exp"),
-    "l1": (lambda f, y: F.l1_loss(f, one_hot(y)), "identity"),
+    "hard labels": (lambda f, y: F.cross_entropy(f, y), "categorical"),
+    "soft labels": (lambda f, y: F.cross_entropy(f, one_hot(y) * 0.9 + 0.05), "categorical"),
+    "mixup": (vicinal, "categorical"),
+    "by hand": (lambda f, y: -(one_hot(y) * F.log_softmax(f, 1)).sum(1).mean(), "categorical"),
+    "distillation": (lambda f, y: F.kl_div(F.log_softmax(f / 2, 1), one_hot(y), reduction="batchmean"), "categorical"),
+    "focal": (lambda f, y: ((c := F.cross_entropy(f, y, reduction="none")) * (1 - (-c).exp())).mean(), "categorical"),
+    "labels of each output": (lambda f, y: F.binary_cross_entropy_with_logits(f, one_hot(y)), "bernoulli"),
+    "counts": (lambda f, y: F.poisson_nll_loss(f, one_hot(y)), "poisson"),
+    "l1": (lambda f, y: F.l1_loss(f, one_hot(y)), "raw"),
     "huber, with a penalty": (lambda f, y: F.huber_loss(f, one_hot(y)) + 1e-3 * f.abs().mean(), None),
-    "l1 of one output": (lambda f, y: F.l1_loss(f.transpose(0, 1)[0].double(), y.double()), "identity"),
-    "q values": (lambda f, y: F.smooth_l1_loss(f.gather(1, y[:, None])[:, 0], y.float()), "identity"),
+    "l1 of one output": (lambda f, y: F.l1_loss(f.transpose(0, 1)[0].double(), y.double()), "raw"),
+    "q values": (lambda f, y: F.smooth_l1_loss(f.gather(1, y[:, None])[:, 0], y.float()), "raw"),
     "in other units": (lambda f, y: F.mse_loss(3 * f + 1, one_hot(y)), None),
-    "probabilities": (lambda f, y: F.binary_cross_entropy(f.sigmoid(), one_hot(y)), "sigmoid"),
+    "probabilities": (lambda f, y: F.binary_cross_entropy(f.sigmoid(), one_hot(y)), "bernoulli"),
     "brier": (lambda f, y: F.mse_loss(f.softmax(1), one_hot(y)), None),
     "cumulative": (lambda f, y: F.mse_loss(f.cumsum(1), one_hot(y)), None),
-    "mean and variance": (lambda f, y: F.gaussian_nll_loss(f[:, 0], y.float(), f[:, 1].exp()), "identity"),
+    "mean and variance": (lambda f, y: F.gaussian_nll_loss(f[:, 0], y.float(), f[:, 1].exp()), "predicted_gaussian"),
     "quantiles": (lambda f, y: (d := one_hot(y) - f).maximum(-0.1 * d).mean(), None),
     "log cosh": (lambda f, y: (f - one_hot(y)).cosh().log().mean(), None),
     "two kinds": (lambda f, y: F.cross_entropy(f, y) + F.mse_loss(f[:, 0], y.float()), None),
@@ -70,11 +70,15 @@ LINKS = {
 
 
 @pytest.mark.parametrize("name", LINKS)
-def test_the_link_follows_the_calls_of_the_loss(name):
-    loss, link = LINKS[name]
+def test_the_likelihood_follows_the_calls_of_the_loss(name):
+    loss, kind = LINKS[name]
     callback = MCDropoutCallback(2)
     fit(Net(loss), callback)
-    assert callback.loss_link == link
+    assert name_of(callback.loss_likelihood) == kind
+
+
+def name_of(likelihood):
+    return None if likelihood.only is None else likelihood.only.kind.name
 
 
 class Means(Net):
@@ -100,7 +104,6 @@ def test_outputs_that_are_means_already_are_averaged_as_they_are(name):
     head, loss = MEANS[name]
     module, callback = Means(loss, head), VOGNCallback(relative_noise=1e-9)
     trainer = fit(module, callback)
-    assert callback.loss_link == "identity"
     key = "mean" if name == "rates" else "probs"
     mean = torch.cat([batch[key] for batch in trainer.predict(module, LOADER)])
     torch.testing.assert_close(mean, module.eval()(X), rtol=1e-4, atol=1e-6)
@@ -120,10 +123,10 @@ class Text(Net):
         return self.net(self.words(x.abs().long()).sum(1))
 
 
-def test_the_link_of_a_text_classifier_is_that_of_its_loss():
+def test_the_likelihood_of_a_text_classifier_is_that_of_its_loss():
     callback = MCDropoutCallback(2)
     fit(Text(LINKS["hard labels"][0]), callback)
-    assert callback.loss_link == "softmax"
+    assert name_of(callback.loss_likelihood) == "categorical"
 
 
 class Tokens(Net):
@@ -157,7 +160,7 @@ TOKENS = {
 def test_the_classes_of_tokens_are_in_the_last_dimension(name, through_forward):
     module, callback = Tokens(TOKENS[name], through_forward), MCDropoutCallback(2, p=0.5, layers=r"net\.1")
     trainer = fit(module, callback)
-    assert callback.loss_link == "softmax_last"
+    assert callback.loss_likelihood.only.kind.dim == -1
     batch = trainer.predict(module, LOADER)[0]
     torch.testing.assert_close(batch["probs"].sum(2), torch.ones(16, 4))
     assert batch["entropy"].shape == batch["mutual_information"].shape == (16, 4)
@@ -180,7 +183,7 @@ class Ids(Tokens):
 def test_the_classes_of_a_table_of_vectors_are_known(name, callback):
     callback, module = callback(), Ids(TOKENS[name])
     fit(module, callback, max_epochs=2)
-    assert callback.link_of(module) == "softmax_last"
+    assert callback.likelihood_of(module).only.kind.dim == -1
 
 
 def test_the_test_loss_of_tokens_is_plain_lightnings():
@@ -217,9 +220,9 @@ def test_attributes_with_common_names_belong_to_the_user(attribute):
     module, callback = Net(LINKS["l1"][0]), VOGNCallback()
     setattr(module, attribute, "softmax")
     fit(module, callback)
-    assert callback.link_of(module) == "identity"
+    assert name_of(callback.likelihood_of(module)) == "raw"
     module.lightning_bayes_link = "softmax"
-    assert callback.link_of(module) == "softmax"
+    assert name_of(callback.likelihood_of(module)) == "categorical"
 
 
 @pytest.mark.parametrize("name", ["log cosh", "in other units", "brier"])

@@ -78,7 +78,7 @@ MASK = torch.rand(B, T, generator=GENERATOR) < 0.5
 def test_classes_and_targets_of_tokens_are_found(name):
     loss, targets, expected = ON_TOKENS[name]
     likelihood, batch, value = recorded(nn.Linear(4, C), (X, targets), lambda net, b: loss(net(b[0]), b[1]))
-    (scored,), (read,) = likelihood.outputs, batch.terms
+    (scored,), (read,) = likelihood.outputs, batch.of_step
     assert scored.kind.state() == Categorical(-1).state()
     assert scored.targets == expected
     assert mean_nll(read) == pytest.approx(value, rel=1e-5)
@@ -110,7 +110,7 @@ OF_VALUES = {
 def test_the_kind_of_values_is_that_of_their_loss(name):
     loss, targets, kind, expected = OF_VALUES[name]
     likelihood, batch, value = recorded(nn.Linear(4, 2), (X[:, 0], targets), lambda net, b: loss(net(b[0]), b[1]))
-    (scored,), (read,) = likelihood.outputs, batch.terms
+    (scored,), (read,) = likelihood.outputs, batch.of_step
     assert isinstance(scored.kind, Raw) if kind is None else scored.kind.state() == kind.state()
     assert str(scored.targets) == str(expected)  # nan differs from nan
     if isinstance(kind, Gaussian):  # with variance ½, -log p = |f - y|² + log(π)/2
@@ -166,7 +166,7 @@ def test_the_form_of_a_predicted_variance_is_found(name, in_one):
         return F.gaussian_nll_loss(mean, batch[1], variance(noise), full=True, eps=1e-12)
 
     likelihood, batch, value = recorded(Moments(form, in_one), (X[:, 0], VALUES), step)
-    (scored,), (read,) = likelihood.outputs, batch.terms
+    (scored,), (read,) = likelihood.outputs, batch.of_step
     assert scored.kind.state() == PredictedGaussian(name).state()
     assert scored.paths == (((),) if in_one else (("mean",), ("noise",)))
     assert scored.targets == Targets((1,))
@@ -218,7 +218,7 @@ def test_each_head_has_its_own_likelihood(name):
     assert isinstance(of_value.kind, Gaussian)
     assert (of_label.targets.path, of_value.targets.path) == (("label",), ("value",))
     assert likelihood.inputs.args == (("path", ("x",)),)
-    assert len(read.terms) == 2
+    assert len(read.of_step) == 2
 
 
 def _leaves(value):
@@ -247,7 +247,7 @@ def test_a_loss_among_the_outputs_is_that_of_its_logits():
     likelihood, read, value = recorded(Pretrained(), batch, lambda net, b: net(**b, return_dict=True).loss)
     (scored,) = likelihood.outputs
     assert (scored.paths, scored.targets) == ((("logits",),), Targets(("labels",), -100.0))
-    assert mean_nll(read.terms[0]) == pytest.approx(value, rel=1e-5)
+    assert mean_nll(read.of_step[0]) == pytest.approx(value, rel=1e-5)
     args, kwargs = likelihood.inputs.of({"inputs": X})
     assert args == ()
     assert kwargs == {"inputs": X, "return_dict": True}
@@ -291,8 +291,8 @@ def test_focal_and_weighted_losses_depart_from_the_likelihood():
         batch = X[:, 0], TOKENS[:, 0]
         likelihood, read, value = recorded(nn.Linear(4, C), batch, lambda net, b, loss=loss: loss(net(b[0]), b[1]))
         assert likelihood.outputs[0].departs == departs
-    nll = -read.terms[0].scored.kind.log_prob(read.terms[0].outputs, read.terms[0].targets).detach()
-    assert float((read.terms[0].weights * nll).mean() * weights.mean()) == pytest.approx(value, rel=1e-5)
+    nll = -read.of_step[0].scored.kind.log_prob(read.of_step[0].outputs, read.of_step[0].targets).detach()
+    assert float((read.of_step[0].weights * nll).mean() * weights.mean()) == pytest.approx(value, rel=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -302,6 +302,6 @@ def test_positions_are_found_in_half_precision(dtype):
     step = lambda net, b: F.cross_entropy(net(b[0])[:, 1:].flatten(0, 1).float(), b[1][:, :-1].flatten())  # noqa: E731
     likelihood, batch, value = recorded(nn.Linear(4, 50).to(dtype), (x, tokens), step)
     assert likelihood.outputs[0].kind.dim == -1
-    read = batch.terms[0]
+    read = batch.of_step[0]
     assert torch.equal(read.targets[:, 1:], tokens[:, :-1])
     assert mean_nll(read._replace(outputs=read.outputs.float())) == pytest.approx(value, rel=1e-3)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lightning_bayes.errors import DataError, PosteriorError
-from lightning_bayes.likelihood import Inputs, Likelihood, OutputLikelihood, ScoredOutput, Targets, read_batch
+from lightning_bayes.likelihood import Inputs, Likelihood, OutputLikelihood, ScoredOutput, Targets, labels_in
 from lightning_bayes.likelihood.paths import entries
 
 
@@ -72,7 +72,7 @@ def test_computed_arguments_are_unknown():
 
 
 def test_missing_targets_do_not_count():
-    (read,) = read_batch(forward, BATCH, LIKELIHOOD).terms
+    (read,) = labels_in(BATCH, LIKELIHOOD).terms(forward)
     assert read.outputs.tolist() == [[6.0], [6.0]]
     assert read.targets.tolist() == [[1.0], [0.0]]
     assert read.mask.tolist() == [[True], [False]]
@@ -81,4 +81,4 @@ def test_missing_targets_do_not_count():
 def test_targets_that_only_the_step_knows_are_refused():
     scored = ScoredOutput(((),), Counted(), Targets(None))
     with pytest.raises(DataError, match="Only the training step"):
-        read_batch(forward, BATCH, Likelihood((scored,), INPUTS))
+        labels_in(BATCH, Likelihood((scored,), INPUTS))

@@ -475,7 +475,7 @@ def test_an_untrained_network_is_refused(x, y, generator):
 
 @pytest.mark.parametrize("batch", [torch.zeros(2, 4), {"x": torch.zeros(2, 4)}, (torch.zeros(2, 4),)])
 def test_a_loader_without_labels_is_refused(net, batch):
-    with pytest.raises(DataError, match=r"batches without labels, such as a \w+, .* pairs \(inputs, targets\)"):
+    with pytest.raises(DataError, match=r"yields a \w+, of which nothing tells .* pairs \(inputs, targets\)"):
         laplace(net, [batch])
 
 

@@ -13,10 +13,10 @@ from torch.func import functional_call, jacrev
 from lightning_bayes import laplace
 from lightning_bayes.curvature.fused import FusedEngine
 from lightning_bayes.errors import ExampleDimensionError, HyperparameterError
+from lightning_bayes.likelihood import find_kind
 from lightning_bayes.posteriors import FullGaussian, MeanField, ScaledPosterior
 from lightning_bayes.predictive import LinearizedSamples, PosteriorSamples, output_moments, probit
 from lightning_bayes.predictive.closed_form import BatchMoments, Room, probit_samples, spread_points
-from lightning_bayes.predictive.links import predicted
 from lightning_bayes.predictive.scores import mutual_information
 
 F64 = torch.float64
@@ -158,9 +158,9 @@ def test_samples_average_to_the_probit_and_equal_it_without_variance(link, dim, 
     prediction = probit(outputs, variance)
     drawn = probit_samples(outputs, variance, prediction, 8, dim)
     assert drawn.std(0).min() > 0
-    found = predicted(drawn, link).mean(0)
+    found = find_kind(link).probs(drawn).mean(0)
     torch.testing.assert_close(found, prediction.softmax(dim), rtol=0, atol=2e-6)
-    certain = predicted(probit_samples(outputs, torch.zeros_like(outputs), outputs, 8, dim), link)
+    certain = find_kind(link).probs(probit_samples(outputs, torch.zeros_like(outputs), outputs, 8, dim))
     torch.testing.assert_close(certain, outputs.softmax(dim).expand_as(certain))
 
 

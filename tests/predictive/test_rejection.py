@@ -9,7 +9,8 @@ import torch
 from scipy.stats import binomtest
 
 from lightning_bayes.errors import DataError, HyperparameterError, ShapeError
-from lightning_bayes.predictive import Rejector, fewest_rows, summarise
+from lightning_bayes.likelihood import Categorical
+from lightning_bayes.predictive import Rejector, fewest_rows
 
 
 def calibrated(generator, count):
@@ -99,7 +100,7 @@ def test_the_fewest_rows_just_pass():
 def test_a_prediction_is_accepted_like_its_probabilities(generator):
     probs, labels = calibrated(generator, 500)
     found = Rejector.fit(probs, labels, risk=0.2)
-    prediction = summarise(probs.log()[None], "softmax")
+    prediction = Categorical().summarise(probs.log()[None])
     assert torch.equal(found.accepts(prediction), found.accepts(probs))
     assert Rejector(**found.state_dict()) == found
 

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from scipy.optimize import minimize_scalar
 
 from lightning_bayes.errors import NonFiniteError, ShapeError
+from lightning_bayes.likelihood import Categorical
 from lightning_bayes.likelihood.line_search import minimise_over_logarithm
-from lightning_bayes.predictive import combine, fit_temperature
+from lightning_bayes.predictive import fit_temperature
 
 
 def overconfident(generator, samples=None, examples=400, factor=2.5):
@@ -30,7 +31,7 @@ def test_the_temperature_matches_scipys_minimum(generator, samples):
     stacked = outputs if outputs.ndim == 3 else outputs.unsqueeze(0)
 
     def nll(temperature):
-        return F.nll_loss(combine(stacked / temperature, "softmax"), targets).item()
+        return F.nll_loss(Categorical().combine(stacked / temperature), targets).item()
 
     expected = minimize_scalar(nll, bounds=(0.05, 20), method="bounded", options={"xatol": 1e-9})
     found = fit_temperature(outputs, targets)
@@ -41,7 +42,7 @@ def test_the_temperature_matches_scipys_minimum(generator, samples):
 def test_the_derivative_vanishes_at_the_temperature_of_a_sampled_posterior(generator):
     outputs, targets = overconfident(generator, samples=5)
     log_temperature = torch.tensor(math.log(fit_temperature(outputs, targets)), dtype=torch.float64, requires_grad=True)
-    F.nll_loss(combine(outputs / log_temperature.exp(), "softmax"), targets).backward()
+    F.nll_loss(Categorical().combine(outputs / log_temperature.exp()), targets).backward()
     assert abs(log_temperature.grad.item()) < 1e-5
 
 
@@ -56,7 +57,7 @@ def test_a_known_factor_is_recovered(generator):
 
 def test_samples_are_scaled_before_averaging(generator):
     outputs, targets = overconfident(generator, samples=8, examples=2000)
-    after = fit_temperature(combine(outputs, "softmax"), targets)
+    after = fit_temperature(Categorical().combine(outputs), targets)
     assert abs(fit_temperature(outputs, targets) - after) > 0.05
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from lightning_bayes.errors import HyperparameterError, ShapeError
 from lightning_bayes.likelihood import Categorical, OutputLikelihood
 from lightning_bayes.metrics import classification_metrics
-from lightning_bayes.predictive import OOD_SCORES, combine
+from lightning_bayes.predictive import OOD_SCORES
 from lightning_bayes.zoo.create import known_architecture
 from lightning_bayes.zoo.tasks.base import SupervisedTask, split_batch
 from lightning_bayes.zoo.tasks.evaluation import ClassifierEvaluation, EvaluationSets, named_sets
@@ -111,7 +111,7 @@ class BayesClassifier(SupervisedTask):
         """Update the validation metrics. Returns ``outputs``, the logits ``[samples, batch, classes]``, and ``targets``."""
         inputs, targets = self._labelled(batch)
         outputs = self._sampled(inputs)
-        log_probs = combine(outputs, "softmax")
+        log_probs = Categorical().combine(outputs)
         self.log("val/loss", F.nll_loss(log_probs, targets), prog_bar=True, batch_size=len(targets), sync_dist=True)
         self.val_metrics.update(log_probs.exp(), targets)
         return {"outputs": outputs, "targets": targets}

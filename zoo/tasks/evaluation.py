@@ -14,8 +14,9 @@ from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
 from lightning_bayes.errors import HyperparameterError
+from lightning_bayes.likelihood import Categorical
 from lightning_bayes.metrics import OODDetection, ShiftMetrics
-from lightning_bayes.predictive import OOD_SCORES, combine, mutual_information
+from lightning_bayes.predictive import OOD_SCORES, mutual_information
 
 
 class EvaluationSets(NamedTuple):
@@ -64,7 +65,7 @@ class ExampleStatistics(Metric):
     def update(self, outputs: Tensor, targets: Tensor) -> None:
         """Add a batch of logits ``[samples, batch, classes]`` and class indices ``[batch]``."""
         self.samples = self.samples.clamp(min=len(outputs))
-        nll = F.nll_loss(combine(outputs, "softmax"), targets, reduction="none")
+        nll = F.nll_loss(Categorical().combine(outputs), targets, reduction="none")
         information = mutual_information(outputs.softmax(-1))
         self.sums += torch.stack([torch.ones_like(nll), nll, nll.square(), information]).sum(1)
 
@@ -102,10 +103,10 @@ class ClassifierEvaluation:
         if self.detection is not None and dataloader_idx < first_shift:
             self.detection.update({name: OOD_SCORES[name](outputs) for name in self.scores}, dataloader_idx)
         if dataloader_idx == 0:
-            self.metrics.update(combine(outputs, "softmax").exp(), targets)
+            self.metrics.update(Categorical().combine(outputs).exp(), targets)
             self.examples.update(outputs, targets)
         elif self.shift is not None and dataloader_idx >= first_shift:
-            self.shift.update(combine(outputs, "softmax").exp(), targets, dataloader_idx - first_shift)
+            self.shift.update(Categorical().combine(outputs).exp(), targets, dataloader_idx - first_shift)
 
     def compute(self) -> dict[str, Tensor]:
         """All metric values over all batches, on all processes."""

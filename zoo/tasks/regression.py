@@ -18,8 +18,8 @@ from torch.distributions import Distribution
 
 from lightning_bayes.errors import ShapeError, UnknownNumDataError
 from lightning_bayes.likelihood import Gaussian
+from lightning_bayes.likelihood.mixtures import observed
 from lightning_bayes.metrics import observed_metrics, sampled_regression_metrics
-from lightning_bayes.predictive.observations import observed
 from lightning_bayes.zoo.tasks.base import SupervisedTask, split_batch
 from lightning_bayes.zoo.tasks.noise import PUBLISHED_PRIOR, NoiseName, make_noise
 

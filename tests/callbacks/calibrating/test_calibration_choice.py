@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from noisy_classes import TEST, TRAIN, VALIDATION, Data, batches, noisy
 from tiny_training import FEATURES, ValidatedClassifier, assert_same_bits, quiet_trainer, weights
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from lightning_bayes import (
     Calibration,
@@ -266,16 +266,58 @@ class Ignored(Data):
         return loader(VALIDATION.tensors[0], torch.where(VALIDATION.tensors[1] == 0, -100, VALIDATION.tensors[1]))
 
 
+def named(data):
+    return DataLoader(
+        data, batch_size=16, collate_fn=lambda rows: dict(zip(("x", "labels"), default_collate(rows), strict=True))
+    )
+
+
+class Dictionaries(Data):
+    def train_dataloader(self):
+        return named(TRAIN)
+
+    def val_dataloader(self):
+        return named(VALIDATION)
+
+
+class Named(Plain):
+    def training_step(self, batch, batch_idx):
+        return F.cross_entropy(self(batch["x"]), batch["labels"])
+
+
+class Ragged(Data):
+    def val_dataloader(self):
+        return DataLoader(VALIDATION, 16, collate_fn=lambda rows: (*default_collate(rows), torch.zeros(3)))
+
+
 class From1(Data):
     def val_dataloader(self):
         return loader(VALIDATION.tensors[0], VALIDATION.tensors[1] + 1)
 
 
 class Shifts(Plain):
-    """Classes from 1 in the data, from 0 in the loss."""
+    """Classes in another order in the loss than in the data."""
 
     def training_step(self, batch, batch_idx):
         return F.cross_entropy(self(batch[0]), (batch[1] + 1) % 3)
+
+
+class Selects(Plain):
+    """Scores the examples whose first input is positive."""
+
+    def training_step(self, batch, batch_idx):
+        kept = batch[0][:, 0] > 0
+        return F.cross_entropy(self(batch[0])[kept], batch[1][kept])
+
+
+class Two(Plain):
+    """Two heads, each with a loss."""
+
+    def forward(self, x):
+        return self.net(x), self.net(-x)
+
+    def training_step(self, batch, batch_idx):
+        return sum(F.cross_entropy(each, batch[1]) for each in self(batch[0]))
 
 
 class Unknown(Plain):
@@ -293,9 +335,8 @@ class Unforeseen(Plain):
 
 
 SAID = {
-    "triples": (Plain, Triples, r"the set yields a list instead of pairs \(inputs, targets\)"),
-    "ignored": (Plain, Ignored, r"the targets are no labels of forward's outputs \[\d+, 3\]"),
-    "changed": (Shifts, Data, "the training step changes the targets of its batch"),
+    "ragged": (Plain, Ragged, r"the rows of its batches, each a tuple, are not known"),
+    "two heads": (Two, Data, "the training loss scores several outputs"),
     "no labels": (Plain, From1, r"the targets are no labels of forward's outputs \[\d+, 3\]"),
     "unknown": (Unknown, Data, "the training loss does not tell how outputs become predictions"),
     "error": (Unforeseen, Data, "KeyError: 'no forward here'"),
@@ -306,7 +347,7 @@ class NoSteps:
     """Validation that calls nothing but the network."""
 
     def validation_step(self, batch, batch_idx):
-        self(batch[0])
+        self(batch["x"] if isinstance(batch, dict) else batch[0])
 
 
 @pytest.mark.parametrize("case", SAID)
@@ -319,6 +360,30 @@ def test_an_unknown_task_is_left_alone_in_one_line(case, caplog):
     assert line.startswith("VOGNCallback chooses no temperature on the validation set: ")
     assert re.search(reason, line)
     assert (calibration_of(trainer).scale, calibration_of(trainer).temperature) == (None, 1.0)
+
+
+READ = {  # and the targets and the rows that count
+    "triples": (Plain, Triples, lambda x, y: (y, slice(None))),
+    "ignored": (Plain, Ignored, lambda x, y: (y, y != 0)),
+    "dictionaries": (Named, Dictionaries, lambda x, y: (y, slice(None))),
+    "changed": (Shifts, Data, lambda x, y: ((y + 1) % 3, slice(None))),
+    "selected": (Selects, Data, lambda x, y: (y, x[:, 0] > 0)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The loss does not show how it reduces")
+@pytest.mark.parametrize("case", READ)
+def test_targets_count_as_in_the_training_step(case):
+    module, data, targets = READ[case]
+    trainer, module = fitted(vogn(), module=type("Module", (NoSteps, module), {})(), data=data(), max_epochs=SHORT)
+    x, y = VALIDATION.tensors
+    labels, kept = targets(x, y)
+    samples = PosteriorSamples(callbacks_of(trainer, VOGNCallback)[0].optimizer.posterior(), 3)
+    with torch.no_grad():
+        outputs = samples.outputs(module.eval(), lambda: module(x))
+    expected = fit_temperature(outputs[:, kept], labels[kept], shrinkage=SHRINKAGE)
+    assert calibration_of(trainer).temperature == pytest.approx(expected, rel=1e-3)
+    assert expected != pytest.approx(1, abs=1e-3)
 
 
 def test_a_single_validation_batch_changes_little():

@@ -39,7 +39,7 @@ def test_the_default_fit_prints_its_settings_and_its_posterior(caplog):
         f"N = {EXAMPLES} training examples",
         "No prior is set, so the mean is unregularised",
         "The noise scale is κ = 0.07 times each tensor's size, shaped by the curvature",
-        "Predictions average 10 weight samples (softmax link)",
+        "Predictions average 10 weight samples (categorical likelihood)",
     )
     assert start == ". ".join(parts) + "."
     posterior = callback.optimizer.posterior()

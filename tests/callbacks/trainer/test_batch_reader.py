@@ -46,7 +46,7 @@ def test_the_steps_own_targets_are_read_without_a_trace():
     tiny_training.fit(module, data=LOADER)
     before = {name: value.clone() for name, value in module.state_dict().items()}
     others, state = (float(module.mean.compute()), list(module.seen), module.count), torch.get_rng_state()
-    (read,) = BatchReader(module, SELECTED)((X, Y)).terms
+    (read,) = BatchReader(module, SELECTED)((X, Y))
     assert torch.equal(read.mask, X[..., 0] > 0)
     assert torch.equal(read.targets[read.mask], Y[read.mask])
     assert read.outputs.requires_grad
@@ -59,7 +59,7 @@ def test_the_steps_own_targets_are_read_without_a_trace():
 def test_a_batch_that_tells_its_targets_needs_no_step():
     module = Selecting()
     known = Likelihood((ScoredOutput(((),), Categorical(-1), Targets((1,), -100.0)),), Inputs((("path", (0,)),)))
-    (read,) = BatchReader(module, known)((X, Y)).terms
+    (read,) = BatchReader(module, known)((X, Y))
     assert read.mask is None
     assert torch.equal(read.targets, Y)
     assert not module.count
