@@ -1,19 +1,29 @@
-"""README in an empty environment: the wheel, its Python blocks and its commands, with the seconds of each step."""
+"""The wheel in an empty environment: README's Python blocks and commands, with the seconds of each step.
+
+    python -m benchmarks.first_hour [--reuse] [--folder FOLDER] [--json FILE]
+
+The wheel is built and installed with the extra ``demo``; README runs in a folder outside of the repository. ``--reuse``
+installs only the wheel and takes its dependencies from the environment of this process, so nothing is downloaded.
+"""
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shlex
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parents[2]
+from benchmarks.provenance import save_json
+
+ROOT = Path(__file__).resolve().parents[1]
 SECONDS = 3600  # limit per step
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _NEEDS_DATA = ("finetune_imagefolder", "cifar10")  # commands that need the reader's data
@@ -39,11 +49,11 @@ def commands(page: str) -> list[list[str]]:
     return [line[1:] for line in runnable if line[:1] == ["lightning-bayes"]]
 
 
-def installation(folder: Path, reuse: bool, tree: Path = ROOT) -> Iterator[Step]:
-    """Yield the steps that build the wheel of a source tree and install it in an empty environment."""
+def installation(folder: Path, reuse: bool) -> Iterator[Step]:
+    """Yield the steps that build the wheel and install it in an empty environment."""
     isolation = ["--no-isolation"] if reuse else []
     yield Step(
-        "build the wheel", [sys.executable, "-m", "build", *isolation, "--outdir", str(folder / "dist"), str(tree)]
+        "build the wheel", [sys.executable, "-m", "build", *isolation, "--outdir", str(folder / "dist"), str(ROOT)]
     )
     python = folder / "env" / "bin" / "python"
     yield Step("create an environment", [sys.executable, "-m", "venv", str(folder / "env")])
@@ -85,3 +95,23 @@ def run(steps: Iterable[Step], folder: Path) -> list[tuple[str, float]]:
         timings.append((step.title, time.perf_counter() - start))
         print(f"{timings[-1][1]:7.1f} s  {step.title}", flush=True)
     return timings
+
+
+def main() -> None:
+    """Run the steps."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--reuse", action="store_true", help="take dependencies from this environment")
+    parser.add_argument("--folder", type=Path, help="empty folder for the results (default: a temporary folder)")
+    parser.add_argument("--json", type=Path, help="file to write")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = (options.folder or Path(temporary)).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        timings = run(installation(folder, options.reuse), folder) + run(readme(folder), folder)
+    posterior, total = (sum(seconds for _, seconds in part) for part in (timings[:4], timings))
+    print(f"{total:7.1f} s  {len(timings)} steps; {posterior / 60:.1f} minutes to the first posterior")
+    save_json(options.json, {"reuse": options.reuse, "steps": dict(timings)})
+
+
+if __name__ == "__main__":
+    main()
