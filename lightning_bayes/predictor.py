@@ -123,12 +123,13 @@ class Predictor:
 
         return cls(load(path, model=model, allow=allow), **options)
 
-    def export(self, path: str | os.PathLike[str], inputs: Tensor | None = None) -> Exported:
+    def export(self, path: str | os.PathLike[str], inputs: Tensor | tuple[Tensor, ...] | None = None) -> Exported:
         """Export this predictor as one network that takes the model's input; see `lightning_bayes.export`.
 
         Args:
             path: The output file, ``.pt2`` or ``.onnx``.
-            inputs: An example batch of the model's input; by default images of the size that the file's transform produces.
+            inputs: An example batch of the model's input, a tuple for several; by default images of the size that the file's
+                transform produces.
 
         Returns:
             The file and the names of its outputs.
@@ -145,7 +146,7 @@ class Predictor:
             self._model,
             self._posterior,
             path,
-            self._to_model(inputs),
+            tuple(map(self._to_model, inputs)) if isinstance(inputs, tuple) else self._to_model(inputs),
             self.samples,
             link=self._known,
             seed=self.seed,

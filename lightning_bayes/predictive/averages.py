@@ -69,14 +69,30 @@ class OutputAverage:
         """The same structure with a dictionary for each leaf: probabilities, or mean and variance."""
         return self.predicted(outputs, lambda prediction, kind: as_dict(prediction))
 
-    def predicted(self, outputs: Any, convert: Callable[[AnyPrediction, OutputLikelihood], Any]) -> Any:
-        """The same structure with each leaf's prediction, as `convert` returns it for the leaf's likelihood."""
+    def predicted(
+        self,
+        outputs: Any,
+        convert: Callable[[AnyPrediction, OutputLikelihood], Any],
+        summarise: Callable[[OutputLikelihood, Any], AnyPrediction] | None = None,
+    ) -> Any:
+        """The same structure with each leaf's prediction, as `convert` returns it for the leaf's likelihood.
+
+        Args:
+            outputs: Outputs under each sample, ``[S, …]``.
+            convert: From a prediction and its likelihood to what stands in the leaf's place.
+            summarise: From a likelihood and its outputs to the prediction; None is `OutputLikelihood.summarise`.
+
+        Returns:
+            The structure; the prediction alone if one term of the loss takes all outputs.
+        """
+        summary = summarise or (lambda kind, parts: kind.summarise(parts, self.interval))
         only = self.only(outputs)
         if only is not None:
-            return convert(self._prediction(outputs, only), only.kind)
+            return convert(summary(only.kind, only.parts_of(outputs)), only.kind)
         result = mapped(lambda leaf: convert(moments_of(leaf), Raw()) if _is_real(leaf) else _unscored(leaf), outputs)
         for scored in self._scored(outputs):
-            result = with_leaf(result, scored.paths[0], convert(self._prediction(outputs, scored), scored.kind))
+            prediction = summary(scored.kind, scored.parts_of(outputs))
+            result = with_leaf(result, scored.paths[0], convert(prediction, scored.kind))
         return result
 
     def only(self, outputs: Any) -> ScoredOutput | None:
@@ -106,9 +122,6 @@ class OutputAverage:
         return not (
             _close(mean, of_samples.mean) and (_close(variance, total) or _close(variance, of_samples.aleatoric))
         )
-
-    def _prediction(self, outputs: Any, scored: ScoredOutput) -> AnyPrediction:
-        return scored.kind.summarise(scored.parts_of(outputs), self.interval)
 
     def _scored(self, outputs: Any) -> list[ScoredOutput]:
         """The terms whose leaves these outputs have, as stacked tensors."""

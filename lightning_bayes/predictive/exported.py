@@ -13,27 +13,21 @@ import os
 import warnings
 from importlib.util import find_spec
 from inspect import signature
-from pathlib import Path
+from pathlib import Path as FilePath
 from typing import Any, Final, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
 
 from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError
-from lightning_bayes.likelihood import (
-    Bernoulli,
-    Categorical,
-    Likelihood,
-    LinkArgument,
-    Moments,
-    Poisson,
-    Prediction,
-    as_dict,
-    leaf_at,
-)
+from lightning_bayes.likelihood import Likelihood, LinkArgument, Moments, OutputLikelihood, Path, Prediction, as_dict
+from lightning_bayes.likelihood.base import flattened, num_samples
+from lightning_bayes.likelihood.paths import leaves
 from lightning_bayes.likelihood.predictions import moments_of
 from lightning_bayes.posteriors import AbstractPosterior, atomic_write
-from lightning_bayes.predictive.known_outputs import known_outputs, the_output
+from lightning_bayes.predictive.averages import OutputAverage
+from lightning_bayes.predictive.known_outputs import known_outputs
+from lightning_bayes.predictive.nested import stacked
 from lightning_bayes.predictive.samples import PosteriorSamples, at_posterior_mean
 from lightning_bayes.predictive.weights import temporary_weights
 
@@ -43,8 +37,8 @@ _PACKAGES: Final = ("onnx", "onnxscript")
 class Exported(NamedTuple):
     """An exported predictive."""
 
-    path: Path
-    outputs: tuple[str, ...]  # output names in order: probs, entropy, mutual_information; or mean, variance
+    path: FilePath
+    outputs: tuple[str, ...]  # names in order: probs, entropy, mutual_information; or mean, variance
 
 
 @final
@@ -76,22 +70,35 @@ class MonteCarloNetwork(nn.Module):
         self.requires_grad_(False)
 
     def forward(self, *inputs: Any) -> tuple[Tensor, ...]:
-        """Return ``(probs, entropy, mutual_information)``, or ``(mean, variance)`` of values."""
-        scored = the_output(self.known)
-        outputs = torch.stack([leaf_at(network(*inputs), scored.paths[0]) for network in self.networks])
-        return tuple(self._summary(outputs if self.temperature == 1 else outputs / self.temperature).values())
+        """Return ``(probs, entropy, mutual_information)``, or ``(mean, variance)`` of values, of each output."""
+        return tuple(self.named(*inputs).values())
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the results."""
-        has_classes = isinstance(the_output(self.known).kind, (Categorical, Bernoulli))
-        return (Prediction if has_classes else Moments)._fields[:-1]  # the last field holds the samples
+    def named(self, *inputs: Any) -> dict[str, Tensor]:
+        """The results by name; of several outputs, with the path of each in front, such as ``logits_probs``."""
+        found, scored = [network(*inputs) for network in self.networks], self.known.only
+        if scored is not None:  # alone, whatever else the network returns
+            parts = self._tempered(scored.kind, stacked([scored.parts_of(each) for each in found]))
+            return as_dict(_summary(scored.kind, parts))
+        average = OutputAverage(self.known, self.temperature)
+        result = average.predicted(average.tempered(stacked(found)), lambda each, kind: as_dict(each), _summary)
+        return {_name(path): leaf for path, leaf in leaves(result) if isinstance(leaf, Tensor)}
 
-    def _summary(self, outputs: Tensor) -> dict[str, Tensor]:
-        kind = the_output(self.known).kind
-        if isinstance(kind, (Categorical, Bernoulli)):
-            return as_dict(kind.summarise(outputs))
-        return as_dict(moments_of(kind.rate(outputs) if isinstance(kind, Poisson) else outputs))
+    def _tempered(self, kind: OutputLikelihood, parts: Any) -> Any:
+        return parts if self.temperature == 1 or not kind.has_temperature else parts / self.temperature
+
+
+def _summary(kind: OutputLikelihood, parts: Any) -> Prediction | Moments:
+    """The prediction of classes; else mean and variance over samples of the targets' means, which torch can trace."""
+    if kind.has_classes:
+        prediction = kind.summarise(parts)
+        assert isinstance(prediction, Prediction)
+        return prediction
+    return moments_of(torch.unflatten(kind.mean(flattened(parts)), 0, (num_samples(parts), -1)))
+
+
+def _name(path: Path) -> str:
+    """A result's name, such as ``heads_output_0_mean`` of the path ``("heads", 0, "mean")``."""
+    return "_".join(key if isinstance(key, str) else f"output_{key}" for key in path)
 
 
 def export(
@@ -110,7 +117,9 @@ def export(
     An ONNX file names its inputs as the arguments of ``forward``, and their first dimension ``batch``.
 
     The exported network predicts the same as ``mc_predict`` with these samples, link, seed and temperature, for any batch
-    size. A model that torch cannot trace raises `UnsupportedLayerError`.
+    size. The variance of values is that over samples, without noise. If the training loss takes several outputs, each has
+    its results, named by its place in the model's output: ``logits_probs``, ``output_1_mean``. A model that torch cannot
+    trace raises `UnsupportedLayerError`.
 
     Args:
         model: The trained architecture. Its own weights are not used.
@@ -129,7 +138,7 @@ def export(
         HyperparameterError: If the file suffix is unknown.
         ModuleNotFoundError: If the suffix is ``.onnx`` and ONNX is not installed.
     """
-    path = Path(path)
+    path = FilePath(path)
     if path.suffix not in {".pt2", ".onnx"}:
         raise HyperparameterError(f"{path}: the predictive can be exported as .pt2 (torch.export) or .onnx.")
     missing = [name for name in _PACKAGES if find_spec(name) is None] if path.suffix == ".onnx" else []
@@ -139,15 +148,15 @@ def export(
             "file."
         )
     network = MonteCarloNetwork(model, posterior, samples, link, seed, temperature).eval()
-    data = _traced(network, inputs, path.suffix, network.names)
-    atomic_write(path, data, "exported predictive", "Free space, or choose another directory.")
-    return Exported(path, network.names)
-
-
-def _traced(
-    network: MonteCarloNetwork, inputs: Tensor | tuple[Tensor, ...], suffix: str, names: tuple[str, ...]
-) -> bytes:
     tensors = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
+    with torch.no_grad():
+        names = tuple(network.named(*tensors))
+    data = _traced(network, tensors, path.suffix, names)
+    atomic_write(path, data, "exported predictive", "Free space, or choose another directory.")
+    return Exported(path, names)
+
+
+def _traced(network: MonteCarloNetwork, tensors: tuple[Tensor, ...], suffix: str, names: tuple[str, ...]) -> bytes:
     # Torch would trace a batch size of 1 as a constant.
     examples = tuple(tensor if len(tensor) > 1 else torch.cat([tensor, tensor]) for tensor in tensors)
     batch, arguments = torch.export.Dim("batch"), _input_names(network, len(tensors))

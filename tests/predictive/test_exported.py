@@ -7,8 +7,9 @@ import torch
 from of_classes import MonteCarloNetwork, export, mc_predict, save_posterior
 from torch import nn
 
-from lightning_bayes import MeanField, Predictor, zoo
+from lightning_bayes import MeanField, Predictor, predictive, zoo
 from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError
+from lightning_bayes.likelihood import Categorical, Likelihood, Poisson, PredictedGaussian, ScoredOutput
 from lightning_bayes.posteriors import ScaledPosterior
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
@@ -104,6 +105,87 @@ def test_onnx_predicts_the_same(tmp_path, generator):
         x = torch.randn(batch, 1, 4, 4, generator=generator)
         found = session.run(None, {session.get_inputs()[0].name: x.numpy()})
         torch.testing.assert_close([torch.tensor(f) for f in found], expected(model, posterior, x, samples=3), **CLOSE)
+
+
+class Heads(nn.Module):
+    """Logits, a mean and its log variance, a rate, a value that no loss takes, and what is no tensor."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.body, self.head = nn.Linear(4, 6), nn.Linear(6, 8)
+
+    def forward(self, x, z):
+        logits, noisy, rate, extra = self.head((self.body(x) + z).tanh()).split([3, 2, 1, 2], -1)
+        return {"logits": logits, "noisy": noisy, "more": (rate, extra), "name": "heads"}
+
+
+HEADS = Likelihood(
+    (
+        ScoredOutput((("logits",),), Categorical(1)),
+        ScoredOutput((("noisy",),), PredictedGaussian("log_variance")),
+        ScoredOutput((("more", 0),), Poisson()),
+    )
+)
+OF_HEADS = (
+    *("logits_probs", "logits_entropy", "logits_mutual_information", "noisy_mean", "noisy_variance"),
+    *("more_output_0_mean", "more_output_0_variance", "more_output_1_mean", "more_output_1_variance"),
+)
+
+
+def wanted_of_heads(found):
+    """The results of `mc_predict` in the order of `OF_HEADS`; the variance of values with noise is the epistemic one."""
+    noisy, (rate, extra) = found["noisy"], found["more"]
+    logits = [found["logits"].probs, found["logits"].entropy, found["logits"].mutual_information]
+    return [*logits, noisy.mean, noisy.epistemic, rate.mean, rate.epistemic, extra.mean, extra.variance]
+
+
+def test_several_outputs_are_each_exported_by_their_likelihood(tmp_path, generator):
+    model = Heads()
+    posterior = posterior_of(model).with_likelihood(HEADS)
+    options = {"samples": 3, "seed": 1, "temperature": 1.4}
+    inputs = (torch.zeros(1, 4), torch.zeros(1, 6))
+    file = predictive.export(model, posterior, tmp_path / "heads.pt2", inputs, **options)
+    assert file.outputs == OF_HEADS
+    for batch in (1, 5):
+        x, z = torch.randn(batch, 4, generator=generator), torch.randn(batch, 6, generator=generator)
+        wanted = wanted_of_heads(predictive.mc_predict(model, posterior, (x, z), **options))
+        torch.testing.assert_close(list(torch.export.load(file.path).module()(x, z)), wanted, **CLOSE)
+
+
+def test_onnx_names_several_outputs_by_their_place(tmp_path, generator):
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(package, reason=f"{package}, of the extra `onnx` or to run its files, is not installed")
+    import onnxruntime
+
+    model = Heads()
+    posterior = posterior_of(model).with_likelihood(HEADS)
+    file = predictive.export(model, posterior, tmp_path / "heads.onnx", (torch.zeros(2, 4), torch.zeros(2, 6)), 3)
+    session = onnxruntime.InferenceSession(str(file.path))
+    assert tuple(output.name for output in session.get_outputs()) == file.outputs == OF_HEADS
+    x, z = torch.randn(5, 4, generator=generator), torch.randn(5, 6, generator=generator)
+    found = session.run(None, {"x": x.numpy(), "z": z.numpy()})
+    wanted = wanted_of_heads(predictive.mc_predict(model, posterior, (x, z), 3))
+    torch.testing.assert_close([torch.tensor(each) for each in found], wanted, **CLOSE)
+
+
+class TwoParts(nn.Linear):
+    """A mean and a variance beside each other, in a dictionary with more."""
+
+    def forward(self, x):
+        mean, raw = super().forward(x).chunk(2, -1)
+        return {"mean": mean, "variance": nn.functional.softplus(raw), "hidden": x}
+
+
+def test_a_mean_and_its_variance_in_two_entries_are_one_output(tmp_path, generator):
+    model, x = TwoParts(4, 2), torch.randn(5, 4, generator=generator)
+    known = Likelihood((ScoredOutput((("mean",), ("variance",)), PredictedGaussian("variance")),))
+    posterior = posterior_of(model).with_likelihood(known)
+    file = predictive.export(model, posterior, tmp_path / "two.pt2", torch.zeros(1, 4), 3)
+    assert file.outputs == ("mean", "variance")
+    wanted = predictive.mc_predict(model, posterior, x, 3)
+    found = torch.export.load(file.path).module()(x)
+    torch.testing.assert_close(list(found), [wanted.mean, wanted.epistemic], **CLOSE)
 
 
 class Branches(nn.Linear):
