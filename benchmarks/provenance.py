@@ -32,11 +32,14 @@ def save_json(path: Path | None, content: dict[str, Any]) -> None:
         path.write_text(json.dumps({**provenance(), **content}, indent=1) + "\n", "utf-8")
 
 
-def saved_rows(path: Path | None, key: str = "results") -> list[dict[str, Any]]:
-    """The rows that an earlier run has saved under `key`; none without a file."""
+def saved_rows(path: Path | None, key: str = "results", **settings: Any) -> list[dict[str, Any]]:
+    """The rows that an earlier run has saved under `key`; none without a file. Exit if the run had other settings."""
     if path is None or not path.exists():
         return []
     content = json.loads(path.read_text("utf-8"))
+    for name, value in json.loads(json.dumps(settings)).items():
+        if content.get(name) != value:
+            raise SystemExit(f"{path} has runs with {content.get(name)}. Use the same settings or another file.")
     if "aggregated" in content:
         raise SystemExit(f"{path} has only means of a finished study, and no run can be added. Give another file.")
     rows: list[dict[str, Any]] = content[key]

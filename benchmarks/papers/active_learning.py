@@ -13,7 +13,6 @@ per step, and the trials are those of Hernández-Lobato & Adams 2015. On one cor
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -29,7 +28,7 @@ from benchmarks.papers import PUBLISHED
 from benchmarks.papers.predictive_variance import LEARNERS, SETTING, TITLES
 from benchmarks.papers.regression.data import Setting, Splits, stack_splits
 from benchmarks.papers.regression.learner import Problem, evaluate
-from benchmarks.provenance import save_json
+from benchmarks.provenance import save_json, saved_rows
 from lightning_bayes.zoo.data.uci import UCISet, read_uci
 
 SETS: Final = tuple(PUBLISHED["zhang2018_table3_errors"])
@@ -153,23 +152,14 @@ def main(arguments: list[str] | None = None) -> None:
     torch.set_num_threads(1)
     counts = (options.mc_samples, options.mc_samples)
     setting = replace(SETTING, epochs=options.epochs, mc_samples=counts, eval_samples=options.samples)
-    saved: dict[str, Any] = {
-        "trials": options.trials,
-        "setting": json.loads(json.dumps(asdict(setting))),
-        "results": [],
-    }
-    if options.json and options.json.exists():
-        found = json.loads(options.json.read_text("utf-8"))
-        if any(found.get(key) != saved[key] for key in ("trials", "setting")):
-            parser.error(f"{options.json} has runs with {found.get('setting')}. Use the same settings or another file.")
-        saved["results"] = found["results"]
-    rows: list[Row] = saved["results"]
+    settings = {"trials": options.trials, "setting": asdict(setting)}
+    rows: list[Row] = saved_rows(options.json, **settings)
     for name, method in product(options.sets, options.methods):
         row = next((row for row in rows if (row["set"], row["method"]) == (name, method)), None)
         if row is None:
             rows.append(row := {"set": name, "method": method, "seconds": 0.0, "rmse": [], "labelled": []})
         for _ in rounds(row, Trials.draw(read_uci(options.root, name), options.trials), setting):
-            save_json(options.json, saved)
+            save_json(options.json, {**settings, "results": rows})
     print(table(rows))
     print("\n".join(f"- {line}" for line in promises(rows)))
 

@@ -21,7 +21,6 @@ starts again if it is not there. With one sample, a run of ten tasks takes 15 mi
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -37,7 +36,7 @@ from torchvision.datasets import MNIST
 
 from benchmarks.line_figure import line_figure
 from benchmarks.over_seeds import mean_and_error
-from benchmarks.provenance import save_json
+from benchmarks.provenance import save_json, saved_rows
 from lightning_bayes import VOGN, MeanField, mc_predict
 from lightning_bayes.metrics.figure_style import BLUE, GREY, VERMILLION
 
@@ -253,15 +252,11 @@ def main(arguments: list[str] | None = None) -> None:
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
     options = parser.parse_args(arguments)
     settings = Settings(**{name: getattr(options, name) for name in asdict(Settings())})
-    results: dict[str, Any] = {"settings": asdict(settings), "rows": []}
-    if options.json and options.json.exists():
-        results = json.loads(options.json.read_text("utf-8"))
-        if results["settings"] != asdict(settings):
-            parser.error(f"{options.json} has runs with {results['settings']}. Use the same settings or another file.")
     if options.work:
         options.work.mkdir(parents=True, exist_ok=True)
     train, test = load(options.root, train=True), load(options.root, train=False)
-    rows = {(row["method"], row["seed"]): row for row in results["rows"]}
+    saved = saved_rows(options.json, "rows", settings=asdict(settings))
+    rows = {(row["method"], row["seed"]): row for row in saved}
     for seed, method in product(options.seeds, options.methods):
         if len(rows.get((method, seed), {"accuracy": []})["accuracy"]) == settings.tasks:
             continue

@@ -27,9 +27,7 @@ from torch import Tensor
 from benchmarks.over_seeds import mean_and_error, with_error
 from benchmarks.papers import PUBLISHED
 from benchmarks.papers.regression.data import Setting, Splits, stack_splits
-from benchmarks.papers.regression.learner import Learner, Problem
-from benchmarks.papers.regression.mean_field import ALGORITHMS, MeanFieldLearner
-from benchmarks.papers.regression.structured import BlockTridiagonalLearner, NoisyKFACLearner
+from benchmarks.papers.regression.learner import Problem
 from benchmarks.papers.uci import METHODS, SETS
 from benchmarks.provenance import save_json, saved_rows
 from lightning_bayes.zoo.data.uci import read_uci
@@ -48,11 +46,8 @@ SETTING: Final = Setting(  # Zhang et al. 2018, C.3; the other values as in C.1
     num_hidden=10,
     eval_samples=1000,
 )
-LEARNERS: Final[dict[str, Callable[[Problem], Learner]]] = {
-    "bbb": lambda problem: MeanFieldLearner(problem, ALGORITHMS["bbb"]),
-    "noisy_adam_fisher": lambda problem: MeanFieldLearner(problem, ALGORITHMS["noisy_adam_fisher"]),
-    "noisy_kfac": NoisyKFACLearner,
-    "block_tridiagonal": BlockTridiagonalLearner,
+LEARNERS: Final = {
+    name: METHODS[name].build for name in ("bbb", "noisy_adam_fisher", "noisy_kfac", "block_tridiagonal")
 }
 Row = dict[str, Any]
 

@@ -34,10 +34,10 @@ from benchmarks.papers import PUBLISHED
 from benchmarks.papers.regression.data import KHAN, Setting, Splits, load_splits, stack_splits
 from benchmarks.papers.regression.learner import FixedPrecision, Problem
 from benchmarks.papers.regression.mean_field import ALGORITHMS, MeanFieldLearner
+from benchmarks.papers.uci import SETS
 from benchmarks.provenance import save_json
 from lightning_bayes.zoo.data.uci import read_uci
 
-SETS: Final = ("boston", "concrete", "energy", "kin8nm", "naval", "power", "wine", "yacht")
 RANDOM: Final = 5  # pairs before the Gaussian process chooses
 FOLDS: Final = 5
 Row = dict[str, Any]

@@ -126,7 +126,7 @@ def scores(probs: Sequence[Tensor], targets: Tensor) -> dict[str, float]:
 
 
 def picture(adam: Fitted, vogn: Fitted) -> Figure:
-    """What the posterior changes: NLL and calibration of the digits, and confidence on inputs that are no digits."""
+    """What the posterior changes: NLL and calibration of the digits, and confidence on inputs that are not digits."""
     drawn = Figure(figsize=(9.6, 5.6), dpi=DPI, layout="constrained")
     halves: Any = drawn.subfigures(2, 1, height_ratios=[1.3, 1])
     above, below = halves
@@ -136,7 +136,7 @@ def picture(adam: Fitted, vogn: Fitted) -> Figure:
     panels = {
         "NLL of the digits [nats]": [values["cls/NLL"] for values in found.values()],
         "ECE of the digits": [values["cal/ECE"] for values in found.values()],
-        f"No digit, surer than {SURE}": list(confident.values()),
+        f"Non-digits with confidence > {SURE}": list(confident.values()),
     }
     for axes, (title, heights) in zip(above.subplots(1, len(panels)), panels.items(), strict=True):
         bars = axes.bar(list(sides), heights, color=[GREY, ORANGE, BLUE], width=0.6)
@@ -148,12 +148,12 @@ def picture(adam: Fitted, vogn: Fitted) -> Figure:
 
 
 def _draw_inputs(figure: SubFigure, adam: Fitted, vogn: Fitted) -> None:
-    """Inputs that are no digits, spread over those of which Adam with a temperature is sure."""
+    """Inputs that are not digits, spread over those on which Adam with a temperature is confident."""
     images, before, after = (torch.cat(each[1:]) for each in (adam.images, adam.tempered, vogn.probs))
     surest = before.amax(-1).argsort(descending=True)
     count = max(INPUTS, int((before.amax(-1) > SURE).sum()))
     spread = surest[torch.linspace(0, count - 1, INPUTS).long()]
-    figure.suptitle(f"No digits, of which Adam with a temperature is surer than {SURE}: class and probability")
+    figure.suptitle("Non-digits on which Adam with a temperature is confident: class and probability")
     for axes, index in zip(figure.subplots(1, INPUTS), spread.tolist(), strict=True):
         axes.imshow(images[index, 0].numpy(), cmap="gray_r", vmin=0, vmax=1)
         axes.set_axis_off()
