@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from typing import final
 
@@ -17,6 +17,7 @@ from lightning_bayes.curvature.selection import require_measured
 from lightning_bayes.linalg import symmetric_eigen
 from lightning_bayes.posteriors import FullGaussian, require_memory
 from lightning_bayes.posteriors.base import as_rows
+from lightning_bayes.posthoc.batches import Reading
 from lightning_bayes.posthoc.structure import AbstractStructure, Prior
 
 LIMIT_MIB = 1024.0  # largest D × D matrix: D = 16 384 in single precision
@@ -43,7 +44,7 @@ class Full(AbstractStructure):
         self.matrix = next(iter(params.values())).new_zeros(size, size).detach()
 
     @override
-    def measure(self, forward: Callable[[], Tensor], columns: Columns) -> Tensor:
+    def measure(self, forward: Reading, columns: Columns) -> None:
         rows: dict[nn.Parameter, Tensor] = {}
 
         def receive(param: nn.Parameter, contribution: Contribution) -> None:
@@ -56,7 +57,6 @@ class Full(AbstractStructure):
                 captured.backward(outputs, column)
                 self._add(rows, len(outputs))
                 rows.clear()
-        return outputs.detach()
 
     def _add(self, rows: dict[nn.Parameter, Tensor], examples: int) -> None:
         blocks = [

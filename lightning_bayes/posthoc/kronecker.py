@@ -2,14 +2,16 @@
 
     weight: O ⊗ I        bias: T O        O = Σ_i Σ_c (1/T) Σ_t δ_it δ_itᵀ        I = (1/N) Σ_i Σ_t a_it a_itᵀ
 
-An example has T positions, as in K-FAC-expand (Eschenhagen et al. 2023, https://arxiv.org/abs/2311.00636). Parameters
+An example has T positions, as in K-FAC-expand (Eschenhagen et al. 2023, https://arxiv.org/abs/2311.00636). Positions that
+only targets that do not count depend on, such as ignored tokens, are no part of I: N is the number of the others over T.
+Two backward passes find them, with random gradients of all outputs and of those that count. Parameters
 without Kronecker factors use the diagonal, Σ_i Σ_c (J_iᵀ v_ic)²: norms, embeddings and weights tied between layers.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from functools import cached_property
 from typing import NamedTuple, final
 
@@ -17,13 +19,14 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightning_bayes.curvature.factors import Request, has_factors
+from lightning_bayes.curvature.factors import Request, has_factors, input_rows, output_rows
 from lightning_bayes.curvature.kronecker import KroneckerCapture, KroneckerEngine, blocks_by_parameter
 from lightning_bayes.curvature.measured_modules import find_measured_modules
 from lightning_bayes.curvature.output_roots import Columns
 from lightning_bayes.curvature.selection import require_measured
 from lightning_bayes.linalg import symmetric_eigen
 from lightning_bayes.posteriors import EigenGaussian, MeanField
+from lightning_bayes.posthoc.batches import Reading
 from lightning_bayes.posthoc.structure import AbstractStructure, Prior
 
 
@@ -45,10 +48,10 @@ class Kronecker(AbstractStructure):
         self.layers = {} if diagonal else dict(_layers_with_factors(model))
         self.factors: dict[str, list[Tensor]] = {}
         self.squares: dict[str, Tensor] = {}
-        self.num_data = 0
+        self.num_data: defaultdict[str, float] = defaultdict(float)  # N of each weight
 
     @override
-    def measure(self, forward: Callable[[], Tensor], columns: Columns) -> Tensor:
+    def measure(self, forward: Reading, columns: Columns) -> None:
         with self.engine.capture(Request(self.layers)) as captured:
             assert isinstance(captured, KroneckerCapture)
             outputs = forward()
@@ -62,11 +65,40 @@ class Kronecker(AbstractStructure):
             if param in blocks:
                 parts = [factor * weight for factor, weight in zip(blocks[param].factors, weights, strict=False)]
                 _add(self.factors.setdefault(name, []), parts)
+                self.num_data[name] += len(outputs)
             else:
                 square = captured.squares.get(param, torch.zeros_like(param))
                 self.squares[name] = square + self.squares.get(name, 0)
-        self.num_data += len(outputs)
-        return outputs.detach()
+        if self.layers and not bool(forward.term.mask.all()):
+            self._leave_out(forward)
+
+    def _leave_out(self, forward: Reading) -> None:
+        """Take the inputs of positions that no counted target depends on out of the factors of this batch."""
+        calls: list[tuple[nn.Module, Tensor, Tensor]] = []
+        names = {id(param): name for name, param in self.params.items()}
+        layers = [layer for layer in self.layers if names.get(id(layer.weight)) in self.factors]
+        hooks = [
+            layer.register_forward_hook(lambda *call: calls.append((call[0], call[1][0], call[2]))) for layer in layers
+        ]
+        try:
+            outputs = forward()
+        finally:
+            for hook in hooks:
+                hook.remove()
+        mask = forward.term.kind.over_outputs(forward.term.mask.to(outputs.dtype), outputs)
+        generator = torch.Generator(outputs.device).manual_seed(0)
+        probe = 1 + torch.rand(outputs.shape, generator=generator, device=outputs.device).to(outputs.dtype)
+        of_layers = [output for _, _, output in calls]
+        gradients = [
+            torch.autograd.grad(outputs, of_layers, each, retain_graph=True, allow_unused=True, materialize_grads=True)
+            for each in (probe, probe * mask)
+        ]
+        for (layer, x, _), of_all, of_counted in zip(calls, *gradients, strict=True):
+            reached, counted = ((output_rows(layer, gradient) != 0).any(-1) for gradient in (of_all, of_counted))
+            rows, left_out = input_rows(layer, x.detach(), bias=False), reached & ~counted
+            name = names[id(layer.weight)]
+            self.factors[name][1] -= (rows * left_out[..., None]).mT @ rows
+            self.num_data[name] -= float(left_out.double().mean()) * len(outputs)
 
     @cached_property
     def _spectra(self) -> dict[str, _Spectrum]:
@@ -75,7 +107,9 @@ class Kronecker(AbstractStructure):
         for name in list(self.factors):
             parts = [symmetric_eigen(factor, f"curvature factor of {name}") for factor in self.factors.pop(name)]
             left = parts[0][0]
-            right = parts[1][0] / self.num_data if len(parts) == 2 else left.new_ones(1)
+            right = left.new_ones(1)
+            if len(parts) == 2:  # rounding may leave less than 0 of inputs that are left out
+                right = parts[1][0].clamp_min(0) / self.num_data[name]
             values = left[..., :, None] * right[..., None, :]
             spectra[name] = _Spectrum(tuple(vectors for _, vectors in parts), values)
         return spectra

@@ -8,13 +8,13 @@ c is 1 for classification. For regression, c converts the curvature measured at 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import TypeAlias
 
 from torch import Tensor, nn
 
 from lightning_bayes.curvature.output_roots import Columns
 from lightning_bayes.posteriors import AbstractPosterior
+from lightning_bayes.posthoc.batches import Reading
 
 Prior: TypeAlias = dict[str, Tensor]  # δ by parameter name, scalars
 
@@ -26,7 +26,7 @@ class AbstractStructure(ABC):
         self.model, self.params = model, params
 
     @abstractmethod
-    def measure(self, forward: Callable[[], Tensor], columns: Columns) -> Tensor:
+    def measure(self, forward: Reading, columns: Columns) -> None:
         """Add one batch."""
 
     @abstractmethod

@@ -440,3 +440,38 @@ def test_poisson_rates_have_the_curvature_of_rates():
     rate = net(x).detach()
     expected = ggn(net, x, torch.diag_embed(1 / rate))  # E_y ∂²/∂λ² (λ - y log λ) = E y/λ² = 1/λ
     torch.testing.assert_close(curvature(net, [(x, y)], Poisson(is_log=False)), expected)
+
+
+def ignored_tokens():
+    """Tokens of which some are ignored, and the others as examples of their own."""
+    x, y = torch.randn(N, T, 3, dtype=F64, generator=torch.Generator().manual_seed(1)), drawn(N, T, high=3)
+    kept = drawn(N, T, seed=2) > -0.4
+    assert 0.3 < kept.double().mean() < 0.9
+    return [(x, torch.where(kept, y, -100))], [(x[kept], y[kept])]
+
+
+@pytest.mark.parametrize("batch_size", [N, 4])
+@pytest.mark.parametrize("subset", ["last_layer", "all"])
+def test_kronecker_factors_are_those_of_the_tokens_that_count(subset, batch_size):
+    """Rows of other tokens are no part of the inputs' factor, and its mean is over the rows that are."""
+    ((x, y),), alone = ignored_tokens()
+    batches = list(zip(x.split(batch_size), y.split(batch_size), strict=True))
+    options = {"subset": subset, "prior_precision": DELTA, "require_trained": False}
+    found = laplace(Network(3), batches, Categorical(-1), "kronecker", **options)
+    wanted = laplace(Network(3), alone, Categorical(1), "kronecker", **options)
+    assert found.log_marginal_likelihood == pytest.approx(wanted.log_marginal_likelihood, rel=1e-9)
+    for name, variance in wanted.posterior.variance().items():
+        torch.testing.assert_close(found.posterior.variance()[name], variance)
+
+
+def test_kronecker_factors_of_one_counted_target_are_exact():
+    """With one row, O ⊗ I is the matrix itself: against explicit Jacobians, without the bias, whose block is separate."""
+    net = nn.Linear(3, 2, bias=False, dtype=F64)
+    x, y = torch.randn(N, 3, dtype=F64, generator=torch.Generator().manual_seed(1)), torch.full((N,), -100)
+    y[2] = 1
+    options = {"prior_precision": DELTA, "require_trained": False, "subset": "all"}
+    posterior = laplace(net, [(x, y)], Categorical(1), "kronecker", **options).posterior
+    probs, jacobian_of = net(x[2]).softmax(0).detach(), torch.kron(torch.eye(2, dtype=F64), x[2])
+    precision = jacobian_of.T @ (probs.diag() - probs.outer(probs)) @ jacobian_of + DELTA * torch.eye(6, dtype=F64)
+    wanted = torch.linalg.inv(precision).diagonal().view(2, 3)
+    torch.testing.assert_close(posterior.variance()["weight"], wanted)
