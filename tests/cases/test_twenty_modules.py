@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from lightning.pytorch import LightningModule
-from tiny_training import quiet_trainer
+from tiny_training import assert_same_bits, quiet_trainer, weights
 from torch.utils.data import DataLoader
 from users_modules import MODULES
 
 from lightning_bayes import Predictor, VOGNCallback, load_posterior, mc_predict, zoo
 from lightning_bayes.likelihood import leaf_at
+from lightning_bayes.likelihood.paths import leaves
 from lightning_bayes.predictive import PosteriorSamples, temporary_weights
 
 S = 5
@@ -63,6 +64,45 @@ def is_available(name):
     if name.startswith(("BERT", "T5")):
         pytest.importorskip("transformers")
     return MODULES[name]
+
+
+def validated(module, trainer, data):
+    """What a validation logs, and what ``self(...)`` returns in its steps."""
+    seen = []
+
+    def step(batch, batch_idx):
+        keep, module.forward = module.forward, lambda *a, **k: seen.append(keep(*a, **k)) or seen[-1]
+        try:
+            type(module).validation_step(module, batch, batch_idx)
+        finally:
+            module.forward = keep
+
+    module.validation_step = step
+    (scores,) = trainer.validate(module, data, verbose=False)
+    del module.validation_step
+    return scores, seen
+
+
+def structure_of(output):
+    """Containers, paths, shapes and types of an output."""
+    tensors = [(path, leaf.shape, leaf.dtype) for path, leaf in leaves(output) if isinstance(leaf, torch.Tensor)]
+    return type(output), [path for path, _ in leaves(output)], tensors
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_validation_has_the_structure_of_plain_lightnings_and_its_numbers_at_the_mean(name):
+    user = is_available(name)
+    module, callback, trainer, data = fitted(user)
+    before = weights(module)
+    plain_scores, alone = validated(module, quiet_trainer(), data)
+    scores, seen = validated(module, trainer, data)
+    assert scores.keys() == plain_scores.keys()
+    assert scores["loss"] != plain_scores["loss"]
+    assert [structure_of(output) for output in seen] == [structure_of(output) for output in alone]
+    callback.eval_samples = 0
+    at_mean, _ = validated(module, trainer, data)
+    assert at_mean == pytest.approx(plain_scores, rel=1e-6)
+    assert_same_bits(weights(module), before)
 
 
 @pytest.mark.parametrize("name", MODULES)
