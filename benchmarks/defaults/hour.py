@@ -1,6 +1,6 @@
 """What each callback makes of a user's first classifier: a ResNet with BatchNorm on 3,000 images of CIFAR-10.
 
-    python -m benchmarks.defaults.hour --root DATA [--methods adamw VOGNCallback()] [--first-seed 900] [--seeds 5]
+    python -m benchmarks.defaults.hour --root DATA [--methods adamw VOGNCallback()] [--first-seed 900] [--seeds 3]
         [--json FILE] [--table]
 
 `DATA` has torchvision's folder of CIFAR-10, and SVHN's ``test_32x32.mat``. A seed draws the images, 500 of them for
@@ -181,7 +181,7 @@ def main() -> None:
     parser.add_argument("--root", type=Path, default=Path("data"))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--first-seed", type=int, default=900)
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--table", action="store_true", help="only print the file")
     options = parser.parse_args()

@@ -34,7 +34,7 @@ from lightning_bayes.predictive.recalibration import recalibrate
 from lightning_bayes.predictive.samples import PosteriorSamples, at_posterior_mean
 from lightning_bayes.predictive.temperature import LARGEST, SHRINKAGE, SMALLEST, penalty
 
-WIDTH_SHRINKAGE: Final = 1.0  # σ_c, standard deviation of log c
+WIDTH_SHRINKAGE: Final = 0.5  # σ_c, standard deviation of log c
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-5, 2.0**6  # bounds of c; smaller widths predict like the mean
 EVALUATIONS = 8  # of S samples each, about what a search over c costs
 _GRID, _TOLERANCE = 13, 1e-3  # of log T
