@@ -36,7 +36,6 @@ from lightning_bayes.optim.passes import UpdateMeasurement
 from lightning_bayes.optim.posterior_family import PosteriorFamily
 from lightning_bayes.optim.readout import WeightPosterior, effective_parameters, posterior_of_model
 from lightning_bayes.optim.resuming import RECORD, record_of, require_same
-from lightning_bayes.optim.steps import Step
 from lightning_bayes.optim.weight_prior import stated_prior_of
 
 
@@ -49,7 +48,8 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
         estimator: Estimates the curvature ĥ from passes.
         state_type: The state of a parameter: mean, curvature, momentum, and anything else the algorithm needs.
         default_step: The step of the method's callback if no learning rate is given.
-        curvature_update: Pure update of s from s, ĥ, ``rate`` = 1-β₂ and arguments of `natural_update`; None for none.
+        curvature_update: Update of s from s, ĥ, ``rate`` = 1-β₂ and arguments of `natural_update`, which may change s and ĥ
+            in place; None for none.
         averages_curvature: Whether this update is the plain running average of ĥ.
         signed_curvature: Whether the curvature may be negative, down to -δ̃.
         prior_at_sample: Whether the gradient of the prior is computed at the sample instead of the mean.
@@ -148,10 +148,6 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
         super().__setstate__(state)
         self.family = self.family_type(weakref.proxy(self))
 
-    def step_of(self, group: Mapping[str, Any]) -> Step:
-        """The step that moves the means of a group."""
-        return self.steps[group[KEY]["step_rule"]]
-
     @property
     def base_step(self) -> BaseOptimizerStep | None:
         """The step that uses another optimizer; None if the algorithm's own update moves the means."""
@@ -191,7 +187,7 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
             return self.family.capture(sample, loss_scale)
         needs_no_count = update.is_only_batch and self.notes.is_mean and self.num_updates >= FIRST_UPDATES
         if self.estimator.reads_count:  # for parameters without noise
-            states = [self.state[param] for param in self._measured_params()]
+            states = [self.state[key] for key in update.to_measure or () if isinstance(key, nn.Parameter)]
             needs_no_count = needs_no_count and all(state["noisy"] and state["step"] for state in states)
         return nullcontext(BarePass()) if needs_no_count else self._gradient_engine.capture()
 
@@ -206,15 +202,13 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
             if table in self.state:
                 self.state[table].setdefault("rows_without_noise", [row])
         if self._open_update.to_measure:
-            curvature = self.estimator.read(finished, self._measured_params(), self.family.scores)
+            measured = [key for key in self._open_update.to_measure if isinstance(key, nn.Parameter)]
+            curvature = self.estimator.read(finished, measured, self.family.scores)
         for group, param in self.trained() if self.prior_at_sample else ():
             if (mean := finished.means.get(param)) is not None:
                 term = (param.detach() - mean).mul_(stated_prior_of(group, self.state[param]))
                 finished.add_to_gradient_(param, self._open_update.prior_term(param, term, self.mc_samples))
         return curvature
-
-    def _measured_params(self) -> list[nn.Parameter]:
-        return [key for key in self._open_update.to_measure or () if isinstance(key, nn.Parameter)]
 
     def _join_ranks(self, curvature: Curvature, num_examples: float, add_ranks: Callable[[list[Tensor]], None]) -> None:
         self.estimator.join_ranks(curvature, num_examples, add_ranks)

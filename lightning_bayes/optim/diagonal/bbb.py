@@ -113,4 +113,4 @@ class BBB(VariationalOptimizer):
         if arguments["std_lr"] is None:
             arguments["std_lr"] = arguments["lr"]
         # Steps other than the natural one start with running means of squares, which have no bias.
-        return {**arguments, "debias": self.step_of(group).is_published}
+        return {**arguments, "debias": self.steps[group["posterior"]["step_rule"]].is_published}

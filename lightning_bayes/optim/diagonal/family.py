@@ -41,7 +41,7 @@ class DiagonalFamily(PosteriorFamily):
         """Names of the tensors in a parameter's state."""
         optimizer = self._optimizer
         fields: Sequence[str] = optimizer.state_type._fields[1:]
-        if optimizer.step_of(group).uses_natural_update:
+        if optimizer.steps[group["posterior"]["step_rule"]].uses_natural_update:
             return fields
         if param in optimizer.deterministic:
             return ()
@@ -201,7 +201,7 @@ class DiagonalUpdate(CohortUpdate):
     @cached_property
     def _weight_of_old(self) -> float:
         """The weight of the old curvature."""
-        starts_as_mean = not self.optimizer.step_of(self.group).is_published
+        starts_as_mean = not self.optimizer.steps[self.group["posterior"]["step_rule"]].is_published
         # Without a count, updates between two measurements count too; see `optim.measuring`.
         measurements = self.states[0].get("measurements", self.states[0]["step"])
         beta = self.group["posterior"]["betas"][1]
@@ -242,7 +242,8 @@ class DiagonalUpdate(CohortUpdate):
             for state, measured in zip(self.states, self.measured, strict=True):
                 arguments = {name: value for name, value in self._arguments_of(state).items() if name in accepted}
                 new = curvature_update(state["curvature"], measured, rate=1 - self._weight_of_old, **arguments)
-                state["curvature"].copy_(new)
+                if new is not state["curvature"]:
+                    state["curvature"].copy_(new)
 
     def _arguments_of(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
         """The keyword arguments for a parameter, with δ̃ of each weight if every weight has its own prior."""

@@ -34,7 +34,7 @@ from lightning_bayes.optim.diagonal.family import DiagonalFamily
 from lightning_bayes.optim.diagonal.ivon_start import starting_precision
 from lightning_bayes.optim.diagonal.reparameterised import Reparameterised
 from lightning_bayes.optim.diagonal.state import MeanFieldState, average, debiased, with_prior
-from lightning_bayes.optim.diagonal.von import corrected_curvature, moved_curvature
+from lightning_bayes.optim.diagonal.von import correct_, moved_curvature
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.hyperparameters import Number, VariationalArguments
 from lightning_bayes.optim.noise import CounterNoise
@@ -101,7 +101,7 @@ class IVON(VariationalOptimizer):
     noisy = signed_curvature = True
     family_type = DiagonalFamily
     natural_update = staticmethod(update)
-    curvature_update = staticmethod(corrected_curvature)  # s starts at M ĝ² or at s₀, both at least 0
+    curvature_update = staticmethod(correct_)  # s starts at M ĝ² or at s₀, both at least 0
     estimator = Reparameterised()
     own_arguments = IVONOwn
     own_defaults: ClassVar[Mapping[str, Any]] = {"betas": (0.9, 0.99999)}  # β₂ close to 1 averages the noisy ĥ

@@ -21,8 +21,13 @@ def keep_positive(curvature: Tensor, prior: float | Tensor) -> Tensor:
     return curvature.clamp_min((_MIN_PRECISION - 1) * prior)
 
 
+def keep_positive_(curvature: Tensor, prior: float | Tensor) -> Tensor:
+    """`keep_positive` in place."""
+    return curvature.clamp_min_((_MIN_PRECISION - 1) * prior)
+
+
 def keep_all_positive_(states: Mapping[Tensor, Mapping[str, Any]], group: Mapping[str, Any]) -> None:
     """Apply `keep_positive` in place to the curvatures in the optimizer states of a parameter group."""
     for state in (states[param] for param in group["params"]):
         if "curvature" in state:
-            state["curvature"].copy_(keep_positive(state["curvature"], prior_of(group, state)))
+            keep_positive_(state["curvature"], prior_of(group, state))

@@ -84,7 +84,9 @@ class Vadam(VariationalOptimizer):
         """Decide once whether s starts at zero, because a schedule of the prior does not change s₀."""
         # Steps other than the natural one start with running means, which have no bias.
         if group["posterior"].get("from_zero") is None:
-            group["posterior"]["from_zero"] = self.step_of(group).is_published and _starts_at_zero(group)
+            group["posterior"]["from_zero"] = self.steps[
+                group["posterior"]["step_rule"]
+            ].is_published and _starts_at_zero(group)
 
     def update_arguments(self, group: dict[str, Any], step: int, precision: Tensor | None = None) -> dict[str, Any]:
         """Add the bias correction of s."""

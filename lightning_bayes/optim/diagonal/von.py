@@ -37,7 +37,7 @@ from typing_extensions import Unpack
 from lightning_bayes.optim.diagonal.estimators import SecondOrder
 from lightning_bayes.optim.diagonal.family import DiagonalFamily
 from lightning_bayes.optim.diagonal.reparameterised import Reparameterised
-from lightning_bayes.optim.diagonal.signed_curvature import keep_positive
+from lightning_bayes.optim.diagonal.signed_curvature import keep_positive, keep_positive_
 from lightning_bayes.optim.diagonal.state import MeanFieldState, average, with_prior
 from lightning_bayes.optim.hyperparameters import DeclaresArguments, VariationalArguments
 from lightning_bayes.optim.settings import Setting, choice
@@ -52,17 +52,17 @@ def moved_curvature(
     """Move s towards ĥ at the rate β, and keep s + δ̃ positive; pure. An s at or below -δ̃ counts as its magnitude."""
     start = torch.where(curvature > -prior, curvature, curvature.abs())
     if positivity == "correction":
-        return corrected_curvature(start, hessian, rate, prior)
+        return correct_(start, hessian.clone(), rate, prior)
     gap, precision = hessian - start, start + prior
     halving_rate = 0.5 * precision / gap.neg().clamp_min(torch.finfo(gap.dtype).tiny)
     return keep_positive(start + gap * torch.where(hessian < 0, halving_rate.clamp_max(rate), rate), prior)
 
 
-def corrected_curvature(curvature: Tensor, hessian: Tensor, rate: float, prior: float | Tensor) -> Tensor:
-    """`moved_curvature` with the correction of Lin et al. 2020, for s above -δ̃."""
-    gap = hessian - curvature
-    moved = torch.add(curvature, gap, alpha=rate)
-    return keep_positive(moved.addcdiv_(gap.square_(), curvature + prior, value=rate**2 / 2), prior)
+def correct_(curvature: Tensor, hessian: Tensor, rate: float, prior: float | Tensor) -> Tensor:
+    """`moved_curvature` with the correction of Lin et al. 2020, in place, for s above -δ̃; `hessian` is overwritten."""
+    gap, precision = hessian.sub_(curvature), curvature + prior
+    curvature.add_(gap, alpha=rate).addcdiv_(gap.square_(), precision, value=rate**2 / 2)
+    return keep_positive_(curvature, prior)
 
 
 def update(

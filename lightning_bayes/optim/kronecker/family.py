@@ -51,7 +51,7 @@ class KroneckerFamily(PosteriorFamily):
     def state_fields(self, param: nn.Parameter, group: Mapping[str, Any]) -> Sequence[str]:
         """Names of the tensors in a parameter's state."""
         fields: Sequence[str] = self._optimizer.state_type._fields[1:]
-        return fields if self._optimizer.step_of(group).uses_natural_update else ("curvature",)
+        return fields if self._optimizer.steps[group["posterior"]["step_rule"]].uses_natural_update else ("curvature",)
 
     def check_groups(self) -> None:
         """Require that all layers are supported and that their factors fit into memory."""
@@ -140,7 +140,9 @@ class KroneckerFamily(PosteriorFamily):
         bound = self._optimizer.param_groups[0]["posterior"]["kl_clip"]
         if bound is None:
             return moves
-        rates = [self._optimizer.step_of(move.group).rate(float(move.group["lr"])) for move in moves]
+        rates = [
+            self._optimizer.steps[move.group["posterior"]["step_rule"]].rate(float(move.group["lr"])) for move in moves
+        ]
         norms = [move.norm * rate**2 for move, rate in zip(moves, rates, strict=True) if move.norm is not None]
         factor = float(clipped_lr(1.0, torch.stack([norm.to(norms[0].device) for norm in norms]).sum(), bound))
         return [replace(move, clip_factor=factor) for move in moves]

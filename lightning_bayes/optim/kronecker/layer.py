@@ -87,7 +87,7 @@ class KroneckerLayer:
         if not self.has_factors:
             return measured  # the first measurement starts the average
         group, measurements = self.matrix.group, self.state["measurements"] + 1
-        starts_as_mean = not self._optimizer.step_of(group).is_published
+        starts_as_mean = not self._optimizer.steps[group["posterior"]["step_rule"]].is_published
         beta = weight_of_old(group["posterior"]["betas"][1], measurements, 1, starts_as_mean=starts_as_mean)
         return equations.average_factors(layer_product(self.state, "factor"), measured, beta=beta)
 
