@@ -79,10 +79,10 @@ class OwnPredictStep:
         forward, step = self._forward, Repeatable(self._step, *args, **kwargs)
         random_state = torch.get_rng_state()
         result = self._first_run(step)
-        calls = forward.calls
+        calls, has_calls = forward.calls, forward.count > 0
         only = forward.finish_step()
         of_forward = {} if only is None else forward.columns(only)
-        if self._once or result is None or not (calls or self._calls_layers):
+        if self._once or result is None or not (has_calls or self._calls_layers):
             return beside(result, {f"forward_{n}": v for n, v in of_forward.items() if n not in {"probs", "mean"}})
         samples = [self._run_under(index, step, calls, random_state) for index in range(forward.samples.count)]
         forward.was_called = True

@@ -24,6 +24,7 @@ from lightning_bayes.predictive import SampledModule, Samples
 from lightning_bayes.predictive.averages import OutputAverage
 from lightning_bayes.predictive.nested import Differing, of_sample
 from lightning_bayes.predictive.repeated import Repeatable
+from lightning_bayes.private_torch import is_in_functorch
 
 
 @final
@@ -40,7 +41,7 @@ class SampledForward:
 
     Attributes:
         calls: Of ``forward``, in the current step: the last one, or all.
-        count: How many there were.
+        count: How many there were; those under a transform of `torch.func` are not among `calls`.
         keeps_all: Whether `calls` are all.
         was_called: Whether any step has called ``forward``.
     """
@@ -77,7 +78,7 @@ class SampledForward:
 
     def finish_step(self) -> SampledCall | None:
         """The only call of ``forward`` since the last step; None after none or several."""
-        call = self.calls[-1] if self.count == 1 else None
+        call = self.calls[-1] if self.count == 1 and self.calls else None
         self.calls, self.count = [], 0
         return call
 
@@ -91,7 +92,8 @@ class SampledForward:
         with self.replaced_by(self.own):  # inner calls of self(...) must not sample again
             raw = self.samples.outputs(self.module, call)
         sampled = SampledCall(call, raw, self.average.tempered(raw))
-        self.calls = [*self.calls, sampled] if self.keeps_all else [sampled]
+        kept = [] if is_in_functorch() else [sampled]  # whose tensors mean nothing outside of a transform
+        self.calls = [*self.calls, *kept] if self.keeps_all else kept
         self.count += 1
         return sampled
 

@@ -9,10 +9,12 @@ import torch
 import torch.nn.functional as F
 from tiny_training import Classifier, quiet_trainer
 from torch import nn
-from torch.func import functional_call, jacrev, jvp
+from torch.func import functional_call, jacrev, jvp, vmap
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bayes import LaplaceCallback, VOGNCallback
+from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.predictive import PosteriorSamples
 
 S = 5
@@ -106,6 +108,10 @@ def jacobian(f, x, y):
     return jacrev(f)(x).flatten(1)
 
 
+def jacobian_of_each(f, x, y):
+    return vmap(jacrev(lambda row: f(row[None])[0]))(x).flatten(1)
+
+
 def vogn():
     return VOGNCallback(eval_samples=S, relative_noise=0.3, bayesian=".*")
 
@@ -126,7 +132,7 @@ def test_input_gradients_are_those_of_the_average(network):
     assert_alike(found, gradient, net, samples)
 
 
-@pytest.mark.parametrize("found", [laplacian, jacobian])
+@pytest.mark.parametrize("found", [laplacian, jacobian, jacobian_of_each])
 def test_higher_derivatives_and_torch_func_see_the_average(found):
     net, callback = Net(found), vogn()
     results = evaluated(net, callback)
@@ -154,3 +160,19 @@ def test_gradients_of_the_weights_are_those_at_the_samples():
     logs = torch.stack([functional_call(net, w, (X,)).log_softmax(-1) for w in weights]).logsumexp(0)
     expected = torch.autograd.grad(F.cross_entropy(logs, Y), [w["net.0.weight"] for w in weights])
     torch.testing.assert_close(results[0], sum(expected).flatten()[:16], rtol=1e-4, atol=1e-6)
+
+
+class Checkpointed(Net):
+    """Its first layer is computed again in backward."""
+
+    def forward(self, x):
+        return self.net[1:](checkpoint(self.net[0], x, use_reentrant=False))
+
+
+def test_checkpointing_which_would_recompute_with_other_weights_is_refused():
+    with pytest.raises(
+        UnsupportedTrainingError, match=r"gradients through Linear under activation checkpointing.*no_grad"
+    ):
+        evaluated(Checkpointed(gradient), vogn())
+    without = Checkpointed(torch.no_grad()(lambda f, x, y: f(x)))
+    assert evaluated(without, vogn())[0].shape == (16, 3)
