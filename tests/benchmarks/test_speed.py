@@ -22,8 +22,9 @@ def test_every_round_times_every_method_in_another_order():
 
 
 def test_a_target_that_is_missed_is_said():
-    times = {"Adam": [1.0], "VOGN": [1.31]}
-    assert command.line("lenet5", "VOGN", times).endswith("| 1.31 | 1.31 to 1.31 | ≤ 1.3: MISSED |")
+    times, starts = {"Adam": [1.0], "floor": [1.25], "VOGN": [1.31]}, {"VOGN": [0.5]}
+    row = command.line("lenet5", "VOGN", times, starts, 32)
+    assert row == "| LeNet-5 @ 32 | VOGN | 1310.00 | 1.31 | 1.31 to 1.31 | 1.05 | 500 | ≤ 1.3: MISSED |"
 
 
 def test_every_method_is_timed_after_its_warm_up(monkeypatch, capsys):
@@ -32,3 +33,9 @@ def test_every_method_is_timed_after_its_warm_up(monkeypatch, capsys):
     command.main(["--networks", "tiny", "--rounds", "1", "--batch", "2"])
     lines = capsys.readouterr().out.splitlines()[2:]
     assert [line.split(" | ")[1] for line in lines] == [method for method in fits.METHODS if method != "ivon-opt"]
+
+
+@pytest.mark.parametrize("network", ["mlp256", "transformer", "embedding", "vit_tiny"])
+def test_every_network_takes_its_inputs(network):
+    chosen = fits.NETWORKS[network]
+    assert chosen.build()(chosen.inputs(2)).shape == (2, fits.CLASSES)
