@@ -7,8 +7,9 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import cached_property
 from itertools import islice
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +19,11 @@ from lightning_bayes.curvature.host_division import possible_divisors
 from lightning_bayes.curvature.layer_graph import LAYER, can_repeat_backward
 from lightning_bayes.curvature.layout_probe import ModelCall, PassLayouts, ProbedPass
 from lightning_bayes.curvature.layouts import LayerOutput, retained_grads_kept
-from lightning_bayes.curvature.loss import LossRecord, LossReduction, attached_losses, compared, settled
-from lightning_bayes.curvature.loss_recorder import ExampleRows, LossRecorder
+from lightning_bayes.curvature.loss import LOSSES, LossRecord, LossReduction, compared, settled
+from lightning_bayes.curvature.loss_reader import ExampleRows, LossReader
 from lightning_bayes.curvature.plan import LossReading, PassPlan
 from lightning_bayes.curvature.single_examples import SingleExamples, example_rows
+from lightning_bayes.curvature.tape import Tape
 from lightning_bayes.errors import ExampleDimensionError, ShapeError, UnsupportedTrainingError, name_some
 from lightning_bayes.private_torch import is_alive, tree_leaves
 
@@ -48,7 +50,8 @@ class Capture(ABC):
         loss: The observed loss, detached; None before `observe`.
         divisors: The numbers of micro-batches by which the training loop may have divided the loss; see `host_division`.
         outputs: The calls of measured modules.
-        recorder: Records the loss functions of the forward pass; set when the pass begins.
+        tape: The operations of the forward pass; set when the pass begins.
+        has_layers: Whether the outputs of layers are marked, see `LossReader`.
         model_call: The first call of the whole model with equally many input and output rows.
         is_following: Whether the running backward follows single examples and measures nothing.
         stores_backward: Whether the backward of the loss is measured, not a separate one.
@@ -56,7 +59,8 @@ class Capture(ABC):
         has_taken_examples: Whether the squares come from explicit per-example losses.
     """
 
-    recorder: LossRecorder
+    tape: Tape
+    has_layers: ClassVar[bool] = False
     needs_call: bool = False  # whether `scale` has to hold the call of the loss function
 
     def __init__(self, loss_reduction: LossReduction = "auto", plan: PassPlan | None = None) -> None:
@@ -76,6 +80,11 @@ class Capture(ABC):
         self.divisors: frozenset[int] = frozenset()
         self.paddings: Mapping[Tensor, Collection[int | None]] = {}
 
+    @cached_property
+    def reader(self) -> LossReader:
+        """Reads the tape."""
+        return LossReader(self.tape, self.has_layers)
+
     def observe(self, loss: Tensor, divided_by_host: bool = False) -> None:
         """Read how the loss reduces its examples. Call this before ``loss.backward()``.
 
@@ -92,9 +101,11 @@ class Capture(ABC):
             raise ShapeError(
                 f"The loss has shape {tuple(loss.shape)}; backward needs a scalar. Reduce it with .mean()."
             )
-        losses = attached_losses(loss, divided_by_host)
-        if losses is not None:
-            self._observe_with_losses(loss, losses, divided_by_host)
+        node: Any = loss.grad_fn
+        if divided_by_host and node is not None and LOSSES not in node.metadata:
+            node = node.next_functions[0][0]
+        if node is not None and LOSSES in node.metadata:
+            self._observe_with_losses(loss, node.metadata[LOSSES], divided_by_host)
             return
         if not self.sizes and self.model_call.rows:  # no layer tells the examples: the model's outputs do
             self.model_call.edge.node.metadata[LAYER] = "the model"
@@ -120,21 +131,21 @@ class Capture(ABC):
     def _read(self, loss: Tensor, divided_by_host: bool) -> LossReading:
         """Read how a loss reduces its examples, after their layouts have been found."""
         n, order = self.known_batch_size, self.layouts.order if self.layouts.num_examples else None
-        record = self.recorder.read(loss, n, order, divided_by_host)
-        divisors = frozenset() if divided_by_host else possible_divisors(self.recorder.terms(loss), n)
+        record = self.reader.read(loss, n, order, divided_by_host)
+        divisors = frozenset() if divided_by_host else possible_divisors(self.reader.terms(loss), n)
         return LossReading(settled(record, self.loss_reduction, n), divisors, self.layouts)
 
     def _key(self, loss: Tensor, outputs: Sequence[LayerOutput], divided_by_host: bool) -> Hashable:
         """What the reading of the first loss of a pass depends on; None if it is not to be kept."""
         if self.loss is not None or self.needs_call or not outputs or len(outputs) < len(self.outputs):
             return None
-        graph = self.recorder.signature(loss, {node: i for i, out in enumerate(outputs) for node, _ in out.edges})
+        graph = self.tape.signature(loss, {node: i for i, out in enumerate(outputs) for node, _ in out.edges})
         calls = tuple((out.unit.label, out.rows, *out.shapes) for out in outputs)
         return graph and (graph, calls, self.model_call.rows, self.loss_reduction, divided_by_host)
 
     def _observe_with_losses(self, loss: Tensor, losses: Tensor, divided_by_host: bool) -> None:
         """Read the scale of a loss with explicit per-example losses, and measure the per-example losses."""
-        record = self.recorder.read(loss, len(losses), divided_by_host=divided_by_host)
+        record = self.reader.read(loss, len(losses), divided_by_host=divided_by_host)
         self.scale = settled(compared(record, loss, losses), self.loss_reduction, len(losses))
         self.layouts, self.loss = PassLayouts(len(losses), ()), loss.detach().clone()
         self.measure_losses(losses)
@@ -151,7 +162,7 @@ class Capture(ABC):
         """Where calls hold the examples; None without examples, or if no backward can follow them."""
         if loss.grad_fn is None or not outputs or not any(map(any, self.sizes.values())):
             return None
-        probed = ProbedPass(loss, outputs, self.model_call, self.recorder, num_losses)
+        probed = ProbedPass(loss, outputs, self.model_call, self.reader, num_losses)
         return self.plan.probe.find(probed, self.following)
 
     def _placed(self, outputs: Sequence[LayerOutput], layouts: PassLayouts | None) -> list[LayerOutput]:
@@ -167,11 +178,11 @@ class Capture(ABC):
     def single_examples(self, loss: Tensor, leaves: Sequence[nn.Parameter]) -> SingleExamples | None:
         """Backward passes from the losses of single examples to `leaves`; None if they are impossible."""
         n = self.known_batch_size
-        rows = ExampleRows(1) if n == 1 else n and example_rows(self.recorder, loss, n, self.layouts.order)
+        rows = ExampleRows(1) if n == 1 else n and example_rows(self.reader, loss, n, self.layouts.order)
         can_follow = rows and (n == 1 or can_repeat_backward(loss))
         if not rows or not can_follow:
             return None
-        return SingleExamples(self.recorder, loss, rows, leaves)
+        return SingleExamples(self.reader, loss, rows, leaves)
 
     def note_model_call(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """Forward hook: record the first call whose first input and first output have equally many rows."""
@@ -188,8 +199,9 @@ class Capture(ABC):
         for output in self.outputs:
             output.drop()
         self.outputs, self.model_call = [], ModelCall(self.model_call.rows)
-        self.paddings = dict(self.recorder.paddings)
-        self.recorder.clear()
+        self.paddings = dict(self.tape.paddings)
+        self.tape.clear()
+        vars(self).pop("reader", None)
 
     @contextmanager
     def following(self) -> Iterator[None]:

@@ -15,15 +15,15 @@ from torch import Tensor
 
 from lightning_bayes.curvature.layer_graph import LAYER, nodes_behind
 from lightning_bayes.curvature.layouts import LayerOutput
-from lightning_bayes.curvature.loss_recorder import LossRecorder
+from lightning_bayes.curvature.loss_reader import LossReader
 from lightning_bayes.private_torch import output_shapes
 
 
-def routed_calls(recorder: LossRecorder, loss: Tensor, outputs: Sequence[LayerOutput], num_examples: int) -> set[int]:
+def routed_calls(reader: LossReader, loss: Tensor, outputs: Sequence[LayerOutput], num_examples: int) -> set[int]:
     """Indices of the calls on selected rows, and of the calls whose output rows are scattered to selected positions."""
     index_of = {node: index for index, out in enumerate(outputs) for node, _ in out.edges}
-    routed = {index for index, out in enumerate(outputs) if _has_selected_rows(recorder, out, num_examples)}
-    for node in recorder.record.noted("scatter", nodes_behind([loss.grad_fn])):
+    routed = {index for index, out in enumerate(outputs) if _has_selected_rows(reader, out, num_examples)}
+    for node in reader.record.noted("scatter", nodes_behind([loss.grad_fn])):
         for child, index in node.next_functions:
             if child is not None:
                 rows = output_shapes(child)[index][:1]
@@ -32,23 +32,23 @@ def routed_calls(recorder: LossRecorder, loss: Tensor, outputs: Sequence[LayerOu
     return routed
 
 
-def _has_selected_rows(recorder: LossRecorder, output: LayerOutput, num_examples: int) -> bool:
+def _has_selected_rows(reader: LossReader, output: LayerOutput, num_examples: int) -> bool:
     # Selected data with one row of each example, such as ``x[torch.randperm(n)]``, are a batch.
-    if output.rows != num_examples and any(x in recorder.record.of for x in output.data):
+    if output.rows != num_examples and any(x in reader.record.of for x in output.data):
         return True
     ancestors = [node for source in output.sources for node in nodes_behind([source], to_layers=True)]
     # Packing sorts the examples, and unpacking restores their order, unless the layer uses the packed rows directly.
-    selections = ((node, recorder.record.at(node).selection) for node in ancestors)
-    selecting = [*recorder.record.noted("pack", ancestors)] or [
+    selections = ((node, reader.record.at(node).selection) for node in ancestors)
+    selecting = [*reader.record.noted("pack", ancestors)] or [
         node for node, each in selections if each and each.chooses_rows
     ]
     return any(output_shapes(node)[0][:1] == (output.rows,) for node in selecting)
 
 
-def one_at_a_time(recorder: LossRecorder, loss: Tensor, outputs: Sequence[LayerOutput]) -> str:
+def one_at_a_time(reader: LossReader, loss: Tensor, outputs: Sequence[LayerOutput]) -> str:
     """An error message if the examples seem to pass through the layers one by one and to be joined later; else empty."""
     label, calls = Counter(out.unit.label for out in outputs).most_common(1)[0]
-    for node in recorder.record.noted("join", nodes_behind([loss.grad_fn], to_layers=True)):
+    for node in reader.record.noted("join", nodes_behind([loss.grad_fn], to_layers=True)):
         edges = [edge for edge in node.next_functions if edge[0] is not None]
         if calls == 1 or len(edges) != calls or output_shapes(node)[0][0] != calls:
             continue

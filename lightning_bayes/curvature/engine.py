@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from lightning_bayes.curvature.capture import Capture
 from lightning_bayes.curvature.loss import LossReduction
-from lightning_bayes.curvature.loss_recorder import LossRecorder
 from lightning_bayes.curvature.measured_modules import MeasuredModule, find_measured_modules
 from lightning_bayes.curvature.parameters import require_real_and_separate
 from lightning_bayes.curvature.plan import Plans
 from lightning_bayes.curvature.rules.packed import is_packed
 from lightning_bayes.curvature.rules.replayed_call import Checked
+from lightning_bayes.curvature.tape import Tape
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
 from lightning_bayes.errors import NoMeasurementError, UnsupportedLayerError, name_some
 from lightning_bayes.likelihood.module_outputs import Uncopied
@@ -122,7 +122,7 @@ class GradientEngine(AbstractEngine):
         captured = self.new_capture(self.loss_reduction)
         with ExitStack() as undo:
             undo.callback(captured.drop_nodes)
-            captured.recorder = undo.enter_context(LossRecorder())
+            captured.tape = undo.enter_context(Tape())
             for name, module in self.model.named_modules():
                 if isinstance(module, torch.jit.ScriptModule):  # which refuses hooks
                     continue

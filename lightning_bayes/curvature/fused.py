@@ -25,11 +25,11 @@ from lightning_bayes.curvature.engine import AbstractEngine
 from lightning_bayes.curvature.hooks import HookedCapture
 from lightning_bayes.curvature.layer_calls import as_in_forward
 from lightning_bayes.curvature.loss import LossReduction
-from lightning_bayes.curvature.loss_recorder import LossRecorder
 from lightning_bayes.curvature.measured_modules import refuse_scripted
 from lightning_bayes.curvature.operands import Operands
 from lightning_bayes.curvature.parameters import changes_refused
 from lightning_bayes.curvature.single_examples import SingleExamples
+from lightning_bayes.curvature.tape import Tape
 from lightning_bayes.curvature.workspace import DEFAULT_MIB
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedTrainingError, name_some
 from lightning_bayes.likelihood.module_outputs import Uncopied
@@ -59,7 +59,7 @@ class HookedEngine(AbstractEngine, ABC):
                 undo.enter_context(changes_refused(units))
             if operands := [unit for unit in units if unit.at_operations]:
                 undo.enter_context(Operands(operands, captured.on_gradients, captured.recorded, self))
-            captured.recorder = undo.enter_context(LossRecorder(has_layers=True))
+            captured.tape = undo.enter_context(Tape())
             record = Uncopied(captured.note_model_call)
             for module in outermost:
                 is_scripted = isinstance(module, torch.jit.ScriptModule)  # which refuses hooks
@@ -96,7 +96,7 @@ class FusedCapture(HookedCapture):
 
     @override
     def measure_losses(self, losses: Tensor) -> None:
-        loss = self.recorder.reduced(losses, self.scale.reduction)
+        loss = self.reader.reduced(losses, self.scale.reduction)
         outputs = self._unreached()
         self.handle_layouts(loss, self._placed(outputs, self._find_layouts(loss, outputs, len(losses))))
         with self.left_alone():

@@ -26,7 +26,7 @@ from lightning_bayes.curvature.divided_batches import one_at_a_time, routed_call
 from lightning_bayes.curvature.gradient_check import CheckedParameters
 from lightning_bayes.curvature.layer_graph import can_repeat_backward, comes_after_layer
 from lightning_bayes.curvature.layouts import REGROUPED, ROWS, SHARED, LayerOutput, Layout, keeps_chosen
-from lightning_bayes.curvature.loss_recorder import ExampleRows, LossRecorder
+from lightning_bayes.curvature.loss_reader import ExampleRows, LossReader
 from lightning_bayes.curvature.single_examples import SingleExamples, example_rows
 from lightning_bayes.likelihood.example_dims import ORDERS, Order
 from lightning_bayes.private_torch import is_alive
@@ -108,13 +108,13 @@ class ProbedPass:
     loss: Tensor
     outputs: Sequence[LayerOutput]  # of the calls, in order
     model_call: ModelCall  # the call of the whole model
-    recorder: LossRecorder
+    reader: LossReader
     num_losses: int = 0  # number of explicit per-example losses, each of which may depend on all rows
 
     def kind_and_sizes(self) -> tuple[Kind, list[int]]:
         """The kind of the pass, and all its sizes in a fixed order."""
         of_outputs = [size for out in self.outputs for shape in ((out.rows,), *out.shapes) for size in shape]
-        sizes = [self.num_losses, self.model_call.rows, *of_outputs, *self.recorder.sizes(self.loss), 1]
+        sizes = [self.num_losses, self.model_call.rows, *of_outputs, *self.reader.sizes(self.loss), 1]
         numbers: dict[int, int] = {}
         pattern = tuple(numbers.setdefault(size, len(numbers)) for size in sizes)
         return (tuple(out.unit.label for out in self.outputs), pattern), sizes
@@ -124,7 +124,7 @@ class ProbedPass:
         rows = {out.rows for out in self.outputs if out.rows}
         candidates = {self.num_losses} if self.num_losses else {*rows, self.model_call.rows} - {0}
         if candidates == {1}:
-            return self._one_example(one_at_a_time(self.recorder, self.loss, self.outputs))
+            return self._one_example(one_at_a_time(self.reader, self.loss, self.outputs))
         if not can_repeat_backward(self.loss):
             return None
         attempts = [result for n in sorted(candidates - {1}, reverse=True) for result in self._attempts(n)]
@@ -145,7 +145,7 @@ class ProbedPass:
         """Yield layouts for n examples, or the error that these mix; yield nothing if the loss does not fit."""
         tried: list[dict[Any, int]] = []
         for order in ORDERS:
-            rows = example_rows(self.recorder, self.loss, n, order)
+            rows = example_rows(self.reader, self.loss, n, order)
             if rows is None or rows.outer in tried:
                 continue
             tried.append(rows.outer)
@@ -156,7 +156,7 @@ class ProbedPass:
 
     def _with_fewer(self, rows: set[int]) -> list[PassLayouts]:
         """Layouts for fewer examples than any layer has rows, if several rows of every layer make up one example."""
-        for n in sorted(set(self.recorder.sizes(self.loss)), reverse=True):
+        for n in sorted(set(self.reader.sizes(self.loss)), reverse=True):
             if n < 2 or any(size <= n or size % n for size in rows):
                 continue
             for result in self._attempts(n):
@@ -169,7 +169,7 @@ class ProbedPass:
         """The layouts that fit the gradients of chosen examples, or the error that the examples mix."""
         n, model = rows.num_examples, self.model_call
         ends = [model.edge] if model.rows == n and is_alive(model.edge.node) else []
-        examples, numbers = SingleExamples(self.recorder, self.loss, rows, [*self._edges, *ends]), torch.arange(n)
+        examples, numbers = SingleExamples(self.reader, self.loss, rows, [*self._edges, *ends]), torch.arange(n)
         with examples.separated() as gradients:
             batch = gradients(numbers >= 0)
             calls = [_Call(*pair, n) for pair in zip(self.outputs, self._by_call(batch), strict=True)]
@@ -185,7 +185,7 @@ class ProbedPass:
         # A first layer without a dimension that could hold the examples is a table that they share.
         if first and not any(call.fitting for call in first):
             return self._mixed(n)
-        routed = routed_calls(self.recorder, self.loss, self.outputs, n)
+        routed = routed_calls(self.reader, self.loss, self.outputs, n)
         layouts = tuple(call.layout(n, index in routed) for index, call in enumerate(calls))
         is_settled = all(call.has_gradient or not call.is_reached for call in calls)
         return PassLayouts(n, layouts, rows.order, is_settled, rows.is_recorded)

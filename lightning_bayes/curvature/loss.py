@@ -6,7 +6,7 @@ depends on how L reduces the per-example losses ℓ_i:
     reduction="mean":  L = (1/n) Σ ℓ_i    →    g_i = n c_i        mean_i g_i² = n   Σ c_i²
     reduction="sum":   L =       Σ ℓ_i    →    g_i =   c_i        mean_i g_i² = 1/n Σ c_i²
 
-n is the number of examples that count; an example whose targets are all `ignore_index` does not. `LossRecorder` records
+n is the number of examples that count; an example whose targets are all `ignore_index` does not. `LossReader` records
 PyTorch's loss functions, means and sums, the sums of these, and their products with numbers. The reduction of any other loss
 is unknown. Where it is, the squares may come from explicit per-example losses, and the gradient alone from L:
 
@@ -30,7 +30,7 @@ from lightning_bayes.errors import ShapeError, UnsupportedTrainingError
 from lightning_bayes.likelihood.loss_functions import LossCall, LossLink
 
 KEY: Final = "per_example_loss"  # key in the dictionary that training_step returns
-_LOSSES: Final = "with_per_example_loss"  # in a node's metadata
+LOSSES: Final = "with_per_example_loss"  # in a node's metadata
 _ASSUMED: Final = (
     "The loss does not show how it reduces the examples of a batch, so it counts as a mean over them. Pass "
     "loss_reduction='mean' or 'sum' to state it."
@@ -108,16 +108,8 @@ def with_per_example_loss(loss: Tensor, per_example_loss: Tensor) -> Tensor:
     result = loss.view_as(loss)
     node: Any = result.grad_fn
     if node is not None:
-        node.metadata[_LOSSES] = per_example_loss
+        node.metadata[LOSSES] = per_example_loss
     return result
-
-
-def attached_losses(loss: Tensor, divided_by_host: bool) -> Tensor | None:
-    """The per-example losses ``[n]`` attached to a loss, which the training loop may have divided; None if absent."""
-    node: Any = loss.grad_fn
-    if node is not None and divided_by_host and _LOSSES not in node.metadata:
-        node = node.next_functions[0][0]
-    return None if node is None else node.metadata.get(_LOSSES)
 
 
 def compared(record: LossRecord, loss: Tensor, losses: Tensor) -> LossRecord:

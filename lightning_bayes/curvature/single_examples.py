@@ -25,15 +25,15 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from lightning_bayes.curvature.layer_graph import LAYER, nodes_behind
-from lightning_bayes.curvature.loss_recorder import ExampleRows, LossRecorder
+from lightning_bayes.curvature.loss_reader import ExampleRows, LossReader
 from lightning_bayes.curvature.loss_terms import Edge
 from lightning_bayes.likelihood.example_dims import Order, example_dim, outer_size
 from lightning_bayes.private_torch import output_shapes, without_torch_functions
 
 
-def example_rows(recorder: LossRecorder, loss: Tensor, num_examples: int, order: Order) -> ExampleRows | None:
+def example_rows(reader: LossReader, loss: Tensor, num_examples: int, order: Order) -> ExampleRows | None:
     """Where the tensors between layers and loss hold the examples; None if these shapes do not fit."""
-    found = recorder.rows(loss, num_examples, order)
+    found = reader.rows(loss, num_examples, order)
     if found is not None and not _last_layers(loss.grad_fn, found.outer):
         return found
     outer = {edge: _outer(edge, num_examples, order) for edge in _last_layers(loss.grad_fn, ())}
@@ -69,15 +69,15 @@ class SingleExamples:
     """Runs backward passes for chosen examples, to edges or leaves."""
 
     def __init__(
-        self, recorder: LossRecorder, loss: Tensor, rows: ExampleRows, ends: Sequence[GradientEdge | Tensor]
+        self, reader: LossReader, loss: Tensor, rows: ExampleRows, ends: Sequence[GradientEdge | Tensor]
     ) -> None:
         self.loss, self.num_examples = loss, rows.num_examples
         self._ends: list[Any] = list(ends)  # torch accepts a mix of edges and leaves, but its annotation does not
-        self._norms = list(recorder.record.noted("batch_norm", nodes_behind([loss.grad_fn])))
+        self._norms = list(reader.record.noted("batch_norm", nodes_behind([loss.grad_fn])))
         self._cuts: dict[Any, dict[int, int]] = {}  # `ExampleRows.outer` by node and index
         for (node, index), outer in rows.outer.items():
             self._cuts.setdefault(node, {})[index] = outer
-        self._scaled = _scaled_parts(recorder, loss, rows) if self.num_examples > 1 else None
+        self._scaled = _scaled_parts(reader, loss, rows) if self.num_examples > 1 else None
 
     @contextmanager
     def separated(self, skips_norms: bool = True) -> Iterator[Callable[[Tensor], list[Tensor | None]]]:
@@ -125,9 +125,9 @@ class SingleExamples:
         return torch.where(chosen.to(grad.device)[:, None], split, 0).reshape(grad.shape)
 
 
-def _scaled_parts(recorder: LossRecorder, loss: Tensor, rows: ExampleRows) -> Tensor | None:
+def _scaled_parts(reader: LossReader, loss: Tensor, rows: ExampleRows) -> Tensor | None:
     """Σ_j v_j ∂L/∂v_j of each example, ``[n]``, over the values that learned factors multiply; None without any."""
-    terms = recorder.scaled(loss)
+    terms = reader.scaled(loss)
     if not terms:
         return None
     with torch.enable_grad(), without_torch_functions():

@@ -1,14 +1,13 @@
 """The tape of a forward pass: the operations that a loss may be made of, in the order of their calls.
 
-Nothing is concluded while the model runs. `LossRecorder` plays the tape for a loss whose `signature` is new. Only tensors
+Nothing is concluded while the model runs. `LossReader` plays the tape for a loss whose `signature` is new. Only tensors
 whose values a term of a loss may need stay in memory; of all others the tape keeps the place in the graph.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, final
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -52,7 +51,8 @@ class Operation(NamedTuple):
         return None if _BY_VALUE in given else (self.function, self.value.shape, tuple(given), tuple(self.kwargs))
 
 
-class Tape(EagerMode, ABC):
+@final
+class Tape(EagerMode):
     """Notes the operations inside the context, which contains the forward pass.
 
     Attributes:
@@ -90,7 +90,6 @@ class Tape(EagerMode, ABC):
             self._note(func, first, (before, *args[1:]) if func in IN_PLACE else args, kwargs)
         return iter(result) if func is Tensor.__iter__ else result
 
-    @abstractmethod
     def clear(self) -> None:
         """Forget the pass, whose graph the tape keeps alive, and what observes it."""
         self.observe = None

@@ -254,7 +254,7 @@ def open_pass(
         with at_sample(optimizer, update, sample):
             with capture as captured, ExitStack() as undo:
                 if watch_backward and not isinstance(captured, BarePass):
-                    captured.recorder.observe = undo.enter_context(
+                    captured.tape.observe = undo.enter_context(
                         optimizer.notes.noting(optimizer.model, captured.observe)
                     )
                 yield captured
@@ -271,7 +271,7 @@ def open_pass(
                     update.add(finished, before, curvature, weights)
                 if not isinstance(captured, BarePass):
                     optimizer.notes.is_mean, optimizer.notes.link = captured.shows_mean, captured.scale.link
-                    if written := captured.recorder.data_storages:
+                    if written := captured.tape.data_storages:
                         storages = {param.untyped_storage().data_ptr() for _, param in optimizer.trained()}
                         optimizer.notes.writes_data |= not storages.isdisjoint(written)
             else:  # sampled, not differentiated

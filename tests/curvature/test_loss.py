@@ -12,7 +12,8 @@ from torch import nn
 
 from lightning_bayes.curvature import measure
 from lightning_bayes.curvature.loss import settled
-from lightning_bayes.curvature.loss_recorder import LossRecorder
+from lightning_bayes.curvature.loss_reader import LossReader
+from lightning_bayes.curvature.tape import Tape
 from lightning_bayes.errors import BayesError, UnsupportedTrainingError
 
 SIZES = [
@@ -191,9 +192,9 @@ def test_a_declared_reduction_is_taken(reduction, generator):
 
 def test_an_unknown_reduction_may_count_as_a_mean_aloud(generator):
     problem = Problem((4, 3), generator)
-    with LossRecorder() as recorder:
+    with Tape() as tape:
         loss = UNKNOWN["a ratio"](*problem.rows())
-    record = recorder.read(loss, 4)
+    record = LossReader(tape).read(loss, 4)
     assert record.reduction == "unknown"
     with pytest.warns(UserWarning, match="counts as a mean"):
         assert settled(record, "auto_or_mean", 4).reduction == "mean"
@@ -219,22 +220,22 @@ def test_penalties_depend_on_no_example(penalty, reduction, generator):
 def test_numbers_that_are_not_finite_raise_no_error(kind, factor, generator):
     problem = Problem((4, 3), generator)
     for reduction in ("mean", "sum"):
-        with LossRecorder() as recorder:
+        with Tape() as tape:
             loss = F.cross_entropy(problem.rows()[0], problem.y, reduction=reduction)
             number = torch.tensor(factor) if kind == "tensor" else factor
             loss = loss / number if kind == "divisor" and factor else loss * number
-        assert recorder.read(loss, 4).reduction == reduction
+        assert LossReader(tape).read(loss, 4).reduction == reduction
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("host", [1, 4, 3])
 def test_a_division_by_the_training_loop_is_no_part_of_the_loss(host, reduction, generator):
     problem = Problem((4, 3), generator)
-    with LossRecorder() as recorder:
+    with Tape() as tape:
         loss = F.cross_entropy(problem.rows()[0], problem.y, reduction=reduction)
         divided = loss / host
-    assert recorder.read(divided, 4, divided_by_host=True).reduction == reduction
-    assert recorder.read(divided, 4, divided_by_host=True).call is not None
+    assert LossReader(tape).read(divided, 4, divided_by_host=True).reduction == reduction
+    assert LossReader(tape).read(divided, 4, divided_by_host=True).call is not None
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -258,14 +259,14 @@ def test_an_example_counts_if_one_of_its_tokens_does(layout, generator):
     x = torch.randn(5, 2, 4, generator=generator, dtype=torch.float64)
     y = torch.randint(0, 3, (5, 2), generator=generator)
     y[1], y[2, 0] = -100, -100
-    with LossRecorder() as recorder:
+    with Tape() as tape:
         out = model(x)
         loss = {
             "classes second": lambda: F.cross_entropy(out.transpose(1, 2), y),
             "flat": lambda: F.cross_entropy(out.flatten(0, 1), y.flatten()),
             "positions first": lambda: F.cross_entropy(out.transpose(0, 1).flatten(0, 1), y.T.flatten()),
         }[layout]()
-    assert recorder.read(loss, 5, "strided" if layout == "positions first" else "rows").num_counted == 4
+    assert LossReader(tape).read(loss, 5, "strided" if layout == "positions first" else "rows").num_counted == 4
 
 
 LINKS = {
@@ -281,16 +282,16 @@ LINKS = {
 def test_a_loss_function_tells_its_link(link, name, generator):
     problem = Problem((4, 3), generator)
     for then in (lambda v: v, lambda v: 2 * v.mean(), lambda v: v.sum() / 4, lambda v: v.exp().mean()):
-        with LossRecorder() as recorder:
+        with Tape() as tape:
             loss = then(FUNCTIONS[name](*problem.rows(), reduction="none")).sum()
-        assert recorder.read(loss, 4).link == link
+        assert LossReader(tape).read(loss, 4).link == link
 
 
 def test_chosen_rows_are_not_hidden_by_a_dimension_of_the_size_of_the_batch(generator):
     layer, x = nn.Linear(3, 5), torch.randn(10, 3, generator=generator)  # two rows for each of five examples
-    with LossRecorder() as recorder:
+    with Tape() as tape:
         loss = layer(x)[:5].square().mean()
-    assert recorder.read(loss, 5).reduction == "unknown"
+    assert LossReader(tape).read(loss, 5).reduction == "unknown"
 
 
 @pytest.mark.parametrize("positions", [3, 4, 8])

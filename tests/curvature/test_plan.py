@@ -141,7 +141,7 @@ def total(passes):
 
 def test_the_second_pass_of_a_kind_reads_nothing(passes, draw, monkeypatch):
     passes.check(draw(), mean(passes), mean(passes))
-    monkeypatch.setattr("lightning_bayes.curvature.loss_recorder.LossRecorder.read", None)
+    monkeypatch.setattr("lightning_bayes.curvature.loss_reader.LossReader.read", None)
     passes.check(draw(), mean(passes), mean(passes))
     assert passes.num_readings == 1
 

@@ -1,4 +1,4 @@
-"""`LossRecorder`: records a forward pass as its functions are called, and reads how a loss reduced the examples."""
+"""`LossReader`: reads how a loss reduced the examples from the tape of the forward pass."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any, Final, NamedTuple, final
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from lightning_bayes.curvature.layer_graph import LAYER
 from lightning_bayes.curvature.loss import LossRecord, only
@@ -54,34 +53,29 @@ class _Path:
 
 
 @final
-class LossRecorder(Tape):
-    """The tape of a forward pass, and what it tells about a loss.
+class LossReader:
+    """What the tape of a forward pass tells about its losses.
 
     Args:
+        tape: The tape.
         has_layers: Whether the outputs of the layers that see the examples are marked. If not, all inputs without a graph
             hold examples.
     """
 
-    def __init__(self, has_layers: bool = False) -> None:
-        super().__init__()
-        self._has_layers, self._record, self._num_played = has_layers, TensorRecord(), 0
+    def __init__(self, tape: Tape, has_layers: bool = False) -> None:
+        self.tape, self._has_layers = tape, has_layers
+        self._record, self._num_played = TensorRecord(), 0
         self._declared: dict[Any, ExampleRows] = {}  # of losses whose per-example losses are given
 
     @property
     def record(self) -> TensorRecord:
         """What is known about the tensors of the pass so far."""
-        for function, value, args, kwargs in self.operations[self._num_played :]:
+        operations = self.tape.operations
+        for function, value, args, kwargs in operations[self._num_played :]:
             handler, first = OPERATIONS[function]
             handler(self._record, *first, value, *args, **kwargs)
-        self._num_played = len(self.operations)
+        self._num_played = len(operations)
         return self._record
-
-    @override
-    def clear(self) -> None:
-        super().clear()
-        self._record.of.clear()
-        self._declared.clear()
-        self._num_played = 0
 
     def terms(self, loss: Tensor) -> tuple[Term, ...]:
         """The terms of a loss."""
