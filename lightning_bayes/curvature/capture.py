@@ -9,7 +9,7 @@ from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from itertools import islice
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -51,7 +51,6 @@ class Capture(ABC):
         divisors: The numbers of micro-batches by which the training loop may have divided the loss; see `host_division`.
         outputs: The calls of measured modules.
         tape: The operations of the forward pass; set when the pass begins.
-        has_layers: Whether the outputs of layers are marked, see `LossReader`.
         model_call: The first call of the whole model with equally many input and output rows.
         is_following: Whether the running backward follows single examples and measures nothing.
         stores_backward: Whether the backward of the loss is measured, not a separate one.
@@ -60,11 +59,10 @@ class Capture(ABC):
     """
 
     tape: Tape
-    has_layers: ClassVar[bool] = False
     needs_call: bool = False  # whether `scale` has to hold the call of the loss function
 
     def __init__(self, loss_reduction: LossReduction = "auto", plan: PassPlan | None = None) -> None:
-        self.loss_reduction, self.plan = loss_reduction, plan or PassPlan([])
+        self.loss_reduction, self.plan, self._has_layers = loss_reduction, plan or PassPlan([]), plan is not None
         self.outputs: list[LayerOutput] = []
         self.model_call = ModelCall()
         self.has_reentrant = False  # whether a reentrant checkpoint hides calls of layers until backward
@@ -83,7 +81,7 @@ class Capture(ABC):
     @cached_property
     def reader(self) -> LossReader:
         """Reads the tape."""
-        return LossReader(self.tape, self.has_layers)
+        return LossReader(self.tape, self._has_layers)
 
     def observe(self, loss: Tensor, divided_by_host: bool = False) -> None:
         """Read how the loss reduces its examples. Call this before ``loss.backward()``.

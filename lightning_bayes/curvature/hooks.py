@@ -57,7 +57,6 @@ class HookedCapture(Capture, ABC):
     handle_call: Callable[..., bool] | None = None
     needs_examples: ClassVar[bool] = False
     can_loop: bool = False
-    has_layers = True
     at_operations: ClassVar[bool] = False
 
     def __init__(self, engine: AbstractEngine, left_out: Collection[nn.Parameter] = ()) -> None:
