@@ -78,10 +78,10 @@ MAY_IMPORT_LIGHTNING = {"strategies", "callbacks", "zoo", "cli"}
 SUBCLASSED: dict[str, str] = {}  # concrete classes that others inherit from, with the reason
 LONG = 300  # lines of a file
 BATCH = {  # files and functions that a VOGN batch passes: lowered with the code, never raised; goals in benchmarks.house
-    "MLP, measured": (26, 114),
-    "MLP, not measured": (13, 42),
-    "LeNet, measured": (31, 128),
-    "LeNet, not measured": (13, 42),
+    "MLP, measured": (26, 111),
+    "MLP, not measured": (13, 41),
+    "LeNet, measured": (31, 125),
+    "LeNet, not measured": (13, 41),
 }
 VAGUE_NAMES = {"utils.py", "util.py", "helpers.py", "helper.py", "common.py", "misc.py"}
 
