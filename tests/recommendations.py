@@ -52,6 +52,7 @@ from lightning_bayes import (
     VOGNCallback,
     VONCallback,
     Vprop,
+    calibrate,
     export,
     laplace,
     mc_predict,
@@ -277,6 +278,7 @@ class NormedDicts(NormedClassifier):
 
 
 HALVED = DataLoader([{"left": x[:2], "right": x[2:], "y": y} for x, y in zip(X, Y, strict=True)], 8)
+ODD = DataLoader([{"x": X, "other": torch.zeros(3)}], batch_size=None)
 DICTS = DataLoader([{"x": x, "y": y} for x, y in zip(X, Y, strict=True)], 8)
 
 
@@ -573,8 +575,13 @@ def unreduced(outputs, targets):
 CASES: dict[str, Case] = {
     # callbacks
     "calibrate=False skips this": case(
-        trains(DictsInValidation, VOGNCallback, val=DICTS),
-        trains(DictsInValidation, partial(VOGNCallback, calibrate=False), val=DICTS),
+        trains(lambda: ValidatedClassifier(loss=by_hand), VOGNCallback, val=loader()),
+        trains(lambda: ValidatedClassifier(loss=by_hand), partial(VOGNCallback, calibrate=False), val=loader()),
+    ),
+    "chooses on rows of validation batches, but those of": case(
+        trains(DictsInValidation, Calibration, val=ODD),
+        trains(ValidatedClassifier, Calibration, val=loader()),
+        lambda: calibrate(mlp(), of(mlp()), loader(), 2, link="classification"),
     ),
     "Build the optimizer yourself": case(trains(Manual, VOGNCallback), trains(ByHand)),
     "chooses the length of each step": case(
@@ -921,7 +928,7 @@ CASES: dict[str, Case] = {
     "is one, but the training loss scores several": case(
         trains(TwoHeads, partial(VOGNCallback, link="classification")), trains(TwoHeads, VOGNCallback)
     ),
-    "or pass likelihood= as a Likelihood that tells": case(
+    "Let it yield pairs (inputs, targets) of tensors, or batches as in": case(
         fitted_laplace(batches=[{"x": X, "y": Y}], require_trained=False),
         fitted_laplace(batches=[(X, Y)], require_trained=False),
         of_dictionaries,

@@ -171,7 +171,8 @@ class _Search:
     def _holds_operands(self, module: nn.Module) -> bool:
         """Whether a module passes its own parameters to functions, beside its children or without a forward."""
         has_own_functions = isinstance(module, (nn.MultiheadAttention, nn.RNNBase)) or is_parametrized(module)
-        has_others = has_children(module) or type(module).forward is nn.Module.forward
+        forward = getattr(type(module), "forward", None)  # which a scripted class does not have
+        has_others = has_children(module) or forward is nn.Module.forward
         return self.at_operations and has_others and not has_own_functions and module not in self.whole
 
 
