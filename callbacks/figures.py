@@ -16,13 +16,6 @@ from torch import Tensor
 from torchmetrics.utilities.distributed import gather_all_tensors
 
 from lightning_bayes.callbacks.trainer.arguments import checked
-from lightning_bayes.callbacks.trainer.step_outputs import (
-    StepOutputs,
-    has_class_outputs,
-    has_labels,
-    has_step_outputs,
-    step_outputs,
-)
 from lightning_bayes.errors import UnsupportedTrainingError
 from lightning_bayes.likelihood import Categorical
 from lightning_bayes.metrics import (
@@ -42,6 +35,35 @@ class Predicted(NamedTuple):
     probs: dict[str, Tensor]  # probabilities of the test set by kind of prediction, [examples, classes]
     targets: Tensor  # targets of the test set, [examples]
     scores: dict[str, dict[str, Tensor]]  # out-of-distribution scores by name of the score and of the set, [inputs]
+
+
+class StepOutputs(NamedTuple):
+    """Logits and targets of a test batch, on the CPU. Logits have at least single precision."""
+
+    outputs: Tensor  # [samples, batch, classes]
+    targets: Tensor  # [batch]
+
+    @staticmethod
+    def of(returned: Any) -> StepOutputs | None:
+        """Those that a step has returned; None if it has not."""
+        outputs, targets = map(returned.get, ("outputs", "targets")) if isinstance(returned, Mapping) else (None, None)
+        if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor) or outputs.ndim not in {2, 3}:
+            return None
+        outputs = outputs.detach().cpu().to(torch.promote_types(outputs.dtype, torch.float32))
+        return StepOutputs(outputs if outputs.ndim == 3 else outputs.unsqueeze(0), targets.detach().cpu())
+
+    @property
+    def are_of_classes(self) -> bool:
+        """Whether the outputs are logits of a classifier, and the targets one class index per example."""
+        outputs, targets = self
+        is_index = targets.ndim == 1 and not targets.is_floating_point() and not targets.is_complex()
+        return is_index and outputs.shape[-1] > 1 and outputs.shape[-2] == len(targets)
+
+    def are_usable(self, of_classes: bool = True) -> bool:
+        """Whether the logits are finite, and the targets are `of_classes` that the classifier knows."""
+        outputs, targets = self
+        inside = (targets >= 0) & (targets < outputs.shape[-1])
+        return bool(outputs.isfinite().all()) and (not of_classes or bool(inside.all()))
 
 
 class CollectedPredictions:
@@ -120,25 +142,16 @@ class EvaluationFigures(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         """Collect the results of a batch."""
-        if not has_class_outputs(outputs) and (not self.required or has_step_outputs(outputs)):
-            self._require_classes(pl_module, outputs)
+        step = StepOutputs.of(outputs)
+        if step is None or not step.are_of_classes:
+            if self.required:
+                raise _refusal(pl_module, outputs, step)
             return
-        step = step_outputs(pl_module, "test_step", outputs)
         name = outputs.get("set", f"ood/set{dataloader_idx}" if dataloader_idx else "test")
-        if not self.required and not has_labels(outputs, of_classes=not name.startswith("ood/")):
+        if not self.required and not step.are_usable(of_classes=not name.startswith("ood/")):
             self._is_left_alone = True
             return
         self._collected.add(step, name, outputs.get("mean_outputs"))
-
-    def _require_classes(self, module: LightningModule, outputs: Any) -> None:
-        """Raise `UnsupportedTrainingError` if figures are required but the step is no classifier's."""
-        if self.required:
-            shapes = tuple(outputs["outputs"].shape), tuple(outputs["targets"].shape)
-            raise UnsupportedTrainingError(
-                f"EvaluationFigures draws classifiers, with logits [batch, classes] and class indices [batch], but "
-                f"{type(module).__name__}.test_step returned outputs {shapes[0]} and targets {shapes[1]} of "
-                f"{outputs['targets'].dtype}. Remove the callback, or pass required=False."
-            )
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draw, write and log."""
@@ -157,6 +170,21 @@ class EvaluationFigures(Callback):
         target = Path(folder) / "figures" if self.dirpath is None else Path(self.dirpath)
         publish(figures, target, trainer)
         write_scores(target / SCORES_FILE, next(iter(predicted.probs.values())), predicted.targets)
+
+
+def _refusal(module: LightningModule, returned: Any, step: StepOutputs | None) -> UnsupportedTrainingError:
+    """The error for a step that is no classifier's."""
+    name = f"{type(module).__name__}.test_step returned"
+    if step is None:
+        return UnsupportedTrainingError(
+            f"{name} a {type(returned).__name__} without logits."
+            ' Return {"outputs": logits, "targets": targets}, as lightning_bayes.zoo.BayesClassifier does.'
+        )
+    shapes = tuple(returned["outputs"].shape), tuple(returned["targets"].shape)
+    return UnsupportedTrainingError(
+        f"EvaluationFigures draws classifiers, with logits [batch, classes] and class indices [batch], but {name} outputs "
+        f"{shapes[0]} and targets {shapes[1]} of {returned['targets'].dtype}. Remove the callback, or pass required=False."
+    )
 
 
 def draw(predicted: Predicted, logged: Mapping[str, Any]) -> dict[str, Figure]:
