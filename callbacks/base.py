@@ -31,7 +31,7 @@ from lightning_bayes.callbacks.fit.checkpoint_io import store_mean, use_atomic_f
 from lightning_bayes.callbacks.fit.closure import MonteCarloClosure
 from lightning_bayes.callbacks.fit.fields import CallbackFields, complete_arguments, documented, shared_help
 from lightning_bayes.callbacks.fit.noise_rule import NoiseRule
-from lightning_bayes.callbacks.fit.num_data import check_example_count, set_num_data
+from lightning_bayes.callbacks.fit.num_data import check_example_count, set_num_data, warn_of_strong_prior
 from lightning_bayes.callbacks.fit.presets import Preset, find_preset, presets_of
 from lightning_bayes.callbacks.fit.resume import param_names, refuse_other_posterior, resumable_state, warn_of_changes
 from lightning_bayes.callbacks.fit.swap import swap_optimizer
@@ -218,6 +218,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         if known is not None:
             self._is_announced, self._follows_fit = True, self.compares_validations(pl_module)
             self.optimizer.notes.likelihood = self.loss_likelihood.state()
+            warn_of_strong_prior(self.optimizer)
             rank_zero_info(summary.at_the_start(self.optimizer, self.name, known, self.eval_samples, self._follows_fit))
         if self._follows_fit:
             self._rule.add(outputs, trainer.accumulate_grad_batches)

@@ -40,9 +40,13 @@ def set_num_data(trainer: Trainer, optimizer: VariationalOptimizer, num_data: in
     optimizer.set_num_data(new)
     if old is not None:
         rank_zero_info(f"The training data now have {new:,} examples (before: {old:,}); N follows.")
+
+
+def warn_of_strong_prior(optimizer: VariationalOptimizer) -> None:
+    """After the first update, which shows how many examples share an L2 penalty, warn if it is a strong prior."""
     strongest = max(optimizer.param_groups, key=lambda group: effective(group).prior_precision)
     precision = effective(strongest).prior_precision
-    if strongest["posterior"]["decay"] == "prior" and precision > _STRONG_PRIOR:
+    if optimizer.num_updates == 1 and strongest["posterior"]["decay"] == "prior" and precision > _STRONG_PRIOR:
         rank_zero_warn(
             f"weight_decay={strongest['weight_decay']:g} with {effective(strongest).num_data:g} examples implies a prior "
             f"precision of {precision:.4g}, which is strong. Pass prior_precision=1.0 for a weaker prior."
