@@ -181,7 +181,7 @@ class VariationalCallback(EvaluationCallback, ABC):
         if begins and self._noise and self.compares_validations(module):
             self._rule.start_epoch(sum_over_processes(trainer, module))
             if self._rule.path:
-                self._noise.apply(optimizer, self._classifies, self._rule.share)
+                self._noise.apply(optimizer, True, self._rule.share)  # only that of a classifier follows
         if begins or optimizer.posterior_defaults["num_data"] is None:  # loaders are reloaded, and data sets grow
             set_num_data(trainer, optimizer, self.num_data)
         if not self._ranks_agree:
