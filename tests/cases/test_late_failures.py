@@ -63,6 +63,9 @@ class Three(Net):
     def training_step(self, batch, batch_idx):
         return super().training_step((batch[0], batch[2]), batch_idx)
 
+    def validation_step(self, batch, batch_idx):
+        self(batch[0])
+
 
 def test_whole_number_labels_of_a_binary_loss_are_measured():
     module, callback = OneLogit(), LaplaceCallback()
@@ -84,11 +87,17 @@ def test_infinite_targets_are_counted():
         laplace(nn.Linear(4, 2), loader(X, late), "regression", "diagonal", "all")
 
 
-def test_a_width_is_refused_before_the_first_batch():
+def test_a_temperature_of_batches_of_three_is_chosen_as_the_step_reads_them():
+    module, calibration = Three(), Calibration()
+    quiet_trainer(VOGNCallback(), calibration, max_epochs=2).fit(module, loader(X, X, Y), loader(X, X, Y))
+    assert calibration.scale is not None
+    assert calibration.temperature != 1
+
+
+def test_a_width_without_validation_data_is_refused_before_the_first_batch():
     module = Three()
-    trainer = quiet_trainer(VOGNCallback(), Calibration(), max_epochs=50, num_sanity_val_steps=0)
-    with pytest.raises(UnsupportedTrainingError, match=r"batches \(inputs, targets\)"):
-        trainer.fit(module, loader(X, X, Y), loader(X, X, Y))
+    with pytest.raises(UnsupportedTrainingError, match=r"fits its width and temperature on a validation set"):
+        quiet_trainer(VOGNCallback(), Calibration(), max_epochs=50).fit(module, loader(X, X, Y))
     assert module.training_steps == 0
 
 
