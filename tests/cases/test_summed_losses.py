@@ -81,10 +81,10 @@ def both(make, *, rate, decay=0.0, **options):
     ("fields", "decay"),
     [
         ({}, 0.0),
-        ({}, 0.02),
+        ({}, 0.2),
         ({"prior_precision": 3.0}, 0.0),
         ({"prior_precision": 3.0}, 0.2),
-        ({"mc_samples": 2}, 0.02),
+        ({"mc_samples": 2}, 0.2),
     ],
     ids=["no prior", "L2 penalty", "stated prior", "replaced penalty", "two samples"],
 )
