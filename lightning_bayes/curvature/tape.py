@@ -98,6 +98,8 @@ class Tape(EagerMode):
 
     def signature(self, loss: Tensor, layers: Mapping[Any, int]) -> Hashable:
         """The graph of a loss down to `layers`, numbers by node; None if its reading depends on the values of tensors."""
+        if loss.grad_fn is None:  # which torch refuses in backward
+            return None
         made: dict[Any, list[Operation]] = {}
         for each in self.operations:
             made.setdefault(each.value.grad_fn, []).append(each)
