@@ -58,7 +58,7 @@ class HookedEngine(AbstractEngine, ABC):
             if any(gradient_hooks(param) for unit in units for param in unit.params.values()):
                 undo.enter_context(changes_refused(units))
             if operands := [unit for unit in units if unit.at_operations]:
-                undo.enter_context(Operands(operands, captured.on_gradients, captured.recorded, self))
+                undo.enter_context(Operands(operands, captured.on_gradients, captured.recorded, captured.sizes, self))
             captured.tape = undo.enter_context(Tape())
             record = Uncopied(captured.note_model_call)
             for module in outermost:

@@ -15,7 +15,7 @@ use that none of this covers fails the check of the pass, and its module is meas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final, final
 
@@ -50,6 +50,8 @@ class Operands(TorchFunctionMode):
         units: The modules that hold the parameters.
         on_gradients: Gets the gradients of a call in backward.
         record: Records a call, and returns its result.
+        sizes: By label, the numbers of rows that calls saw so far. A result with none of them, nor a multiple, holds no
+            examples, such as the losses of two tasks; what scales it is left to the loop over the examples.
         engine: Has the model, whose buffers are constants, and the workspace.
     """
 
@@ -58,6 +60,7 @@ class Operands(TorchFunctionMode):
         units: Iterable[MeasuredModule],
         on_gradients: OnGradients,
         record: Callable[[LayerCall], Any],
+        sizes: Mapping[str, set[int]],
         engine: AbstractEngine,
     ) -> None:
         super().__init__()
@@ -69,6 +72,7 @@ class Operands(TorchFunctionMode):
             buffer.untyped_storage().data_ptr() for buffer in engine.model.buffers() if not is_lazy(buffer)
         }
         self._workspace, self._on_gradients, self._record = engine.workspace, on_gradients, record
+        self._sizes = sizes
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -96,9 +100,10 @@ class Operands(TorchFunctionMode):
             return result
         owners = {self._owners[param] for param in call.params}
         is_new = isinstance(result, Tensor) and result.requires_grad and not any(result is x for x in tensors)
-        if not is_new or not result.dim() or len(owners) != 1:
+        if not is_new or not result.dim() or len(owners) != 1 or not self._can_hold_examples(result):
             return result
-        return self._record(self._call(owners.pop(), function, args, call, examples, [*slots.values()], result))
+        measured = self._call(owners.pop(), function, args, call, examples, [*slots.values()], result)
+        return result if measured is None else self._record(measured)
 
     def _call(
         self,
@@ -109,12 +114,14 @@ class Operands(TorchFunctionMode):
         examples: list[Tensor],
         slots: list[Slot],
         result: Tensor,
-    ) -> OperandCall:
-        """The measured call."""
+    ) -> OperandCall | None:
+        """The measured call; None if an operand has a value for each element, and so no dimension for the examples."""
         unit = replace(owner, only=frozenset(name for name, p in owner.params.items() if p in call.params))
         is_product = function in _PRODUCTS
         if not call.kwargs and (function in _EXPANSIONS or (len(args) == 2 and (is_product or function in _SUMS))):
             index = next(i for i, x in enumerate(args) if isinstance(x, Tensor) and self._is_operand(x))
+            if args[index].dim() == result.dim() and 1 not in args[index].shape:
+                return None
             unit = replace(unit, rule=_LEADING_DIMS_ARE_ALIKE)
             found = Call(unit, examples, result, self._workspace, self._on_gradients)
             return BroadcastCall(found, examples if is_product else [], call.args[index], args[index].shape)
@@ -144,6 +151,11 @@ class Operands(TorchFunctionMode):
         for index, value in enumerate(result if several else [result]):
             if isinstance(value, Tensor) and value.requires_grad:
                 self._made[id(value)] = value, call._replace(position=index if several else None)
+
+    def _can_hold_examples(self, result: Tensor) -> bool:
+        """Whether a dimension of a result holds the rows of some layer before, or several of each."""
+        seen = set[int]().union(*self._sizes.values()) - {0}
+        return not seen or any(size % n == 0 for size in result.shape for n in seen)
 
     def _may_hold_examples(self, x: Tensor) -> bool:
         """Whether a tensor without gradients is neither a single number nor a buffer, or a view of one."""

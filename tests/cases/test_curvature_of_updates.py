@@ -65,6 +65,21 @@ def test_a_learned_factor_is_that_of_a_loop_over_examples_or_refused_by_name(nam
     assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:.*one backward pass for each of the:UserWarning")
+@pytest.mark.parametrize(("rows", "tasks"), [(8, 2), (2, 2), (1, 2), (6, 3), (8, 4)])
+def test_stacked_losses_of_tasks_are_not_taken_for_examples(rows, tasks):
+    model = Scaled()
+    model.tasks = nn.Parameter(torch.linspace(-0.5, 0.5, tasks))
+
+    def loss(m, x, y):
+        outputs = m.net(x)[:, 0]
+        return (m.tasks.softmax(0) * torch.stack([F.mse_loss((k + 1) * outputs, y) for k in range(tasks)])).sum()
+
+    found = measure(model, lambda: loss(model, X[:rows], Y[:rows]), "squared_gradients").curvature
+    expected = mean_squares(model, [loss(model, X[[i]], Y[[i]]) for i in range(rows)])
+    assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
 class Views(nn.Module):
     """A network with a parameter of its own, whose parts are also called one by one."""
 
@@ -114,7 +129,7 @@ class Graph(Classifier):
 @pytest.mark.parametrize("callback", [VOGNCallback, NoisyKFACCallback])
 def test_a_graph_is_refused_with_the_methods_that_take_it(callback):
     with pytest.raises(
-        ExampleDimensionError, match=r"net\.0 \(Linear\) does not keep the examples apart.*IVON and SWAG"
+        ExampleDimensionError, match=r"net\.0 \(Linear\) does not keep the examples apart.*use IVON or SWAG"
     ):
         fit(Graph(), callback(), data=loader(48))
     for other in (IVONCallback(), SWAGCallback(start=0.0)):
