@@ -26,10 +26,14 @@ class Heard(logging.Handler):
 def said(action, folder):
     """What an action logs, warns of and raises; an error ends it."""
     heard = Heard()
-    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning_utilities.core.rank_zero")]
+    names = ("lightning.pytorch", "lightning.pytorch.utilities.rank_zero", "lightning_utilities.core.rank_zero")
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]  # other tests, such as the demo's, lower them
     torch.manual_seed(0)
     try:
         for logger in loggers:
+            logger.setLevel(logging.INFO)
+        for logger in (loggers[0], loggers[2]):
             logger.addHandler(heard)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -39,8 +43,9 @@ def said(action, folder):
             except Exception as found:
                 error = found
     finally:
-        for logger in loggers:
+        for logger, level in zip(loggers, levels, strict=True):
             logger.removeHandler(heard)
+            logger.setLevel(level)
     return "\n".join([*heard.lines, *(str(warning.message) for warning in caught), str(error or "")]), error
 
 
