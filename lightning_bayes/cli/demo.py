@@ -136,7 +136,7 @@ def picture(adam: Fitted, vogn: Fitted) -> Figure:
     panels = {
         "NLL of the digits [nats]": [values["cls/NLL"] for values in found.values()],
         "ECE of the digits": [values["cal/ECE"] for values in found.values()],
-        f"Non-digits surer than {SURE}": list(confident.values()),
+        f"Non-digits with p > {SURE}": list(confident.values()),
     }
     for axes, (title, heights) in zip(above.subplots(1, len(panels)), panels.items(), strict=True):
         bars = axes.bar(list(sides), heights, color=[GREY, ORANGE, BLUE], width=0.6)
