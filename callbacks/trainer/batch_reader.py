@@ -86,13 +86,9 @@ def _are_one(terms: list[ReadOutput]) -> bool:
     return all(
         other.outputs is first.outputs
         and torch.equal(other.targets, first.targets)
-        and torch.equal(_counted(other), _counted(first))
+        and torch.equal(other.counted, first.counted)
         for other in others
     )
-
-
-def _counted(term: ReadOutput) -> Tensor:
-    return torch.ones_like(term.targets, dtype=torch.bool) if term.mask is None else term.mask
 
 
 def recorded_likelihood(module: LightningModule, batch: Any) -> Likelihood:

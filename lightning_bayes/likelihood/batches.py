@@ -40,6 +40,11 @@ class ReadOutput(NamedTuple):
     mask: Tensor | None = None
     weights: Tensor | None = None
 
+    @property
+    def counted(self) -> Tensor:
+        """Whether each target counts, in the shape of `targets`."""
+        return torch.ones_like(self.targets, dtype=torch.bool) if self.mask is None else self.mask
+
 
 class Labels(NamedTuple):
     """A batch as the training step takes it, before ``forward`` is called.

@@ -53,8 +53,7 @@ class LabelledBatches:
     @property
     def counted(self) -> Tensor | None:
         """Whether each target counts; None if all do."""
-        masks = [torch.ones_like(r.targets, dtype=torch.bool) if r.mask is None else r.mask for r in self._read]
-        counted = _joined([mask.cpu() for mask in masks], 0)
+        counted = _joined([read.counted.cpu() for read in self._read], 0)
         return None if bool(counted.all()) else counted
 
     def _labels(self, outputs: Any, batch: Labels) -> ReadOutput:
