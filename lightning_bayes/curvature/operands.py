@@ -29,7 +29,7 @@ from lightning_bayes.curvature.engine import AbstractEngine
 from lightning_bayes.curvature.expressions import Expression, Slot
 from lightning_bayes.curvature.layer_calls import LayerCall, OnGradients
 from lightning_bayes.curvature.measured_modules import MeasuredModule
-from lightning_bayes.curvature.operand_calls import BroadcastCall, Call, FunctionCall, OperandCall
+from lightning_bayes.curvature.operand_calls import BroadcastCall, Call, FunctionCall
 from lightning_bayes.curvature.rules.registry import LayerRule
 
 
@@ -50,8 +50,8 @@ class Operands(TorchFunctionMode):
         units: The modules that hold the parameters.
         on_gradients: Gets the gradients of a call in backward.
         record: Records a call, and returns its result.
-        sizes: By label, the numbers of rows that calls saw so far. A result with none of them, nor a multiple, holds no
-            examples, such as the losses of two tasks; what scales it is left to the loop over the examples.
+        sizes: By label, the numbers of rows that calls saw so far. A result in which no dimension without values of the
+            parameters is a multiple of one, such as the losses of two tasks, is left to the loop over the examples.
         engine: Has the model, whose buffers are constants, and the workspace.
     """
 
@@ -100,32 +100,26 @@ class Operands(TorchFunctionMode):
             return result
         owners = {self._owners[param] for param in call.params}
         is_new = isinstance(result, Tensor) and result.requires_grad and not any(result is x for x in tensors)
-        if not is_new or not result.dim() or len(owners) != 1 or not self._can_hold_examples(result):
+        if not is_new or len(owners) != 1:
             return result
-        measured = self._call(owners.pop(), function, args, call, examples, [*slots.values()], result)
-        return result if measured is None else self._record(measured)
+        operand = self._broadcast(function, args, kwargs)
+        if not self._holds_examples(result, None if operand is None else args[operand]):
+            return result
+        owner, rule = owners.pop(), None if operand is None else _LEADING_DIMS_ARE_ALIKE
+        names = frozenset(name for name, p in owner.params.items() if p in call.params)
+        unit = replace(owner, only=names, rule=rule or owner.rule)
+        found = Call(unit, examples, result, self._workspace, self._on_gradients)
+        if operand is None:
+            return self._record(FunctionCall(found, call, [*slots.values()]))
+        saved = examples if function in _PRODUCTS else []
+        return self._record(BroadcastCall(found, saved, call.args[operand], args[operand].shape))
 
-    def _call(
-        self,
-        owner: MeasuredModule,
-        function: Any,
-        args: tuple[Any, ...],
-        call: Expression,
-        examples: list[Tensor],
-        slots: list[Slot],
-        result: Tensor,
-    ) -> OperandCall | None:
-        """The measured call; None if an operand has a value for each element, and so no dimension for the examples."""
-        unit = replace(owner, only=frozenset(name for name, p in owner.params.items() if p in call.params))
-        is_product = function in _PRODUCTS
-        if not call.kwargs and (function in _EXPANSIONS or (len(args) == 2 and (is_product or function in _SUMS))):
-            index = next(i for i, x in enumerate(args) if isinstance(x, Tensor) and self._is_operand(x))
-            if args[index].dim() == result.dim() and 1 not in args[index].shape:
-                return None
-            unit = replace(unit, rule=_LEADING_DIMS_ARE_ALIKE)
-            found = Call(unit, examples, result, self._workspace, self._on_gradients)
-            return BroadcastCall(found, examples if is_product else [], call.args[index], args[index].shape)
-        return FunctionCall(Call(unit, examples, result, self._workspace, self._on_gradients), call, slots)
+    def _broadcast(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
+        """Which argument of a sum, a product or an expansion is the operand; None for other functions."""
+        is_of_two = len(args) == 2 and function in _PRODUCTS | _SUMS
+        if kwargs or not (is_of_two or function in _EXPANSIONS):
+            return None
+        return next(i for i, x in enumerate(args) if isinstance(x, Tensor) and self._is_operand(x))
 
     def _expression(self, function: Any, args: Any, kwargs: Any, slots: dict[int, Slot]) -> Expression:
         """A call with expressions and slots in place of the values that they made or stand for."""
@@ -152,10 +146,12 @@ class Operands(TorchFunctionMode):
             if isinstance(value, Tensor) and value.requires_grad:
                 self._made[id(value)] = value, call._replace(position=index if several else None)
 
-    def _can_hold_examples(self, result: Tensor) -> bool:
-        """Whether a dimension of a result holds the rows of some layer before, or several of each."""
+    def _holds_examples(self, result: Tensor, operand: Tensor | None) -> bool:
+        """Whether a dimension of a result, without values of a broadcast operand, is a multiple of some layer's rows."""
+        own = [1] * result.dim() if operand is None else [1] * (result.dim() - operand.dim()) + [*operand.shape]
+        shared = [size for size, of_operand in zip(result.shape, own, strict=True) if of_operand == 1]
         seen = set[int]().union(*self._sizes.values()) - {0}
-        return not seen or any(size % n == 0 for size in result.shape for n in seen)
+        return any(not seen or any(size % n == 0 for n in seen) for size in shared)
 
     def _may_hold_examples(self, x: Tensor) -> bool:
         """Whether a tensor without gradients is neither a single number nor a buffer, or a view of one."""
