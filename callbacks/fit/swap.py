@@ -42,7 +42,7 @@ def swap_optimizer(
     )
     checks.require_dense_gradients(optimizer)
     if isinstance(optimizer.family, KroneckerFamily):
-        rank_zero_info(optimizer.family.layers.describe())
+        rank_zero_info(optimizer.family.describe())
     step = partial(optimizer.step, closure_opens_passes=True)
     mark_as_scheduled(step)
     for each in (optimizer, user):

@@ -80,7 +80,7 @@ def test_groups_and_schedules_of_the_user_carry_over():
     callback = NoisyKFACCallback()
     fit(Classifier(configure), callback, max_epochs=2)
     assert [group["lr"] for group in callback.optimizer.param_groups] == pytest.approx([3e-3 / 4, 5e-3 / 4])
-    assert callback.optimizer.family.layers.partition().layers[0].has_bias
+    assert callback.optimizer.family.partition().layers[0].has_bias
 
 
 def test_noisy_kfac_leaves_the_step_to_the_users_optimizer_unless_there_is_a_learning_rate():

@@ -1,7 +1,7 @@
 """The Kronecker family: matrix Gaussians for linear layers and convolutions, independent weights for everything else.
 
 Passes measure the factors every T_stats updates. Each layer's factors are inverted every T_inv updates, and the layers take
-turns (`optim.kronecker.curvature`).
+turns.
 
 The matrices move by the step of the paper (`equations.update`), by the bounded step of `optim.steps`, or
 by the step of the user's optimizer (`optim.base_optimizer`). With the latter, K-FAC only shapes the posterior.
@@ -19,11 +19,16 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_bayes.curvature import Capture
+from lightning_bayes.curvature.factors import Request, has_factors
+from lightning_bayes.curvature.kronecker import KroneckerEngine
+from lightning_bayes.likelihood import OutputLikelihood
 from lightning_bayes.optim.diagonal.family import DiagonalFamily, DiagonalUpdate
 from lightning_bayes.optim.effective import effective
-from lightning_bayes.optim.kronecker.curvature import factor_shapes, is_due, refresh
+from lightning_bayes.optim.fisher import label_source
+from lightning_bayes.optim.kronecker.curvature import by_name, is_due, measured_factors
 from lightning_bayes.optim.kronecker.layer import KroneckerLayer
-from lightning_bayes.optim.kronecker.layers import KroneckerLayers
+from lightning_bayes.optim.kronecker.layers import description, require_room, require_supported
+from lightning_bayes.optim.kronecker.matrix_layers import LayerPartition, partition_layers
 from lightning_bayes.optim.kronecker.moves import Move, clipped_lr
 from lightning_bayes.optim.measuring import SHAPE_INTERVAL
 from lightning_bayes.optim.noise import CounterNoise
@@ -42,107 +47,163 @@ class KroneckerFamily(PosteriorFamily):
     counters: ClassVar[Mapping[str, int]] = {"measurements": 0}
 
     def __init__(self, optimizer: VariationalOptimizer) -> None:
-        self._optimizer = optimizer
-        self.stats_interval: int = optimizer.arguments["stats_interval"]
-        self.inverse_interval: int = optimizer.arguments["inverse_interval"]
-        self.layers = KroneckerLayers(optimizer)
-        self._diagonal = DiagonalFamily(optimizer, self.layers.params)
+        self._optimizer, self._settings = optimizer, optimizer.arguments
+        self._is_measured_by_backpack = self._settings["engine"] == "backpack"
+        self._diagonal = DiagonalFamily(optimizer, lambda: self.partition().params)
+        self._found: tuple[Any, LayerPartition, list[KroneckerLayer]] | None = None  # with its key
 
+    @override
     def state_fields(self, param: nn.Parameter, group: Mapping[str, Any]) -> Sequence[str]:
-        """Names of the tensors in a parameter's state."""
         fields: Sequence[str] = self._optimizer.state_type._fields[1:]
         return fields if self._optimizer.steps[group["posterior"]["step_rule"]].uses_natural_update else ("curvature",)
 
+    # -- the layers ---------------------------------------------------------------------------------------------------
+
+    def partition(self) -> LayerPartition:
+        """The layers with and without factors. They change when parameters are frozen, unfrozen or added."""
+        groups = self._optimizer.param_groups
+        # The key contains ids, because loading a state creates new groups.
+        key = [(id(group), [param.requires_grad for param in group["params"]]) for group in groups]
+        if self._found is None or self._found[0] != key:
+            uses_our_rules = self._settings["unsupported_layers"] == "fused"
+            partition = partition_layers(
+                self._optimizer.model,
+                groups,
+                deterministic=self._optimizer.deterministic,
+                max_side=self._settings["max_side"],
+                can_have_matrix=has_factors if uses_our_rules else self._engine.has_factors,
+            )
+            self._found = key, partition, [KroneckerLayer(layer, self._optimizer) for layer in partition.layers]
+        return self._found[1]
+
+    def _layers(self) -> list[KroneckerLayer]:
+        """The current layers with factors."""
+        self.partition()
+        assert self._found is not None
+        return self._found[2]
+
+    @property
+    def _engine(self) -> KroneckerEngine:
+        assert isinstance(self._optimizer.engine, KroneckerEngine)
+        return self._optimizer.engine
+
+    @override
     def check_groups(self) -> None:
-        """Require that all layers are supported and that their factors fit into memory."""
-        self.layers.check()
+        partition = self.partition()
+        if self._settings["unsupported_layers"] == "refuse" and self._is_measured_by_backpack:
+            require_supported(partition, self._engine)
+        stored = {"factors": True, "inverses": self._optimizer.base_step is None, "roots": self._optimizer.noisy}
+        require_room(partition, [kind for kind, is_stored in stored.items() if is_stored], self._settings)
+
+    def describe(self) -> str:
+        """How each layer is measured, for a log."""
+        name = self._optimizer.__class__.__name__  # type() would return the type of the weak reference
+        return f"{name}: {description(self.partition(), self._likelihood(), self._settings)}"
 
     # -- passes -------------------------------------------------------------------------------------------------------
 
+    @override
     def capture(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture]:
-        """The engine's capture of the factors."""
-        return self.layers.engine.capture(self.layers.request(self._optimizer.label_seed(sample), loss_scale))
+        layers = {layer.module: layer.has_bias for layer in self.partition().layers}
+        labels = self._likelihood() if self._draws_labels() else None
+        seed = self._optimizer.label_seed(sample)
+        return self._engine.capture(Request(layers, labels, seed, loss_scale, loops=labels is None))
 
+    def _likelihood(self) -> OutputLikelihood | None:
+        """The likelihood to sample labels from; None uses the labels of the data."""
+        return label_source(self._settings["fisher"], self._settings["likelihood"], self._optimizer.model)
+
+    def _draws_labels(self) -> bool:
+        """Whether this package's rules measure any parameter. BackPACK samples its own labels."""
+        if not self._is_measured_by_backpack:
+            return True
+        layers = [layer for layer in self.partition().layers if self._engine.has_factors(layer.module)]
+        by_backpack = {param for layer in layers for param in layer.params}
+        return any(param not in by_backpack for _, param in self._optimizer.trained())
+
+    @override
     def to_measure(self, *, always: bool = False) -> dict[Hashable, Tensor]:
-        """Both factors of every layer, and all other parameters."""
         # Due every T_stats updates, and until every parameter is measured.
-        if not (always or is_due(self._optimizer.num_updates + 1, self.stats_interval) or self._has_new()):
-            return {}
-        in_matrices = self.layers.params()
-        shapes: dict[Hashable, Tensor] = {p: p for _, p in self._optimizer.trained() if p not in in_matrices}
-        for layer in self.layers.with_factors():
-            shapes |= factor_shapes(layer.matrix)
-        return shapes
-
-    def _has_new(self) -> bool:
-        """Whether a parameter is not measured yet, or not since its layer's matrix changed its shape."""
-        states, layers = self._optimizer.state, self.layers.with_factors()
+        states, update = self._optimizer.state, self._optimizer.num_updates + 1
         is_new = any(states[param]["measurements"] == 0 for _, param in self._optimizer.trained())
-        return is_new or any(layer.is_of_another_shape for layer in layers)
+        is_new = is_new or any(layer.is_of_another_shape for layer in self._layers())
+        if not (always or is_new or is_due(update, self._settings["stats_interval"])):
+            return {}
+        partition = self.partition()
+        shapes: dict[Hashable, Tensor] = {p: p for _, p in self._optimizer.trained() if p not in partition.params}
+        for layer in partition.layers:
+            zero = layer.weight.detach().new_zeros(())  # expanded, it needs no memory
+            shapes |= by_name(layer.weight, [zero.expand(shape) for shape in layer.factor_shapes])
+        return shapes
 
     @override
     def sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
-        layers = self._started_layers()
+        self._start_layers()
         sample = self._diagonal.sample(noise)
-        for layer in layers:
+        for layer in self._layers():
             sample |= layer.sample(noise)
         return sample
 
+    @override
     def scores(self, params: Iterable[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
-        """(θ - μ) / Σ of the independent weights."""
         return self._diagonal.scores(params)
 
+    @override
     def start_curvature(self) -> None:
-        """Initialise factors and squared gradients before the first update."""
-        self._started_layers()
+        self._start_layers()
         self._diagonal.start_curvature()
 
-    def _started_layers(self) -> list[KroneckerLayer]:
-        """The current layers, with state of the right shape, and with factors if they have an ``init_precision``."""
-        layers, in_matrices = self.layers.with_factors(), self.layers.params()
-        for layer in layers:
-            layer.drop_if_of_another_shape()  # freezing or unfreezing a bias changes the matrix
+    def _start_layers(self) -> None:
+        """Give the layers, and the parameters that are no longer part of one, a state of the right shape."""
+        in_matrices = self.partition().params
+        for layer in self._layers():
+            layer.start()
         for _, param in self._optimizer.trained():
             state = self._optimizer.state[param]
             if param not in in_matrices and "curvature" not in state:
                 state["curvature"] = torch.zeros_like(param)
-        for layer in layers:
-            layer.start()
-        return layers
 
+    @override
     def refresh(self, *, measured: bool, always: bool = False) -> None:
-        """Store the covariance of independent weights, and the scale of each layer now and then."""
         self._diagonal.refresh(measured=measured, always=always)
         updates = self._optimizer.num_updates
         if always or updates <= SHAPE_INTERVAL or updates % SHAPE_INTERVAL == 0:
-            for layer in self.layers.with_factors():
+            for layer in self._layers():
                 layer.refresh()
 
     # -- the update ---------------------------------------------------------------------------------------------------
 
+    @override
     def updates(self, measurement: UpdateMeasurement) -> Sequence[CohortUpdate]:
-        """Update factors and inverses, and prepare the update of all parameters."""
-        layers = self.layers.with_factors()
-        update = self._optimizer.num_updates + 1
-        refresh(layers, measurement, update=update, interval=self.inverse_interval)
+        layers, summed = self._layers(), measurement.summed
+        self._renew(layers, measurement.curvature)
         squares = list(self._diagonal.updates(measurement))
-        if self._optimizer.base_step is None:
-            moves = [move for layer in layers for move in layer.moves()]
-            moves = self._clipped([*moves, *map(_diagonal_move, squares)])
-        else:  # the measurement only shapes the posterior
-            matrices = ((layer.matrix, layer.count_update()) for layer in layers)
-            moves = [Move(matrix.params, states, matrix.group) for matrix, states in matrices]
-        moves = [replace(move, summed=measurement.summed) for move in moves]
-        return moves if self._optimizer.base_step is None else [*moves, *squares]
+        if self._optimizer.base_step is not None:  # the measurement only shapes the posterior
+            return [
+                *(Move(layer.matrix.params, layer.count_update(), layer.matrix.group, summed) for layer in layers),
+                *squares,
+            ]
+        return self._clipped(
+            [*(move for layer in layers for move in layer.moves(summed)), *map(_diagonal_move, squares)]
+        )
+
+    def _renew(self, layers: Sequence[KroneckerLayer], curvature: Mapping[Hashable, Tensor]) -> None:
+        """Average the factors with a measurement, and invert those that are due. If that fails, nothing changes."""
+        update, interval, renewed = self._optimizer.num_updates + 1, self._settings["inverse_interval"], []
+        for i, layer in enumerate(layers):
+            measured = measured_factors(layer.matrix.weight, curvature) if curvature else None
+            takes_turn = is_due(update, interval, offset=i * interval // len(layers))
+            renewed.append(layer.renewed(measured, is_due=takes_turn))
+        for layer, new in zip(layers, renewed, strict=True):
+            layer.store(new)
 
     def _clipped(self, moves: list[Move]) -> list[Move]:
         """The moves, with one factor of at most 1 that keeps the Fisher norm of the whole step at or below the bound."""
         bound = self._optimizer.param_groups[0]["posterior"]["kl_clip"]
         if bound is None:
             return moves
-        rates = [
-            self._optimizer.steps[move.group["posterior"]["step_rule"]].rate(float(move.group["lr"])) for move in moves
-        ]
+        steps = self._optimizer.steps
+        rates = [steps[move.group["posterior"]["step_rule"]].rate(float(move.group["lr"])) for move in moves]
         norms = [move.norm * rate**2 for move, rate in zip(moves, rates, strict=True) if move.norm is not None]
         factor = float(clipped_lr(1.0, torch.stack([norm.to(norms[0].device) for norm in norms]).sum(), bound))
         return [replace(move, clip_factor=factor) for move in moves]
@@ -156,4 +217,4 @@ def _diagonal_move(update: DiagonalUpdate) -> Move:
         (step.square() * (state["curvature"] + hyper.prior + hyper.damping)).sum()
         for step, state in zip(steps, update.states, strict=True)
     ]
-    return Move(update.params, update.states, group, steps, torch.stack(norms).sum())
+    return Move(update.params, update.states, group, update.summed, steps, torch.stack(norms).sum())

@@ -49,11 +49,6 @@ class KroneckerLayer:
         return state
 
     @property
-    def has_factors(self) -> bool:
-        """Whether factors were measured or initialised."""
-        return "output_factor" in self.state
-
-    @property
     def is_noisy(self) -> bool:
         """Whether the layer is sampled."""
         return is_noisy(self.matrix.group, self.state)
@@ -64,63 +59,59 @@ class KroneckerLayer:
         factor = self.state.get("input_factor")
         return factor is not None and factor.shape[-1] != self.matrix.shape[-1]
 
-    def drop_if_of_another_shape(self) -> None:
-        """Discard the factors if they predate freezing or unfreezing the bias."""
+    # -- curvature ----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Discard factors of another shape; a noisy layer without factors starts at its group's ``init_precision``."""
         if self.is_of_another_shape:
             for key in [key for key in self.state if key.startswith(("output_", "input_"))]:
                 del self.state[key]
             self.state["measurements"] = 0
-
-    # -- curvature ----------------------------------------------------------------------------------------------------
-
-    def start(self) -> None:
-        """Initialise and invert the factors if a noisy layer has none and its group has an ``init_precision``."""
         precision = self.matrix.group["posterior"]["init_precision"]
-        if precision is not None and self.is_noisy and not self.has_factors:
+        if precision is not None and self.is_noisy and "output_factor" not in self.state:
             factors = factors_at_precision(self.matrix, precision, effective(self.matrix.group))
-            inverted = self.invert(factors)
-            self.store_factors(factors)
-            self.store_inverted(inverted)
+            self.store({**entries(factors, "factor"), **self.inverted(factors)})
 
-    def average_factors(self, measured: KroneckerProduct) -> KroneckerProduct:
-        """Return the running averages of S and A, including a measurement."""
-        if not self.has_factors:
+    def renewed(self, measured: KroneckerProduct | None, *, is_due: bool) -> dict[str, Any]:
+        """The entries of the state after a measurement, if any, and an inversion, if it `is_due`; changes nothing."""
+        new: dict[str, Any] = {}
+        if measured is not None:
+            count = self.state["measurements"] + 1
+            new = {**entries(self._averaged(measured, count), "factor"), "measurements": count}
+            is_due |= count & (count - 1) == 0  # after 1, 2, 4, 8, …, because averages of few batches change fast
+        return {**new, **self.inverted(layer_product({**self.state, **new}, "factor"))} if is_due else new
+
+    def _averaged(self, measured: KroneckerProduct, count: int) -> KroneckerProduct:
+        """The running averages of S and A, including the measurement number `count`."""
+        if "output_factor" not in self.state:
             return measured  # the first measurement starts the average
-        group, measurements = self.matrix.group, self.state["measurements"] + 1
-        starts_as_mean = not self._optimizer.steps[group["posterior"]["step_rule"]].is_published
-        beta = weight_of_old(group["posterior"]["betas"][1], measurements, 1, starts_as_mean=starts_as_mean)
+        settings = self.matrix.group["posterior"]
+        starts_as_mean = not self._optimizer.steps[settings["step_rule"]].is_published
+        beta = weight_of_old(settings["betas"][1], count, 1, starts_as_mean=starts_as_mean)
         return equations.average_factors(layer_product(self.state, "factor"), measured, beta=beta)
 
-    def store_factors(self, factors: KroneckerProduct) -> None:
-        """Store S and A, and drop the squared gradients that the parameters had before they were part of a matrix."""
-        self.state.update(entries(factors, "factor"))
-        for param in self.matrix.params:
-            self._optimizer.state[param].pop("curvature", None)
-
-    def count_measurement(self) -> None:
-        """Count a measurement in the states of the parameters."""
-        count = self.state["measurements"] + 1
-        for param in self.matrix.params:
-            self._optimizer.state[param]["measurements"] = count
-
-    def invert(self, factors: KroneckerProduct) -> dict[str, Any]:
-        """The state's entries of the inverted S ⊗ A, for the step and the noise; may raise `NotPositiveDefiniteError`."""
+    def inverted(self, factors: KroneckerProduct) -> dict[str, Any]:
+        """The entries of the inverted S ⊗ A, for the step and the noise; may raise `NotPositiveDefiniteError`."""
         hyper, name, inverted = effective(self.matrix.group), self.matrix.name, dict[str, Any]()
         if self._optimizer.base_step is None:
-            inverse = equations.damped_inverse(factors, hyper.prior + hyper.damping, name)
-            inverted |= entries(inverse, "inverse")
+            inverted = entries(equations.damped_inverse(factors, hyper.prior + hyper.damping, name), "inverse")
         if self.is_noisy:
             damping = layer_damping(factors, hyper)
             inverted |= {**entries(equations.noise_root(factors, damping, name), "root"), "damping": damping}
         return inverted
 
-    # -- noise --------------------------------------------------------------------------------------------------------
+    def store(self, new: Mapping[str, Any]) -> None:
+        """Store what `renewed` returned, in the state of the weight, and the scale of new noise."""
+        self.state.update(new)
+        for param in self.matrix.params:
+            state = self._optimizer.state[param]
+            state["measurements"] = self.state["measurements"]
+            state.pop("curvature", None)  # squared gradients from before the parameter was part of a matrix
+        if "damping" in new:
+            self._kept = None
+            self.refresh()
 
-    def store_inverted(self, inverted: Mapping[str, Any]) -> None:
-        """Store the result of `invert` for the factors in the state, and the scale of the noise."""
-        self.state.update(inverted)
-        self._kept = None
-        self.refresh()
+    # -- noise --------------------------------------------------------------------------------------------------------
 
     def refresh(self) -> None:
         """Store the scale of the noise of a layer that was inverted."""
@@ -162,7 +153,7 @@ class KroneckerLayer:
             state["step"] += 1
         return states
 
-    def moves(self) -> list[Move]:
+    def moves(self, summed: float) -> list[Move]:
         """Update the momentum, and compute a move of each parameter."""
         matrix, states = self.matrix, self.count_update()
         distance = matrix.join(matrix.params).detach()  # from the prior's mean
@@ -180,7 +171,7 @@ class KroneckerLayer:
             state["momentum"] = part
         directions, norms = matrix.split(step.direction), matrix.split(step.direction * step.corrected)
         return [
-            Move([param], [state], group, [direction.neg()], norm.sum())
+            Move([param], [state], group, summed, [direction.neg()], norm.sum())
             for param, state, group, direction, norm in zip(
                 matrix.params, states, matrix.groups, directions, norms, strict=True
             )

@@ -18,6 +18,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.steps import CohortUpdate
@@ -31,24 +32,25 @@ class Move(CohortUpdate):
     params: Sequence[nn.Parameter]
     states: Sequence[dict[str, Any]]
     group: dict[str, Any]
+    summed: float
     changes: list[Tensor] = field(default_factory=list)
-    norm: Tensor | None = None
+    norm: Tensor | None = None  # squared Fisher norm of the changes
     clip_factor: float = 1.0
-    summed: float = 1.0
 
+    @override
     def prior_weights(self) -> float:
-        """δ̃."""
         return effective(self.group).stated_prior
 
+    @override
     def move_(self) -> None:
-        """Add the changes to the means."""
         torch._foreach_add_(list[Tensor](self.params), self.propose_(float(self.group["lr"])))
 
+    @override
     def propose_(self, lr: float) -> list[Tensor]:
-        """Return the changes at a learning rate."""
         torch._foreach_mul_(self.changes, lr * self.clip_factor)
         return self.changes
 
+    @override
     def average_(self) -> None:
         """Do nothing, because the curvature is already updated."""
 

@@ -356,10 +356,10 @@ def test_the_rest_is_mean_field_and_said_in_the_summary(generator):
     assert posterior.factors.keys() == {"4.weight"}
     assert posterior.precision.keys() == {"0.weight", "0.bias", "1.weight", "1.bias"}
     summary = "NoisyKFAC: Kronecker factors for 1 layers, labels from the data (empirical Fisher)"
-    assert opt.family.layers.describe().startswith(summary)
-    assert opt.family.layers.describe().endswith("mean-field: 0 (side 19 > max_side=18), 1.")
+    assert opt.family.describe().startswith(summary)
+    assert opt.family.describe().endswith("mean-field: 0 (side 19 > max_side=18), 1.")
     drawn = NoisyKFAC(small_net(), num_data=N, likelihood=Categorical())
-    assert "labels drawn from Categorical (Fisher)" in drawn.family.layers.describe()
+    assert "labels drawn from Categorical (Fisher)" in drawn.family.describe()
 
 
 class Positions(nn.Module):
@@ -564,15 +564,15 @@ def test_an_inversion_that_fails_leaves_everything_as_it_was(optimizer, generato
     data = torch.randn(6, 4, generator=generator), torch.randint(3, (6,), generator=generator)
     train(model, opt, data, 1)
     before = [(p.detach().clone(), copy.deepcopy(opt.state[p])) for p in model.parameters()]
-    invert = KroneckerLayer.invert
+    inverted = KroneckerLayer.inverted
 
     def failing(self, factors):
         if self.matrix.name == "2":
             raise NotPositiveDefiniteError("no Cholesky factor")
-        return invert(self, factors)
+        return inverted(self, factors)
 
     with monkeypatch.context() as patched:
-        patched.setattr(KroneckerLayer, "invert", failing)
+        patched.setattr(KroneckerLayer, "inverted", failing)
         with pytest.raises(NotPositiveDefiniteError):
             train(model, opt, data, 1)
     assert opt.num_updates == 1

@@ -97,14 +97,12 @@ def test_the_other_layers_follow_the_argument(rule, layers, labels):
     model = mixed()
     opt = build(model, unsupported_layers=rule, likelihood=labels)
     train(model, opt, batch(6, 2, 3, 3), 3)
-    assert [model.get_submodule(layer.name) for layer in opt.family.layers.partition().layers] == [
-        model[i] for i in layers
-    ]
+    assert [model.get_submodule(layer.name) for layer in opt.family.partition().layers] == [model[i] for i in layers]
     others = {f"{i}.{name}" for i in {1, 3} - set(layers) for name in ("weight", "bias")}
     assert {name for name, p in model.named_parameters() if "curvature" in opt.state[p]} == others
     assert all(float(opt.state[dict(model.named_parameters())[name]]["curvature"].sum()) > 0 for name in others)
     words = f"factors for {len(layers)} layers, labels drawn from the loss's likelihood (kfac by BackPACK)"
-    assert words in opt.family.layers.describe()
+    assert words in opt.family.describe()
 
 
 @pytest.mark.parametrize("factors", ["kfac", "kflr", "kfra"])
@@ -236,4 +234,4 @@ def test_networks_of_the_zoo_take_a_step_or_are_refused_in_a_sentence(name, opti
     for key, param in model.named_parameters():
         assert param.isfinite().all()
         assert not torch.equal(param, before[key])
-    assert all("output_factor" in opt.state[layer.weight] for layer in opt.family.layers.partition().layers)
+    assert all("output_factor" in opt.state[layer.weight] for layer in opt.family.partition().layers)
