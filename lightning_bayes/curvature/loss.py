@@ -27,7 +27,7 @@ from torch import Tensor
 
 from lightning_bayes.curvature.loss_terms import Step
 from lightning_bayes.errors import ShapeError, UnsupportedTrainingError
-from lightning_bayes.likelihood.loss_functions import LossCall, LossLink
+from lightning_bayes.likelihood.loss_functions import LossCall
 
 KEY: Final = "per_example_loss"  # key in the dictionary that training_step returns
 LOSSES: Final = "with_per_example_loss"  # in a node's metadata
@@ -46,7 +46,6 @@ class LossRecord:
     reduction: str = "mean"
     why: str = ""  # predicate of a sentence about the loss, if the reduction is unknown
     num_counted: int | None = None  # n ≥ 1; None if all examples count
-    link: LossLink | None = None
     call: LossCall | None = None  # if the loss is the result of one call
     host: Step | None = None  # the product by which the training loop scaled the loss
 
@@ -65,11 +64,6 @@ def settled(record: LossRecord, reduction: LossReduction, batch_size: int | None
         "loss_reduction='mean' or 'sum', take the .mean() over the examples, or return the per-example losses as well: "
         '{"loss": loss, "per_example_loss": losses}.'
     )
-
-
-def only(values: set[Any]) -> Any:
-    """The only value of a set; None if there are several or none."""
-    return next(iter(values)) if len(values) == 1 else None
 
 
 def with_per_example_loss(loss: Tensor, per_example_loss: Tensor) -> Tensor:

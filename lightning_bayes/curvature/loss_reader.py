@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 
 from lightning_bayes.curvature.layer_graph import LAYER
-from lightning_bayes.curvature.loss import LossRecord, only
+from lightning_bayes.curvature.loss import LossRecord
 from lightning_bayes.curvature.loss_terms import Edge, Reading, Term, Value
 from lightning_bayes.curvature.operations import OPERATIONS
 from lightning_bayes.curvature.tape import Tape
 from lightning_bayes.curvature.tensor_record import Recorded, TensorRecord
 from lightning_bayes.likelihood.example_dims import Order, example_dim, outer_size
-from lightning_bayes.likelihood.loss_functions import LossLink
 from lightning_bayes.private_torch import without_torch_functions
 
 _NOT_RECORDED: Final = "is computed by a function that is not recorded"
@@ -40,7 +39,6 @@ class _TermRecord(NamedTuple):
 
     reduction: str
     why: str
-    links: set[LossLink]
     counted: Tensor | None
 
 
@@ -100,7 +98,6 @@ class LossReader:
         terms = known.terms if last is None else tuple(replace(t, steps=t.steps[:-1]) for t in known.terms)
         with without_torch_functions():
             found = [read for term in terms if (read := self._read_term(term, batch_size, order)) is not None]
-            by_term = [read.links for read in found] if terms else [self._links_of(self._path(node))]
             rows = [_rows(read.counted, batch_size, order or "rows") for read in found]
             counting = [each for each in rows if each is not None]
         reduction, why = _joint(found, batch_size) if terms or batch_size == 1 else ("unknown", _NOT_RECORDED)
@@ -108,7 +105,6 @@ class LossReader:
             reduction,
             why,
             max(1, int(torch.stack(counting).any(0).sum())) if counting and len(counting) == len(rows) else None,
-            only({only(links) for links in by_term}),
             terms[0].call if len(terms) == 1 and not terms[0].steps else None,
             last,
         )
@@ -163,9 +159,8 @@ class LossReader:
         """How a term reduces its examples; None if it depends on none."""
         path, call = self._path(term.outputs.grad_fn), term.call
         known = [self.record.at(node) for node in path.nodes]
-        links: set[LossLink] = {call.link} if call and call.link else self._links_of(path)
         # Embeddings and indexing take the examples as integers, of which the graph has no trace.
-        if not path.depends and (self._has_layers or not (call or links)):
+        if not path.depends and (self._has_layers or not (call or any(each.is_of_losses for each in known))):
             return None
         inner = [each.factor.factor for each in known if each.factor is not None]
         is_weighted = any("weighted" in each.notes for each in known)
@@ -177,9 +172,7 @@ class LossReader:
         if any(self._path(factor.grad_fn).depends for factor in term.learned):
             why = why or "is multiplied by a factor that depends on the examples"
         counts = call is not None and (call.reduction != "none" or reading.reduction == "sum")
-        return _TermRecord(
-            "unknown" if why else reading.reduction, why, links, call.counted if call and counts else None
-        )
+        return _TermRecord("unknown" if why else reading.reduction, why, call.counted if call and counts else None)
 
     def _path(self, root: Any) -> _Path:
         """What lies between the layers and a node."""
@@ -198,12 +191,6 @@ class LossReader:
             stack += [child for child in children if child not in seen]
             seen.update(children)
         return path
-
-    def _links_of(self, path: _Path) -> set[LossLink]:
-        """The links of the loss functions on a path, or of its log-probabilities, and the nodes that they act on."""
-        calls = [term.call for node in path.nodes for term in self.record.at(node).terms if term.call is not None]
-        links: set[LossLink] = {call.link for call in calls if call.link is not None}
-        return links or {"softmax" for _ in self.record.noted("log_softmax", path.nodes)}
 
 
 def _why_unclear(path: Iterable[Recorded], batch_size: int | None, order: Order) -> str:

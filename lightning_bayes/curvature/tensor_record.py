@@ -38,6 +38,11 @@ class Recorded:
         """The call of a loss function that it is the result of."""
         return self.terms[0].call if len(self.terms) == 1 and not self.terms[0].steps else None
 
+    @property
+    def is_of_losses(self) -> bool:
+        """Whether it is made by a loss function, or log-probabilities of classes."""
+        return "log_softmax" in self.notes or any(term.call for term in self.terms)
+
 
 _NOTHING: Final = Recorded()
 

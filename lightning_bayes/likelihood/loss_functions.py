@@ -1,16 +1,12 @@
-"""PyTorch's loss functions: where each takes its outputs and targets, and what it says about the outputs.
+"""PyTorch's loss functions: where each takes its outputs and targets, and whose loss is a likelihood of them as it stands.
 
-    link       softmax    cross entropy with hard or soft targets, NLL of log-probabilities
-               sigmoid    BCE with logits, multi-label soft margin
-               exp        Poisson NLL of log-rates
-               identity   MSE, L1, smooth L1, Huber, Gaussian NLL, BCE of probabilities, Poisson NLL of rates
-    likelihood cross_entropy                       Categorical
-               mse_loss                            Gaussian with variance ½: its -log p is |f - y|² + constant
-               binary_cross_entropy_with_logits    Bernoulli
+    cross_entropy                       Categorical
+    mse_loss                            Gaussian with variance ½: its -log p is |f - y|² + constant
+    binary_cross_entropy_with_logits    Bernoulli
 
 The loss of an example is ℓ_i = -log p(y_i | f_i) / w + constant. With ``reduction="sum"``, w is 1. With ``"mean"``, w is the
-number of terms per example: pixels or positions for the cross entropy, outputs for the other two. Other losses say nothing
-about predictions: CTC, KL and margin losses may act on embeddings or on sequences.
+number of terms per example: pixels or positions for the cross entropy, outputs for the other two. `terms.kind_of` tells what
+any loss says about an output of a network.
 """
 
 from __future__ import annotations
@@ -33,7 +29,6 @@ from lightning_bayes.likelihood.categorical import Categorical
 from lightning_bayes.likelihood.example_dims import Order, Shape, example_dim
 from lightning_bayes.likelihood.gaussian import Gaussian
 
-LossLink: TypeAlias = Literal["softmax", "sigmoid", "identity", "exp"]
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
 ADVICE: Final = (
     "Return the result of F.cross_entropy, F.mse_loss or F.binary_cross_entropy_with_logits (or of their modules) "
@@ -44,37 +39,37 @@ ADVICE: Final = (
 class LossFunction(NamedTuple):
     """What is known about a loss function."""
 
-    link: LossLink | None = None
     outputs: str = "input"  # names of its arguments
     targets: str = "target"
     example_dim: int = 0  # of the outputs
     likelihood: OutputLikelihood | None = None
     has_classes: bool = False  # in dimension 1 of the outputs
+    of_log_probs: bool = False  # whether its outputs may be log-probabilities of classes
     is_composite: bool = False  # whether its reduction is a node of its own, after the values
 
 
 LOSS_FUNCTIONS: Final[dict[Callable[..., Tensor], LossFunction]] = {
-    F.cross_entropy: LossFunction("softmax", likelihood=Categorical(), has_classes=True),
-    F.nll_loss: LossFunction("softmax", has_classes=True),
-    F.binary_cross_entropy_with_logits: LossFunction("sigmoid", likelihood=Bernoulli()),
-    F.multilabel_soft_margin_loss: LossFunction("sigmoid"),
-    F.binary_cross_entropy: LossFunction("identity"),  # outputs are probabilities, and so is their average
-    F.mse_loss: LossFunction("identity", likelihood=Gaussian(math.sqrt(0.5))),
-    F.l1_loss: LossFunction("identity"),
-    F.smooth_l1_loss: LossFunction("identity"),
-    F.huber_loss: LossFunction("identity"),
-    F.gaussian_nll_loss: LossFunction("identity", is_composite=True),  # whose variance may be a parameter
-    F.poisson_nll_loss: LossFunction("exp"),
-    F.kl_div: LossFunction(),
-    F.ctc_loss: LossFunction(None, "log_probs", "targets", 1),
+    F.cross_entropy: LossFunction(likelihood=Categorical(), has_classes=True, of_log_probs=True),
+    F.nll_loss: LossFunction(has_classes=True, of_log_probs=True),
+    F.binary_cross_entropy_with_logits: LossFunction(likelihood=Bernoulli()),
+    F.multilabel_soft_margin_loss: LossFunction(),
+    F.binary_cross_entropy: LossFunction(),
+    F.mse_loss: LossFunction(likelihood=Gaussian(math.sqrt(0.5))),
+    F.l1_loss: LossFunction(),
+    F.smooth_l1_loss: LossFunction(),
+    F.huber_loss: LossFunction(),
+    F.gaussian_nll_loss: LossFunction(is_composite=True),  # whose variance may be a parameter
+    F.poisson_nll_loss: LossFunction(),
+    F.kl_div: LossFunction(of_log_probs=True),
+    F.ctc_loss: LossFunction("log_probs", "targets", 1, of_log_probs=True),
     F.soft_margin_loss: LossFunction(),
     F.multi_margin_loss: LossFunction(has_classes=True),
     F.multilabel_margin_loss: LossFunction(has_classes=True),
     F.hinge_embedding_loss: LossFunction(),
-    F.margin_ranking_loss: LossFunction(None, "input1"),
-    F.cosine_embedding_loss: LossFunction(None, "input1"),
-    F.triplet_margin_loss: LossFunction(None, "anchor", ""),
-    F.triplet_margin_with_distance_loss: LossFunction(None, "anchor", ""),
+    F.margin_ranking_loss: LossFunction("input1"),
+    F.cosine_embedding_loss: LossFunction("input1"),
+    F.triplet_margin_loss: LossFunction("anchor", ""),
+    F.triplet_margin_with_distance_loss: LossFunction("anchor", ""),
 }
 
 
@@ -88,7 +83,6 @@ class LossCall:
     targets: Tensor | None
     reduction: Reduction
     options: dict[str, Any]
-    link: LossLink | None  # from outputs to predictions; None if the loss does not tell
     counted: Tensor | None  # mask of the targets that are not `ignore_index`, in their shape; None if all count
     shape: Shape  # of the values that the function reduces
     unreduced: Callable[[], Tensor]  # these values, computed again
@@ -131,7 +125,6 @@ def read_call(function: Callable[..., Tensor], args: tuple[Any, ...], kwargs: di
             outputs = next(x for x in options.values() if isinstance(x, Tensor) and x.requires_grad)
     targets = targets if isinstance(targets, Tensor) else None
     is_index = function in (F.cross_entropy, F.nll_loss) and targets is not None and not targets.is_floating_point()
-    is_of_rates = function is F.poisson_nll_loss and not options.get("log_input", True)
     shape = tuple(outputs.shape)
     return LossCall(
         function,
@@ -140,7 +133,6 @@ def read_call(function: Callable[..., Tensor], args: tuple[Any, ...], kwargs: di
         targets,
         "mean" if reduction == "batchmean" else reduction,
         options,
-        "identity" if is_of_rates else known.link,
         targets != options.get("ignore_index", -100) if is_index else None,
         _without_classes(shape) if known.has_classes else shape,
         partial(function, **{**given, "reduction": "none"}),

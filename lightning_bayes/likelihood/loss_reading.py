@@ -75,7 +75,7 @@ def _of_call(noted: NotedCall, outputs: _Outputs, calls: CallRecorder, scale: Sc
     call = noted.call
     hit = nearest(edge_of(call.outputs), {*outputs.leaves, *calls.log_probs})
     through = [calls.log_probs[edge] for edge in hit if edge not in outputs.leaves]
-    if len(through) == len(hit) == 1 and call.known.link in {None, "softmax"}:
+    if len(through) == len(hit) == 1 and call.known.of_log_probs:
         yield from _through_log_probs(noted, through[0], outputs, scale)
         return
     for edge, leaf, positions in outputs.under(call.outputs):

@@ -16,7 +16,6 @@ from lightning_bayes.optim.groups import KEY
 NOTES: Final = "notes"  # key in the optimizer's state_dict
 _IN_GROUPS: Final = {
     "is_mean": "loss_is_mean",
-    "link": "loss_link",
     "writes_data": "writes_data",
     "likelihood": "likelihood",
 }
@@ -28,7 +27,7 @@ class LossNotes:
     """Plain data, for checkpoints."""
 
     is_mean: bool = False  # whether the last loss was a mean over its examples
-    link: str | None = None  # of the last loss
+    classifies: bool = False  # whether the first loss takes logits of classes
     writes_data: bool = False  # whether the training step uses ``param.data`` of a trained parameter
     likelihood: dict[str, Any] | None = None  # state of the first loss's `Likelihood`
 
@@ -37,7 +36,10 @@ class LossNotes:
         first, *others = state_dict["param_groups"]
         settings = dict(first.get(KEY, {}))
         earlier = {name: settings.pop(key) for name, key in _IN_GROUPS.items() if key in settings}
-        vars(self).update(vars(LossNotes()) | earlier | state_dict.get(NOTES, {}))
+        stored = earlier | state_dict.get(NOTES, {})
+        link = settings.pop("loss_link", None) or stored.pop("link", None)  # of earlier versions
+        stored.setdefault("classifies", link in {"softmax", "sigmoid"})
+        vars(self).update(vars(LossNotes()) | stored)
         return {**state_dict, "param_groups": [{**first, KEY: settings}, *others], NOTES: dict(vars(self))}
 
     @property
@@ -54,7 +56,8 @@ class LossNotes:
         recorder = StepRecorder(model)
 
         def observe_first(loss: Tensor) -> None:
-            self.likelihood = recorder.likelihood(loss).state()
+            likelihood = recorder.likelihood(loss)
+            self.likelihood, self.classifies = likelihood.state(), likelihood.classifies
             observe(loss)
 
         recorder.start(())

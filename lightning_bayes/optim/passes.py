@@ -270,7 +270,7 @@ def open_pass(
                     weights = (0.0, 1.0) if is_alone else update.weights(optimizer.mc_samples)
                     update.add(finished, before, curvature, weights)
                 if not isinstance(captured, BarePass):
-                    optimizer.notes.is_mean, optimizer.notes.link = captured.shows_mean, captured.scale.link
+                    optimizer.notes.is_mean = captured.shows_mean
                     if written := captured.tape.data_storages:
                         storages = {param.untyped_storage().data_ptr() for _, param in optimizer.trained()}
                         optimizer.notes.writes_data |= not storages.isdisjoint(written)

@@ -242,7 +242,7 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
         if measurement.curvature and not self.family.to_measure():
             self.engine.workspace.release()  # its memory is free for the model until the next measurement
         if self._default_noise is not None:
-            self._default_noise.apply(self, self.notes.link in {"softmax", "sigmoid"})
+            self._default_noise.apply(self, self.notes.classifies)
         if self._check_batch_size is not None:
             self._check_batch_size(measurement, self.param_groups[0])
 

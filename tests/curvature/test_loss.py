@@ -269,24 +269,6 @@ def test_an_example_counts_if_one_of_its_tokens_does(layout, generator):
     assert LossReader(tape).read(loss, 5, "strided" if layout == "positions first" else "rows").num_counted == 4
 
 
-LINKS = {
-    "softmax": ["cross entropy", "soft cross entropy", "smoothed cross entropy", "nll"],
-    "sigmoid": ["bce with logits"],
-    "exp": ["poisson nll"],
-    "identity": ["mse", "l1", "smooth l1", "huber", "bce", "gaussian nll", "mse, targets first"],
-    None: ["margin", "triplet", "soft margin"],
-}
-
-
-@pytest.mark.parametrize(("link", "name"), [(link, name) for link, names in LINKS.items() for name in names])
-def test_a_loss_function_tells_its_link(link, name, generator):
-    problem = Problem((4, 3), generator)
-    for then in (lambda v: v, lambda v: 2 * v.mean(), lambda v: v.sum() / 4, lambda v: v.exp().mean()):
-        with Tape() as tape:
-            loss = then(FUNCTIONS[name](*problem.rows(), reduction="none")).sum()
-        assert LossReader(tape).read(loss, 4).link == link
-
-
 def test_chosen_rows_are_not_hidden_by_a_dimension_of_the_size_of_the_batch(generator):
     layer, x = nn.Linear(3, 5), torch.randn(10, 3, generator=generator)  # two rows for each of five examples
     with Tape() as tape:

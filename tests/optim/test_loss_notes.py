@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 import torch.nn.functional as F
 from tiny_training import loader, mlp
 
 from lightning_bayes import VOGN
 
-EARLIER = {"is_mean": "loss_is_mean", "link": "loss_link", "writes_data": "writes_data", "likelihood": "likelihood"}
+EARLIER = {"is_mean": "loss_is_mean", "writes_data": "writes_data", "likelihood": "likelihood"}
 
 
 def optimizer():
@@ -42,7 +43,19 @@ def test_a_state_of_an_earlier_version_restores_them_from_its_first_group():
     opt, (_, other) = trained(), optimizer()
     state = copy.deepcopy(opt.state_dict())
     state["param_groups"][0]["posterior"] |= {key: state["notes"][name] for name, key in EARLIER.items()}
+    state["param_groups"][0]["posterior"]["loss_link"] = "softmax"
     del state["notes"]
     other.load_state_dict(state)
     assert vars(other.notes) == vars(opt.notes)
-    assert not set(EARLIER.values()) & set(other.param_groups[0]["posterior"])
+    assert other.notes.classifies
+    assert not {*EARLIER.values(), "loss_link"} & set(other.param_groups[0]["posterior"])
+
+
+@pytest.mark.parametrize(("link", "classifies"), [("sigmoid", True), ("identity", False), (None, False)])
+def test_a_state_with_a_link_in_its_notes_restores_whether_it_classifies(link, classifies):
+    opt, (_, other) = trained(), optimizer()
+    state = copy.deepcopy(opt.state_dict())
+    state["notes"] = {"is_mean": True, "link": link}
+    other.load_state_dict(state)
+    assert other.notes.classifies is classifies
+    assert "link" not in other.state_dict()["notes"]
