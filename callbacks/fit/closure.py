@@ -133,7 +133,7 @@ class MonteCarloClosure(Closure):
         if isinstance(strategy, BayesDDPStrategy):
             reduce = strategy.all_reduce_mean_
             add_noise_group = strategy.add_noise_group_ if strategy.shares_noise else None
-        tensors, examples = optimizer.measured(add_noise_group)
+        tensors, examples = optimizer.collect(add_noise_group)
         if examples:
             reduce([*tensors, *(b for b in optimizer.model.buffers() if b.is_floating_point())], examples)
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from itertools import islice
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,19 +17,19 @@ from torch.autograd.graph import get_gradient_edge
 from lightning_bayes.curvature.host_division import possible_divisors
 from lightning_bayes.curvature.layer_graph import LAYER, can_repeat_backward
 from lightning_bayes.curvature.layout_probe import ModelCall, PassLayouts, ProbedPass
-from lightning_bayes.curvature.layouts import LayerOutput, retained_grads_kept
+from lightning_bayes.curvature.layouts import LayerOutput, different_sizes, retained_grads_kept
 from lightning_bayes.curvature.loss import LOSSES, LossRecord, LossReduction, compared, settled
 from lightning_bayes.curvature.loss_reader import ExampleRows, LossReader
 from lightning_bayes.curvature.plan import LossReading, PassPlan
 from lightning_bayes.curvature.single_examples import SingleExamples, example_rows
 from lightning_bayes.curvature.tape import Tape
-from lightning_bayes.errors import ExampleDimensionError, ShapeError, UnsupportedTrainingError, name_some
-from lightning_bayes.private_torch import is_alive, tree_leaves
-
-REENTRANT: Final = (
-    "A checkpoint of this pass is reentrant, which hides how the rows of its layers belong together. Pass "
-    "use_reentrant=False to torch.utils.checkpoint (gradient_checkpointing_kwargs={'use_reentrant': False})."
+from lightning_bayes.errors import (
+    ExampleDimensionError,
+    NoMeasurementError,
+    ShapeError,
+    UnsupportedTrainingError,
 )
+from lightning_bayes.private_torch import is_alive, tree_leaves
 
 
 class Capture(ABC):
@@ -229,6 +228,15 @@ class Capture(ABC):
         sizes = set().union(*self.sizes.values()) if self.sizes else {self.model_call.rows or None}
         return self.layouts.num_examples or (next(iter(sizes)) if len(sizes) == 1 else None)
 
+    def close(self) -> None:
+        """Check a finished pass: a module was called with gradients enabled, and `observe` saw a loss."""
+        if not self.sizes:
+            raise NoMeasurementError(
+                "No module of the model was called with gradients enabled, so there is nothing to measure. Run forward and "
+                "backward inside the pass, on the model that the optimizer was built for."
+            )
+        self.require_loss()
+
     def require_loss(self) -> None:
         """Raise `UnsupportedTrainingError` unless `observe` saw a loss."""
         if self.loss is None:
@@ -257,23 +265,8 @@ class Capture(ABC):
                 "empty batches in the data loader, or return None from training_step."
             )
         if any(self.sizes.values()):
-            raise ExampleDimensionError(self._different_sizes())
+            raise ExampleDimensionError(different_sizes(self.sizes, self.has_reentrant))
         return 1
-
-    def _different_sizes(self) -> str:
-        usual = Counter(size for sizes in self.sizes.values() for size in sizes).most_common(1)[0][0]
-        others = {label: max(sizes - {usual}) for label, sizes in self.sizes.items() if sizes != {usual}}
-        first, size = next(iter(others.items()))
-        message = (
-            f"{first} gets {size} rows in dimension 0 of its input and other layers get {usual}, so its examples "
-            "cannot be separated. Keep the examples of the batch in dimension 0 of every layer's input (expand shared "
-            "inputs such as positions to the batch), freeze the layer, or return the per-example losses as well: "
-            '{"loss": loss, "per_example_loss": losses}.'
-        )
-        if self.has_reentrant:
-            message = f"{first} gets {size} rows in dimension 0 of its input and other layers get {usual}. {REENTRANT}"
-        same = [f"{label}: {size}" for label, size in others.items() if label != first]
-        return f"{message} The same holds for {name_some(same)}." if same else message
 
     @property
     def shows_mean(self) -> bool:

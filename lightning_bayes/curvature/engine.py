@@ -23,7 +23,6 @@ from lightning_bayes.curvature.rules.packed import is_packed
 from lightning_bayes.curvature.rules.replayed_call import Checked
 from lightning_bayes.curvature.tape import Tape
 from lightning_bayes.curvature.workspace import DEFAULT_MIB, Workspace
-from lightning_bayes.errors import NoMeasurementError, UnsupportedLayerError, name_some
 from lightning_bayes.likelihood.module_outputs import Uncopied
 from lightning_bayes.private_torch import tree_leaves
 
@@ -62,27 +61,6 @@ class AbstractEngine(ABC):
         Args:
             left_out: Trainable parameters whose curvature is not measured.
         """
-
-    def check_reached(self, captured: Capture) -> None:
-        """Require of a finished capture that a layer was called and that every parameter with a gradient was measured."""
-        trainable, reached = self.trained(captured.left_out), {*captured.squares, *captured.in_factors}
-        if captured.loss is None and (reached or any(p.grad is not None for p in trainable.values())):
-            captured.require_loss()
-        measured = reached - captured.unmeasured
-        missed = [name for name, p in trainable.items() if p.grad is not None and p not in measured]
-        if missed:
-            others = " Or use VOGN or IVON, which take such parameters." if captured.in_factors else ""
-            raise UnsupportedLayerError(
-                f"No curvature rule can measure {missed[0]}: it gets a gradient outside of its module's forward, or the "
-                "rows of its layer are not the examples, such as the nodes of graphs. Move it into a small nn.Module that "
-                "is called on the batch, or freeze it with requires_grad_(False). "
-                f"Parameters: {name_some(missed)}.{others}"
-            )
-        if not reached:
-            raise NoMeasurementError(
-                "No trainable layer was called with gradients enabled, so there is nothing to measure. Run forward and "
-                "backward inside the pass, on the model the engine was built for."
-            )
 
     def trained(self, left_out: Collection[nn.Parameter] = ()) -> dict[str, nn.Parameter]:
         """The parameters of the model that are measured, by name."""
@@ -131,10 +109,6 @@ class GradientEngine(AbstractEngine):
                 undo.callback(hook.remove)
             yield captured
 
-    def check_reached(self, captured: Capture) -> None:
-        """Require a call of the model."""
-        require_call(captured)
-
 
 def _note_first(captured: Capture, label: str, module: nn.Module, args: Any, kwargs: Any) -> None:
     """Forward pre-hook: record the number of examples of the first call with a tensor or packed sequence."""
@@ -147,13 +121,3 @@ def _note_first(captured: Capture, label: str, module: nn.Module, args: Any, kwa
     batched = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.dim()]
     if batched:
         captured.sizes[label] = {len(batched[0])}
-
-
-def require_call(captured: Capture) -> None:
-    """Raise `NoMeasurementError` unless a module was called with gradients enabled during a finished capture."""
-    if not captured.sizes:
-        raise NoMeasurementError(
-            "No module of the model was called with gradients enabled, so there is nothing to measure. Run forward and "
-            "backward inside the pass, on the model the optimizer was built for."
-        )
-    captured.require_loss()

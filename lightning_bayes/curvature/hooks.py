@@ -36,10 +36,10 @@ from lightning_bayes.curvature.layer_calls import (
     in_full_precision,
 )
 from lightning_bayes.curvature.layer_graph import can_repeat_backward
-from lightning_bayes.curvature.layouts import LOOPED, ROWS, SHARED, LayerOutput, added_up
-from lightning_bayes.curvature.measured_modules import MeasuredModule, has_only_scalars, mark_parts
+from lightning_bayes.curvature.layouts import LOOPED, ROWS, SHARED, LayerOutput, added_up, with_other_calls
+from lightning_bayes.curvature.measured_modules import MeasuredModule, has_only_scalars, mark_parts, require_measured
 from lightning_bayes.curvature.parameters import buffers_kept, user_hooks_off
-from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError, UnsupportedTrainingError
+from lightning_bayes.errors import UnsupportedLayerError, UnsupportedTrainingError
 from lightning_bayes.likelihood.module_outputs import Uncopied
 from lightning_bayes.private_torch import is_in_backward, is_in_functorch, will_execute
 
@@ -167,14 +167,15 @@ class HookedCapture(Capture, ABC):
             of_rows = call.measured("contributions", inputs, grads)
             for name, param in params.items():
                 contributions = added_up(of_rows[name], layout, self.known_batch_size or 1)
-                self._add_sum(param, contributions.sum(0))
+                if self.sums is not None:
+                    self._add_sum(param, contributions.sum(0))
                 self.add_contributions(param, contributions)
         else:
             found = call.measured("squares" if self.sums is None else "sums", inputs, grads)
             for name, param in params.items():
-                total, square = (None, found[name]) if self.sums is None else found[name]  # autograd computes the sums
-                self._add_sum(param, total)
-                self.add(param, square)
+                if self.sums is not None:  # otherwise autograd computes them
+                    self._add_sum(param, found[name][0])
+                self.add(param, found[name] if self.sums is None else found[name][1])
 
     def should_measure(self, params: Iterable[nn.Parameter]) -> bool:
         """Whether the running backward is a `measuring_backward` or accumulates gradients of some of the parameters."""
@@ -216,14 +217,7 @@ class HookedCapture(Capture, ABC):
         if self.calls[param] == 1:
             self.add_complete(param, contribution)
             return
-        total = self.shared.get(param)
-        if total is not None and len(total) != len(contribution):
-            raise ExampleDimensionError(
-                f"A parameter of shape {tuple(param.shape)} is used with {len(total)} and with {len(contribution)} "
-                "examples in one pass, so its contributions cannot be added example by example. Use the same examples in "
-                "every call, or freeze the parameter with requires_grad_(False)."
-            )
-        self.shared[param] = contribution if total is None else total + contribution
+        self.shared[param] = with_other_calls(self.shared.get(param), contribution)
 
     def finish(self) -> None:
         """Complete the contributions of parameters that several calls use."""
@@ -236,9 +230,16 @@ class HookedCapture(Capture, ABC):
         """Whether the running backward accumulates gradients."""
         return not self._is_measuring and not self.is_following
 
-    def _add_sum(self, param: nn.Parameter, total: Tensor | None) -> None:
-        if self.sums is not None and total is not None:
-            self.sums[param] = self.sums[param] + total if param in self.sums else total
+    def _add_sum(self, param: nn.Parameter, total: Tensor) -> None:
+        assert self.sums is not None
+        self.sums[param] = self.sums[param] + total if param in self.sums else total
+
+    def close(self) -> None:
+        """Require of a finished pass that backward measured every parameter with a gradient."""
+        trained, reached = self.engine.trained(self.left_out), {*self.squares, *self.in_factors}
+        if reached or any(param.grad is not None for param in trained.values()):
+            self.require_loss()
+        require_measured(trained, reached, self.unmeasured, has_factors=bool(self.in_factors))
 
     def handle_layouts(self, loss: Tensor, outputs: Sequence[LayerOutput]) -> None:
         """Check the calls; loop over the examples for parameters that fail."""
@@ -247,8 +248,7 @@ class HookedCapture(Capture, ABC):
             if output.layout == SHARED:
                 output.layout = LOOPED
                 shared.update(param for param in output.unit.params.values() if param.requires_grad)
-        kind = self.layouts.kind
-        checked = CheckedParameters() if kind is None else self.plan.probe.checked[kind]
+        checked = CheckedParameters() if (kind := self.layouts.kind) is None else self.plan.probe.checked[kind]
         trained = self.engine.trained(self.left_out).values()
         if new := [p for p in trained if p not in shared and p not in checked.passed and p not in checked.failing]:
             self._check(loss, new, checked)

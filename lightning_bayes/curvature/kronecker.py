@@ -19,7 +19,6 @@ import torch
 from torch import Generator, Tensor, nn
 from typing_extensions import override
 
-from lightning_bayes.curvature.capture import Capture
 from lightning_bayes.curvature.factors import FactorMoments, LayerRecords, Request, Scales, has_factors, split_bias
 from lightning_bayes.curvature.fused import ExampleLoop, HookedEngine
 from lightning_bayes.curvature.hooks import HookedCapture
@@ -61,32 +60,6 @@ class KroneckerEngine(HookedEngine):
         hook = self.model.register_forward_hook(Uncopied(captured.keep_outputs))
         with hook, captured.records.watching(self.model), self.run(captured):
             yield captured
-
-    def check_reached(self, captured: Capture) -> None:
-        """Require a measurement of each parameter that has a gradient."""
-        assert isinstance(captured, KroneckerCapture)
-        if isinstance(captured.request.likelihood, OutputLikelihood):
-            self._check_outputs(captured)
-        super().check_reached(captured)
-
-    def _check_outputs(self, captured: KroneckerCapture) -> None:
-        if not captured.model_outputs:
-            raise NoMeasurementError(
-                f"The loss does not depend on an output of {type(self.model).__name__}'s forward, so no labels can be "
-                "sampled. Call the model itself, self(x) in a training_step, or pass fisher='empirical'."
-            )
-        reached = {*captured.squares, *captured.in_factors}
-        missed = [
-            name
-            for name, param in self.model.named_parameters()
-            if param.grad is not None and param not in reached and captured.calls[param]
-        ]
-        if missed:
-            raise UnsupportedLayerError(
-                f"Sampled labels cannot measure {', '.join(missed)}: all examples share them, or the outputs of "
-                f"{type(self.model).__name__} do not depend on them. Pass fisher='empirical'. For layers under "
-                "checkpoint(..., use_reentrant=True), pass use_reentrant=False instead."
-            )
 
 
 @final
@@ -134,6 +107,32 @@ class KroneckerCapture(HookedCapture):
         """Forward hook of the model. Ignores scalars: under DDP the model's forward may run the whole training step."""
         if isinstance(output, Tensor) and output.dim() and output.requires_grad:
             self.model_outputs.append(output)
+
+    def close(self) -> None:
+        """Require also that sampled labels measured every parameter that a layer uses."""
+        if isinstance(self.request.likelihood, OutputLikelihood):
+            self._require_outputs()
+        super().close()
+
+    def _require_outputs(self) -> None:
+        model = self.engine.model
+        if not self.model_outputs:
+            raise NoMeasurementError(
+                f"The loss does not depend on an output of {type(model).__name__}'s forward, so no labels can be "
+                "sampled. Call the model itself, self(x) in a training_step, or pass fisher='empirical'."
+            )
+        reached = {*self.squares, *self.in_factors}
+        missed = [
+            name
+            for name, param in model.named_parameters()
+            if param.grad is not None and param not in reached and self.calls[param]
+        ]
+        if missed:
+            raise UnsupportedLayerError(
+                f"Sampled labels cannot measure {', '.join(missed)}: all examples share them, or the outputs of "
+                f"{type(model).__name__} do not depend on them. Pass fisher='empirical'. For layers under "
+                "checkpoint(..., use_reentrant=True), pass use_reentrant=False instead."
+            )
 
     @override
     def drop_nodes(self) -> None:

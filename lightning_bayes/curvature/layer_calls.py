@@ -134,7 +134,7 @@ class RuleCall(LayerCall):
         assert unit.rule is not None
         self.rule, self._rng, self._workspace = unit.rule, None if start is None else start.rng, engine.workspace
         with without_torch_functions():
-            inputs = self.rule.prepare(unit.module, self.rule.bind(unit.module, args, kwargs))
+            inputs = self.rule.prepared(unit.module, args, kwargs)
             if not isinstance(inputs[0], Tensor) or inputs[0].dim() < self.rule.least_dims(unit.module):
                 unit.refuse_input(inputs[0])
             dim = self.rule.dims(unit.module, inputs)[0]

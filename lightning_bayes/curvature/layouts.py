@@ -12,9 +12,10 @@ Each layer has one of them in a pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 from weakref import ref
 
 import torch
@@ -24,10 +25,14 @@ from torch.utils.hooks import RemovableHandle
 
 from lightning_bayes.curvature.layer_graph import LAYER
 from lightning_bayes.curvature.measured_modules import MeasuredModule
-from lightning_bayes.errors import UnsupportedTrainingError
+from lightning_bayes.errors import ExampleDimensionError, UnsupportedTrainingError, name_some
 from lightning_bayes.likelihood.example_dims import Shape
 
 _KEPT, _ZERO = 5e-2, 1e-6  # tolerances relative to the largest gradient: rounding to half precision, and no gradient
+REENTRANT: Final = (
+    "A checkpoint of this pass is reentrant, which hides how the rows of its layers belong together. Pass "
+    "use_reentrant=False to torch.utils.checkpoint (gradient_checkpointing_kwargs={'use_reentrant': False})."
+)
 
 
 class Layout(NamedTuple):
@@ -163,3 +168,33 @@ def added_up(contributions: Tensor, layout: Layout, num_examples: int) -> Tensor
     """Sum the contributions ``[R, *shape]`` of all rows to contributions of the examples, ``[n, *shape]``."""
     is_regrouped = layout.kind in REGROUPED
     return examples_first(contributions, 0, layout, num_examples).sum(1) if is_regrouped else contributions
+
+
+def with_other_calls(total: Tensor | None, contribution: Tensor) -> Tensor:
+    """The c_i of one call of a parameter, ``[B, *shape]``, added to the `total` of its other calls."""
+    if total is None:
+        return contribution
+    if len(total) != len(contribution):
+        raise ExampleDimensionError(
+            f"A parameter of shape {tuple(total.shape[1:])} is used with {len(total)} and with {len(contribution)} examples "
+            "in one pass, so its contributions cannot be added example by example. Use the same examples in every call, or "
+            "freeze the parameter with requires_grad_(False)."
+        )
+    return total + contribution
+
+
+def different_sizes(sizes: Mapping[str, set[int]], has_reentrant: bool) -> str:
+    """The error for layers that saw different numbers of examples."""
+    usual = Counter(size for of_layer in sizes.values() for size in of_layer).most_common(1)[0][0]
+    others = {label: max(of_layer - {usual}) for label, of_layer in sizes.items() if of_layer != {usual}}
+    first, size = next(iter(others.items()))
+    message = (
+        f"{first} gets {size} rows in dimension 0 of its input and other layers get {usual}, so its examples "
+        "cannot be separated. Keep the examples of the batch in dimension 0 of every layer's input (expand shared "
+        "inputs such as positions to the batch), freeze the layer, or return the per-example losses as well: "
+        '{"loss": loss, "per_example_loss": losses}.'
+    )
+    if has_reentrant:
+        message = f"{first} gets {size} rows in dimension 0 of its input and other layers get {usual}. {REENTRANT}"
+    same = [f"{label}: {size}" for label, size in others.items() if label != first]
+    return f"{message} The same holds for {name_some(same)}." if same else message

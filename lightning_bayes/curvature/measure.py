@@ -195,7 +195,7 @@ def measure(
             loss = closure()
             captured.observe(loss)
             loss.backward()  # type: ignore[no-untyped-call]
-        measuring_engine.check_reached(captured)
+        captured.close()
         return _by_name(model, captured)
 
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from lightning_bayes.curvature.capture import REENTRANT, Capture
+from lightning_bayes.curvature.capture import Capture
 from lightning_bayes.curvature.engine import AbstractEngine
+from lightning_bayes.curvature.layouts import REENTRANT
 from lightning_bayes.curvature.measured_modules import find_measured_modules
 from lightning_bayes.curvature.rules import rule_for
 from lightning_bayes.errors import ExampleDimensionError, UnsupportedLayerError, UnsupportedTrainingError, name_some

@@ -194,8 +194,8 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         """The means of the parameters that hold a sample now; empty outside a pass."""
         return self._open_update.means or {}
 
-    def measured(self, add_ranks: Callable[[list[Tensor]], None] | None = None) -> tuple[list[Tensor], float]:
-        """The measurement of the open update, for hosts that average it over processes; `step` requires it of several.
+    def collect(self, add_ranks: Callable[[list[Tensor]], None] | None = None) -> tuple[list[Tensor], float]:
+        """Finish the measurement of the update, for hosts that average it over processes; `step` requires it of several.
 
         Args:
             add_ranks: Sums tensors over processes that share weight samples, if any do; not all curvatures are linear.

@@ -33,8 +33,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lightning_bayes.curvature import AbstractEngine, Capture, GradientCapture
-from lightning_bayes.curvature.engine import require_call
+from lightning_bayes.curvature import Capture
 from lightning_bayes.curvature.selection import requires_grad_as
 from lightning_bayes.errors import NoMeasurementError, UnsupportedTrainingError
 from lightning_bayes.optim.finished_pass import BarePass, Curvature, FinishedPass
@@ -108,13 +107,12 @@ class OpenUpdate:
         finished: FinishedPass,
         grads: Mapping[nn.Parameter, Tensor | None],
         curvature: Curvature,
-        weights: tuple[float, float],
+        mc_samples: int,
     ) -> None:
-        """Add a pass to the averages. `grads` were g before it; `weights` are those of g and of the pass's gradient."""
+        """Add a pass to the averages; `grads` were g before it."""
         captured = finished.captured
         n, factor = captured.num_examples, captured.gradient_factor
-        weight = n / (self.examples + n)
-        old, new = weights if factor == 1 or self.keeps_sums else (1 - weight, weight * factor)
+        weight, (old, new) = n / (self.examples + n), self.weights(captured, mc_samples)
         self.summed += (1 / factor - self.summed) / (self.num_passes + 1)
         if self.num_passes or new != 1:
             for param, before in grads.items():
@@ -137,16 +135,20 @@ class OpenUpdate:
         self.has_sums |= isinstance(captured, Capture) and captured.scale.reduction != "mean"
         self.final_curvature = None
 
-    def weights(self, mc_samples: int) -> tuple[float, float]:
+    def weights(self, captured: Capture | BarePass, mc_samples: int) -> tuple[float, float]:
         """The weights of g and of the next pass's gradient: K passes are averaged, and the averages add up."""
+        n, factor = captured.num_examples, captured.gradient_factor
+        if factor != 1 and not self.keeps_sums:
+            weight = n / (self.examples + n)  # g is the mean over the examples whose losses were added up
+            return 1 - weight, weight * factor
         if self.share is not None:
             return 1.0, self.share
         count = self.num_passes + 1
         return ((count - 1) / count, 1 / count) if count <= mc_samples else (1.0, 1 / mc_samples)
 
-    def prior_term(self, param: nn.Parameter, term: Tensor, mc_samples: int) -> Tensor:
+    def prior_term(self, param: nn.Parameter, term: Tensor, weights: tuple[float, float]) -> Tensor:
         """What to add to the next pass's gradient so that g contains the mean of δ̃ (θ - μ), `term`, over all passes."""
-        old, new = self.weights(mc_samples)
+        old, new = weights
         before, count = self.sample_priors.get(param), self.num_passes + 1
         self.sample_priors[param] = term if before is None else torch.lerp(before, term, 1 / count)
         if self.share is not None or old != 1 or before is None:
@@ -169,7 +171,7 @@ class OpenUpdate:
         if processes > 1 and not self.is_averaged_by_host:
             raise UnsupportedTrainingError(
                 f"{processes} processes train together, but their measurements have not been averaged, so they "
-                "would drift apart. Call lightning_bayes.strategies.all_reduce_mean_(*opt.measured()) before opt.step(), "
+                "would drift apart. Call lightning_bayes.strategies.all_reduce_mean_(*opt.collect()) before opt.step(), "
                 "and run the passes under `with ddp_model.no_sync(), opt.sampled_params(rank):`."
             )
 
@@ -183,7 +185,6 @@ class MeasuredOptimizer(Protocol):
     """What a pass needs of an optimizer; see `NoisyOptimizer`."""
 
     model: nn.Module
-    engine: AbstractEngine
     notes: LossNotes
     mc_samples: int
 
@@ -259,21 +260,13 @@ def open_pass(
                     )
                 yield captured
             if captured.squares or any(param.grad is not None for param in before):
-                if isinstance(captured, GradientCapture):
-                    require_call(captured)
-                elif not isinstance(captured, BarePass):
-                    optimizer.engine.check_reached(captured)
+                captured.close()
                 finished = FinishedPass(captured, sample, loss_scale, update.means or {})
                 with torch.no_grad():
                     curvature = optimizer.read_pass(finished)
-                    is_alone = update.share is None and not update.num_passes
-                    weights = (0.0, 1.0) if is_alone else update.weights(optimizer.mc_samples)
-                    update.add(finished, before, curvature, weights)
+                    update.add(finished, before, curvature, optimizer.mc_samples)
                 if not isinstance(captured, BarePass):
-                    optimizer.notes.is_mean = captured.shows_mean
-                    if written := captured.tape.data_storages:
-                        storages = {param.untyped_storage().data_ptr() for _, param in optimizer.trained()}
-                        optimizer.notes.writes_data |= not storages.isdisjoint(written)
+                    optimizer.notes.note(captured, before)
             else:  # sampled, not differentiated
                 _restore(before)
     except BaseException:

@@ -207,7 +207,8 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
         for group, param in self.trained() if self.prior_at_sample else ():
             if (mean := finished.means.get(param)) is not None:
                 term = (param.detach() - mean).mul_(stated_prior_of(group, self.state[param]))
-                finished.add_to_gradient_(param, self._open_update.prior_term(param, term, self.mc_samples))
+                weights = self._open_update.weights(finished.captured, self.mc_samples)
+                finished.add_to_gradient_(param, self._open_update.prior_term(param, term, weights))
         return curvature
 
     def _join_ranks(self, curvature: Curvature, num_examples: float, add_ranks: Callable[[list[Tensor]], None]) -> None:

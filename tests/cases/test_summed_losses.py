@@ -127,7 +127,7 @@ def test_the_number_of_examples_is_stored_and_averaged_over_processes():
     x, y = next(iter(loader(BATCH)))
     with optimizer.sampled_params():
         summed(model(x), y).backward()
-    tensors, examples = optimizer.measured()
+    tensors, examples = optimizer.collect()
     assert (tensors[-1], examples) == (BATCH, BATCH)
     tensors[-1].fill_(6)  # the mean with another process's
     optimizer.step()

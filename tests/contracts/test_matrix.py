@@ -169,7 +169,7 @@ def by_micro_batches(net, x, y, situation, engine):
             sample = {name: p.detach().clone() for name, p in net.named_parameters()}
     assert all(map(torch.equal, net.parameters(), mean))
     named = {name: p for name, p in net.named_parameters() if p.requires_grad}
-    _, *both = optimizer.measured()[0]  # the loss, all gradients, all curvatures, perhaps the examples of a sum
+    _, *both = optimizer.collect()[0]  # the loss, all gradients, all curvatures, perhaps the examples of a sum
     net.load_state_dict(sample, strict=False)
     grads = {name: grad / situation.scale for name, grad in zip(named, both[: len(named)], strict=True)}
     return grads, dict(zip(named, both[len(named) : 2 * len(named)], strict=True))

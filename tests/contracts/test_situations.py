@@ -184,7 +184,7 @@ def train_on_rank(rank):
         for _ in range(3):
             with opt.sampled_params(rank):
                 backward(model, SHARDS[rank])
-            all_reduce_mean_(*opt.measured())
+            all_reduce_mean_(*opt.collect())
             opt.step()
         trained[optimizer.__name__] = weights(model)
     return trained

@@ -80,7 +80,7 @@ def test_a_mask_of_each_head_is_taken(dim, generator):
     x, mask = normal(5, 6, 4, generator=generator), normal(10, 6, 6, generator=generator)
     delta = normal(5, 6, 4, generator=generator)
     rule, turned = rule_for(layer), x.transpose(0, dim)
-    inputs = rule.bind(layer, (turned,) * 3, {"attn_mask": mask, "need_weights": False})
+    inputs = rule.prepared(layer, (turned,) * 3, {"attn_mask": mask, "need_weights": False})
     each = rule(layer, inputs, delta.transpose(0, dim))
     totals = rule.sums(layer, inputs, delta.transpose(0, dim), Workspace())
     named = dict(layer.named_parameters())

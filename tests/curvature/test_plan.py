@@ -86,7 +86,7 @@ class Passes:
             value = loss(*batch)
             captured.observe(value)
             value.backward()
-        self.engine.check_reached(captured)
+        captured.close()
         found = captured.mean_curvature()
         named = {name: p for name, p in self.model.named_parameters() if p in found}
         grads = {name: p.grad * captured.gradient_factor for name, p in named.items()}

@@ -213,7 +213,7 @@ def test_samples_of_one_batch_weigh_alike_and_are_not_counted():
             F.cross_entropy(model(x), y).backward()
             grads.append(model[0].weight.grad.clone())
         assert isinstance(captured, BarePass)
-    tensors, _ = opt.measured()
+    tensors, _ = opt.collect()
     assert len(tensors) == 1 + len(list(model.parameters()))  # the loss and ĝ: no ĥ for the processes to add
     torch.testing.assert_close(model[0].weight.grad, torch.stack(grads).mean(0), rtol=1e-12, atol=1e-15)
     measurement = opt._measurement(fill=False)

@@ -134,14 +134,14 @@ class LayerRule:
                 add_sums(total, name, part)
         return total
 
-    def bind(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
-        """The arguments of a call in the order of the forward's signature, including defaults."""
+    def prepared(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
+        """The rule's inputs in a call: the arguments in the order of the forward's signature, including defaults."""
         signature, defaults = _signature(type(layer).forward)
         if not kwargs and inspect.Parameter.empty not in defaults[len(args) :]:
-            return (*args, *defaults[len(args) :])
+            return self.prepare(layer, (*args, *defaults[len(args) :]))
         bound = signature.bind(layer, *args, **kwargs)
         bound.apply_defaults()
-        return tuple(bound.arguments.values())[1:]
+        return self.prepare(layer, tuple(bound.arguments.values())[1:])
 
     def dims(self, layer: nn.Module, inputs: Inputs) -> ExampleDims:
         """The batch dimension of each input, None for an input that all examples share."""

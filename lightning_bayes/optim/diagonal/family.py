@@ -141,7 +141,9 @@ class DiagonalFamily(PosteriorFamily):
         """Prepare an update for the parameters of a group that have the same kind of state."""
         states, update = self._optimizer.state, self._optimizer.num_updates + 1
         for group in self._optimizer.param_groups:
-            interval = group["posterior"]["curvature_interval"]
+            settings = group["posterior"]
+            interval, beta = settings["curvature_interval"], settings["betas"][1]
+            starts_as_mean = not self._optimizer.steps[settings["step_rule"]].is_published
             kinds: dict[tuple[int, bool, bool], list[nn.Parameter]] = {}
             for param in self._params(group):
                 state = states[param]
@@ -151,7 +153,7 @@ class DiagonalFamily(PosteriorFamily):
                 is_measured = measurement.curvature and has_curvature
                 elapsed = elapsed_updates(step + 1, update, interval) if is_measured else 0
                 measured = [measurement.curvature[param] for param in params] if elapsed else []
-                if has_curvature and group["posterior"]["init_precision"] is not None:
+                if has_curvature and settings["init_precision"] is not None:
                     self._start(params, group)
                 elif measured and not step:
                     torch._foreach_copy_([states[param]["curvature"] for param in params], measured)
@@ -160,7 +162,10 @@ class DiagonalFamily(PosteriorFamily):
                     if "measurements" in states[param]:
                         states[param]["measurements"] += elapsed
                 of_params = [states[param] for param in params]
-                yield DiagonalUpdate(self._optimizer, params, of_params, group, measured, elapsed, measurement.summed)
+                # Without a count, updates between two measurements count too; see `optim.measuring`.
+                count = of_params[0].get("measurements", step + 1)
+                weight = weight_of_old(beta, count, elapsed, starts_as_mean=starts_as_mean)
+                yield DiagonalUpdate(self._optimizer, params, of_params, group, measured, weight, measurement.summed)
 
     @torch.no_grad()
     def refresh(self, *, measured: bool, always: bool = False) -> None:
@@ -188,24 +193,15 @@ def _argument_names(function: Callable[..., Any]) -> frozenset[str]:
 @final
 @dataclass(eq=False)
 class DiagonalUpdate(CohortUpdate):
-    """Applies a method's pure update to parameters of a group in the same state, `elapsed` updates after the last ĥ."""
+    """Applies a method's pure update to parameters of a group in the same state."""
 
     optimizer: VariationalOptimizer
     params: Sequence[nn.Parameter]
     states: Sequence[dict[str, Any]]
     group: dict[str, Any]
     measured: Sequence[Tensor]
-    elapsed: int
+    weight_of_old: float  # of the curvature in its average with `measured`
     summed: float = 1.0
-
-    @cached_property
-    def _weight_of_old(self) -> float:
-        """The weight of the old curvature."""
-        starts_as_mean = not self.optimizer.steps[self.group["posterior"]["step_rule"]].is_published
-        # Without a count, updates between two measurements count too; see `optim.measuring`.
-        measurements = self.states[0].get("measurements", self.states[0]["step"])
-        beta = self.group["posterior"]["betas"][1]
-        return weight_of_old(beta, measurements, self.elapsed, starts_as_mean=starts_as_mean)
 
     @cached_property
     def _arguments(self) -> Mapping[str, Any]:
@@ -229,19 +225,19 @@ class DiagonalUpdate(CohortUpdate):
 
     @override
     def average_(self) -> None:
-        if not self.elapsed:
+        if not self.measured:
             return
         curvatures = [state["curvature"] for state in self.states]
         curvature_update = self.optimizer.curvature_update
         if self.optimizer.averages_curvature:
-            torch._foreach_lerp_(curvatures, list(self.measured), 1 - self._weight_of_old)
+            torch._foreach_lerp_(curvatures, list(self.measured), 1 - self.weight_of_old)
         elif curvature_update is None:  # the full update, whose changes of the means are discarded
             self._new_states({})
         else:
             accepted = _argument_names(curvature_update)
             for state, measured in zip(self.states, self.measured, strict=True):
                 arguments = {name: value for name, value in self._arguments_of(state).items() if name in accepted}
-                new = curvature_update(state["curvature"], measured, rate=1 - self._weight_of_old, **arguments)
+                new = curvature_update(state["curvature"], measured, rate=1 - self.weight_of_old, **arguments)
                 if new is not state["curvature"]:
                     state["curvature"].copy_(new)
 
@@ -254,7 +250,7 @@ class DiagonalUpdate(CohortUpdate):
 
     def _new_states(self, replaced: Mapping[str, Any]) -> list[Tensor]:
         """Run the update of each parameter with some arguments `replaced`; store the states and return the means."""
-        betas, means = (self._arguments["betas"][0], self._weight_of_old), []
+        betas, means = (self._arguments["betas"][0], self.weight_of_old), []
         update, state_type = self.optimizer.natural_update, self.optimizer.state_type
         for i, (param, state) in enumerate(zip(self.params, self.states, strict=True)):
             # Updates assume a prior centred at zero, so they get the distance from its mean.

@@ -89,6 +89,21 @@ def test_the_prior_s_gradient_at_the_samples_is_averaged_over_passes_whose_gradi
     torch.testing.assert_close(model.weight.grad, torch.stack(grads).sum(0) + 0.3 * torch.stack(noises).mean(0))
 
 
+def test_the_prior_s_gradient_at_the_samples_counts_like_the_examples_of_summed_losses(generator):
+    """g = Σ_p n_p (ḡ_p + δ̃(θ_p - μ)) / Σ_p n_p: micro-batches whose losses are added up are one batch."""
+    x, y = regression(generator)
+    model = linear()
+    opt = NoisyAdam(model, num_data=100, prior_precision=30.0, init_precision=60.0)
+    mean, expected = model.weight.detach().clone(), []
+    for rows in (slice(0, 8), slice(8, 12), slice(12, 14)):
+        with opt.sampled_params():
+            theta = model.weight.detach().clone()
+            (0.5 * F.mse_loss(model(x[rows]), y[rows], reduction="sum")).backward()
+        residuals = x[rows] @ theta.T - y[rows]
+        expected += (x[rows] * residuals + 0.3 * (theta - mean)).unbind()
+    torch.testing.assert_close(model.weight.grad[0], torch.stack(expected).mean(0))
+
+
 def test_unused_parameters_are_pulled_to_the_prior_at_their_samples(generator):
     x, y = regression(generator)
     model = nn.ModuleDict({"used": linear(), "unused": linear()})

@@ -237,7 +237,7 @@ def test_measures_the_exact_diagonal_also_where_it_is_negative(generator):
         F.cross_entropy(model(x), y).backward()
     diagonal = diagonal_of_hessian(model, x, y)
     assert diagonal.min() < 0
-    torch.testing.assert_close(torch.cat([m.flatten() for m in opt.measured()[0][-4:]]), diagonal)
+    torch.testing.assert_close(torch.cat([m.flatten() for m in opt.collect()[0][-4:]]), diagonal)
 
 
 @pytest.mark.parametrize("positivity", POSITIVITY)
@@ -250,7 +250,7 @@ def test_posterior_is_one_throughout_on_a_model_with_negative_curvature(optimize
     for _ in range(50):
         with opt.sampled_params():
             F.cross_entropy(model(x), y).backward()
-        saw_negative |= any((h < 0).any() for h in opt.measured()[0][-4:])
+        saw_negative |= any((h < 0).any() for h in opt.collect()[0][-4:])
         opt.step()
         assert all((p > 0).all() for p in opt.posterior().precision.values())
     assert saw_negative
