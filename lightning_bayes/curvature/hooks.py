@@ -37,7 +37,7 @@ from lightning_bayes.curvature.layer_calls import (
 )
 from lightning_bayes.curvature.layer_graph import can_repeat_backward
 from lightning_bayes.curvature.layouts import LOOPED, ROWS, SHARED, LayerOutput, added_up, with_other_calls
-from lightning_bayes.curvature.measured_modules import MeasuredModule, has_only_scalars, mark_parts, require_measured
+from lightning_bayes.curvature.measured_modules import MeasuredModule, has_only_scalars, mark_parts, refuse_unmeasured
 from lightning_bayes.curvature.parameters import buffers_kept, user_hooks_off
 from lightning_bayes.errors import UnsupportedLayerError, UnsupportedTrainingError
 from lightning_bayes.likelihood.module_outputs import Uncopied
@@ -147,7 +147,7 @@ class HookedCapture(Capture, ABC):
             self._is_replaying = False
 
     def _measure(self, call: LayerCall, inputs: list[Any], grads: list[Tensor | None]) -> None:
-        if self.running_check is not None and self._accumulates:
+        if self.running_check is not None and self.running_check.is_counted():
             sums = call.measured("sums", inputs, grads)
             for name, param in call.params.items():
                 self.running_check.add(param, sums[name][0])
@@ -225,21 +225,19 @@ class HookedCapture(Capture, ABC):
             self.add_complete(param, contribution)
         self.shared.clear()
 
-    @property
-    def _accumulates(self) -> bool:
-        """Whether the running backward accumulates gradients."""
-        return not self._is_measuring and not self.is_following
-
     def _add_sum(self, param: nn.Parameter, total: Tensor) -> None:
         assert self.sums is not None
         self.sums[param] = self.sums[param] + total if param in self.sums else total
 
     def close(self) -> None:
         """Require of a finished pass that backward measured every parameter with a gradient."""
-        trained, reached = self.engine.trained(self.left_out), {*self.squares, *self.in_factors}
-        if reached or any(param.grad is not None for param in trained.values()):
+        moved = {name: p for name, p in self.engine.trained(self.left_out).items() if p.grad is not None}
+        reached = {*self.squares, *self.in_factors}
+        if self.loss is None and (moved or reached):
             self.require_loss()
-        require_measured(trained, reached, self.unmeasured, has_factors=bool(self.in_factors))
+        missed = [name for name, param in moved.items() if param not in reached - self.unmeasured]
+        if missed or not reached:
+            refuse_unmeasured(missed, has_factors=bool(self.in_factors))
 
     def handle_layouts(self, loss: Tensor, outputs: Sequence[LayerOutput]) -> None:
         """Check the calls; loop over the examples for parameters that fail."""
@@ -267,7 +265,7 @@ class HookedCapture(Capture, ABC):
         if not can_repeat_backward(loss):
             if self.running_check is None and tuple(self.sizes) not in self.plan.checked_once:
                 trained = self.engine.trained(self.left_out).values()
-                self.running_check = RunningCheck(trained, lambda: self._accumulates)
+                self.running_check = RunningCheck(trained, lambda: not (self._is_measuring or self.is_following))
             return
         sums, squares, grads = self._compared(loss, params)
         failing = failing_parameters(sums, squares, grads, partial(self._constant, loss), self.is_half)

@@ -8,7 +8,7 @@ fused engine measures parameters beside children at the functions that take them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -180,25 +180,17 @@ def _has_batch_norm(module: nn.Module) -> bool:
     return any(isinstance(below, BatchNormBase) for below in module.modules())
 
 
-def require_measured(
-    trained: Mapping[str, nn.Parameter],
-    reached: Collection[nn.Parameter],
-    unmeasured: Collection[nn.Parameter],
-    *,
-    has_factors: bool,
-) -> None:
-    """Require that a layer was called, and that every parameter with a gradient was measured; all are of one pass."""
-    missed = [n for n, p in trained.items() if p.grad is not None and (p not in reached or p in unmeasured)]
-    if missed:
-        others = " Or use VOGN or IVON, which take such parameters." if has_factors else ""
-        raise UnsupportedLayerError(
-            f"No curvature rule can measure {missed[0]}: it gets a gradient outside of its module's forward, or the "
-            "rows of its layer are not the examples, such as the nodes of graphs. Move it into a small nn.Module that "
-            "is called on the batch, or freeze it with requires_grad_(False). "
-            f"Parameters: {name_some(missed)}.{others}"
-        )
-    if not reached:
+def refuse_unmeasured(missed: list[str], *, has_factors: bool) -> NoReturn:
+    """Refuse a pass in which parameters have gradients that no rule measured, or in which no layer was called."""
+    if not missed:
         raise NoMeasurementError(
             "No trainable layer was called with gradients enabled, so there is nothing to measure. Run forward and "
             "backward inside the pass, on the model the engine was built for."
         )
+    others = " Or use VOGN or IVON, which take such parameters." if has_factors else ""
+    raise UnsupportedLayerError(
+        f"No curvature rule can measure {missed[0]}: it gets a gradient outside of its module's forward, or the "
+        "rows of its layer are not the examples, such as the nodes of graphs. Move it into a small nn.Module that "
+        "is called on the batch, or freeze it with requires_grad_(False). "
+        f"Parameters: {name_some(missed)}.{others}"
+    )

@@ -31,9 +31,6 @@ class BarePass:
         """Store the loss."""
         self.loss = loss.detach().clone()
 
-    def close(self) -> None:
-        """Nothing was measured, so there is nothing to check."""
-
 
 @dataclass(frozen=True)
 class FinishedPass:

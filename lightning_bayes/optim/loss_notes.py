@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, final
 
 from torch import Tensor, nn
 
-from lightning_bayes.curvature import Capture
 from lightning_bayes.likelihood import Likelihood
 from lightning_bayes.likelihood.record import StepRecorder
 from lightning_bayes.optim.groups import KEY
@@ -48,11 +47,9 @@ class LossNotes:
         """The likelihood of the first loss; None before it."""
         return None if self.likelihood is None else Likelihood.of_state(self.likelihood)
 
-    def note(self, captured: Capture, trained: Iterable[nn.Parameter]) -> None:
-        """Note what a finished pass tells of the training step."""
-        self.is_mean = captured.shows_mean
-        if written := captured.tape.data_storages:
-            self.writes_data |= not {param.untyped_storage().data_ptr() for param in trained}.isdisjoint(written)
+    def note_written(self, storages: Collection[int], trained: Iterable[nn.Parameter]) -> None:
+        """Note whether the storages of ``.data`` that a pass used are those of trained parameters."""
+        self.writes_data |= any(param.untyped_storage().data_ptr() in storages for param in trained)
 
     @contextmanager
     def noting(self, model: nn.Module, observe: Callable[[Tensor], None]) -> Iterator[Callable[[Tensor], None]]:

@@ -45,6 +45,8 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
 
     joins_weights: ClassVar[bool] = False
     fills_gradients: bool = True
+    # Draws a posterior sample of the parameters to perturb, in separate memory with the same strides.
+    draw_sample: Callable[[CounterNoise], dict[nn.Parameter, Tensor]]
 
     def __init__(
         self,
@@ -68,10 +70,6 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
     @abstractmethod
     def capture_pass(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture | BarePass]:
         """The capture of one pass, to be entered around forward and backward."""
-
-    @abstractmethod
-    def draw_sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
-        """Draw a posterior sample of the parameters to perturb, in separate memory with the same strides."""
 
     @abstractmethod
     def read_pass(self, finished: FinishedPass) -> Curvature:
@@ -125,8 +123,8 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         super().load_state_dict(self.notes.load(state_dict))
 
     def __getstate__(self) -> dict[str, Any]:
-        """All attributes but the family, which refers to its optimizer weakly. torch's keeps state and groups alone."""
-        return {name: value for name, value in vars(self).items() if name != "family"}
+        """All attributes but the family's, which refers to its optimizer weakly. torch's keeps state and groups alone."""
+        return {name: value for name, value in vars(self).items() if name not in {"family", "draw_sample"}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore attributes; groups without their holder, as in a checkpoint, go to the list in use."""

@@ -23,7 +23,7 @@ mean, and the first ten updates are done. The model then runs without any hook.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -187,6 +187,7 @@ class MeasuredOptimizer(Protocol):
     model: nn.Module
     notes: LossNotes
     mc_samples: int
+    draw_sample: Callable[[CounterNoise], dict[nn.Parameter, Tensor]]
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -201,9 +202,6 @@ class MeasuredOptimizer(Protocol):
 
     def capture_pass(self, sample: int, loss_scale: float) -> AbstractContextManager[Capture | BarePass]:
         """The capture of one pass, to be entered around forward and backward."""
-
-    def draw_sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
-        """Draw a posterior sample."""
 
     def read_pass(self, finished: FinishedPass) -> Curvature:
         """Read ĥ of a pass."""
@@ -260,13 +258,16 @@ def open_pass(
                     )
                 yield captured
             if captured.squares or any(param.grad is not None for param in before):
-                captured.close()
+                if not isinstance(captured, BarePass):
+                    captured.close()
                 finished = FinishedPass(captured, sample, loss_scale, update.means or {})
                 with torch.no_grad():
                     curvature = optimizer.read_pass(finished)
                     update.add(finished, before, curvature, optimizer.mc_samples)
                 if not isinstance(captured, BarePass):
-                    optimizer.notes.note(captured, before)
+                    optimizer.notes.is_mean = captured.shows_mean
+                    if captured.tape.data_storages:
+                        optimizer.notes.note_written(captured.tape.data_storages, before)
             else:  # sampled, not differentiated
                 _restore(before)
     except BaseException:

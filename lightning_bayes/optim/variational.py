@@ -13,7 +13,7 @@ from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import Unpack, override
+from typing_extensions import Unpack
 
 from lightning_bayes.curvature import Capture, GradientEngine, make_engine
 from lightning_bayes.curvature.parameters import require_full_precision
@@ -29,7 +29,6 @@ from lightning_bayes.optim.group_settings import GroupSettings
 from lightning_bayes.optim.groups import KEY, apart, beside
 from lightning_bayes.optim.hyperparameters import DeclaresArguments, OptimizerFields, StepRule
 from lightning_bayes.optim.measuring import FIRST_UPDATES
-from lightning_bayes.optim.noise import CounterNoise
 from lightning_bayes.optim.optimizer import NoisyOptimizer
 from lightning_bayes.optim.parameters import StartingStates, trainable
 from lightning_bayes.optim.passes import UpdateMeasurement
@@ -102,7 +101,7 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
         self.deterministic, self.weight_priors = self._starting.deterministic, self._starting.weight_priors
         self._own_arguments = self.arguments_of_update()
         self._settings = GroupSettings(declaration, self.check_together, self.steps)
-        self.family: PosteriorFamily = self.family_type(weakref.proxy(self))  # frees all tensors with us
+        self._build_family()
         squares = isinstance(self.estimator, BatchSquare)
         self._check_batch_size = BatchSizeCheck(type(self).__name__) if squares else None
         engine, quantity, reduction = values["engine"], self.estimator.quantity, values["loss_reduction"]
@@ -146,7 +145,11 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore attributes; the family has no state of its own."""
         super().__setstate__(state)
-        self.family = self.family_type(weakref.proxy(self))
+        self._build_family()
+
+    def _build_family(self) -> None:
+        self.family: PosteriorFamily = self.family_type(weakref.proxy(self))  # frees all tensors with us
+        self.draw_sample = self.family.sample
 
     @property
     def base_step(self) -> BaseOptimizerStep | None:
@@ -190,10 +193,6 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
             states = [self.state[key] for key in update.to_measure or () if isinstance(key, nn.Parameter)]
             needs_no_count = needs_no_count and all(state["noisy"] and state["step"] for state in states)
         return nullcontext(BarePass()) if needs_no_count else self._gradient_engine.capture()
-
-    @override
-    def draw_sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
-        return self.family.sample(noise)
 
     def read_pass(self, finished: FinishedPass) -> Curvature:
         """Read ĥ of a pass, and add the prior's gradient at the sample."""

@@ -164,7 +164,7 @@ class DiagonalFamily(PosteriorFamily):
                 of_params = [states[param] for param in params]
                 # Without a count, updates between two measurements count too; see `optim.measuring`.
                 count = of_params[0].get("measurements", step + 1)
-                weight = weight_of_old(beta, count, elapsed, starts_as_mean=starts_as_mean)
+                weight = weight_of_old(beta, count, elapsed, starts_as_mean=starts_as_mean) if elapsed else 1.0
                 yield DiagonalUpdate(self._optimizer, params, of_params, group, measured, weight, measurement.summed)
 
     @torch.no_grad()

@@ -37,7 +37,6 @@ from lightning_bayes.optim.diagonal.state import MeanFieldState, average, debias
 from lightning_bayes.optim.diagonal.von import correct_, moved_curvature
 from lightning_bayes.optim.effective import effective
 from lightning_bayes.optim.hyperparameters import Number, VariationalArguments
-from lightning_bayes.optim.noise import CounterNoise
 from lightning_bayes.optim.settings import POSITIVE_OR_INFINITE, Setting
 from lightning_bayes.optim.variational import VariationalOptimizer
 from lightning_bayes.posteriors import minimal_precision
@@ -116,7 +115,9 @@ class IVON(VariationalOptimizer):
         starts_by_itself = is_natural and rescales is not False and arguments.get("init_precision") is None
         self._likelihood_precision = starting_precision(model) if starts_by_itself else None
         if starts_by_itself:
-            arguments["init_precision"] = self._likelihood_precision  # `draw_sample` adds the prior's, once it is known
+            arguments["init_precision"] = (
+                self._likelihood_precision
+            )  # `start_groups` adds the prior's, once it is known
         arguments["rescale_lr"] = starts_by_itself if rescales is None else rescales
         super().__init__(model, params, **cast(VariationalArguments, arguments))
 
@@ -137,13 +138,13 @@ class IVON(VariationalOptimizer):
             precision = self._likelihood_precision or group["posterior"]["init_precision"]
             group["posterior"]["rate_factor"] = precision * initial.kl_weight / initial.num_data
 
-    def draw_sample(self, noise: CounterNoise) -> dict[nn.Parameter, Tensor]:
-        """Draw a posterior sample, the first with a chosen P₀."""
+    def start_groups(self) -> None:
+        """Choose P₀ of groups without an update, now that the prior is known."""
+        super().start_groups()
         for group in self.param_groups:
             if self._likelihood_precision is not None and not group["posterior"]["step"]:
                 least = minimal_precision(**effective(group).start_arguments)
                 group["posterior"]["init_precision"] = self._likelihood_precision + least
-        return super().draw_sample(noise)
 
     def update_arguments(self, group: dict[str, Any], step: int, precision: Tensor | None = None) -> dict[str, Any]:
         """Rescale the learning rate on request."""
