@@ -1,5 +1,6 @@
 """Lightning callbacks for variational inference, other posteriors, and evaluation under a posterior."""
 
+from lightning_bayes.callbacks.any_optimizer import OptimizerCallback
 from lightning_bayes.callbacks.base import VariationalCallback
 from lightning_bayes.callbacks.calibration import Calibration
 from lightning_bayes.callbacks.deep_ensemble import DeepEnsembleCallback
@@ -45,6 +46,7 @@ __all__ = [
     "NoisyAdamFisherCallback",
     "NoisyKFACCallback",
     "OGNCallback",
+    "OptimizerCallback",
     "PredictionWriter",
     "SWAGCallback",
     "VOGNCallback",

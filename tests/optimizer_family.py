@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import io
+import pkgutil
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,12 +13,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import lightning_bayes.optim  # noqa: F401  its import defines the subclasses
+from lightning_bayes import optim
 from lightning_bayes.likelihood import Categorical
 from lightning_bayes.optim import NoisyOptimizer
 from lightning_bayes.optim.diagonal.estimators import SecondOrder
 from lightning_bayes.optim.diagonal.reparameterised import Reparameterised
 from lightning_bayes.optim.finished_pass import FinishedPass
+
+for module in pkgutil.walk_packages(optim.__path__, f"{optim.__name__}."):
+    import_module(module.name)  # defines the subclasses, also of files that nothing else imports
 
 
 def concrete(cls):

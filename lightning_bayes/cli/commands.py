@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
+import select
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import version
 from typing import Final
@@ -65,7 +68,8 @@ def main() -> None:
     """
     is_debugging = "--debug" in sys.argv
     try:
-        _run([word for word in sys.argv[1:] if word != "--debug"] or ["--help"], is_debugging)
+        with _quiet_without_reader():
+            _run([word for word in sys.argv[1:] if word != "--debug"] or ["--help"], is_debugging)
     except Exception as error:
         cause = _without_traceback(error)
         if cause is None or is_debugging:
@@ -74,6 +78,29 @@ def main() -> None:
         # torch adds a traceback to the message of a data-loading worker's error
         message = str(cause).rpartition(f"\n{kind.__module__}.{kind.__qualname__}: ")[2]
         raise SystemExit(f"lightning-bayes: {kind.__name__}: {message}") from error
+
+
+@contextmanager
+def _quiet_without_reader() -> Iterator[None]:
+    """Context that ends the process without a traceback once the reader of its output, such as ``head``, has gone."""
+    try:
+        try:
+            yield
+        except SystemExit:  # of a parser that has printed its help
+            sys.stdout.flush()
+            raise
+        sys.stdout.flush()
+    except BrokenPipeError:
+        if not _is_without_reader():  # the pipe of a process that loads data, for example
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes when it exits
+        raise SystemExit(141) from None  # as of a process that SIGPIPE ends
+
+
+def _is_without_reader() -> bool:
+    output = select.poll()
+    output.register(sys.stdout, select.POLLOUT)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in output.poll(0))
 
 
 def _without_traceback(error: BaseException | None) -> BaseException | None:

@@ -7,7 +7,8 @@
     with:    {lenet5: {...}}       is a further config after this part if the composition contains `lenet5`
 
 Data sets and models are those of `lightning_bayes.zoo.register_data` and `create_model`: a file in ``data/`` or ``models/``
-adds settings to one of them. Parts of ``evaluation/`` can be added to any composition. Nothing here imports torch, except
+adds settings to one of them. ``MODULE:NAME`` stands for what a module registers under this name, or for its callback or
+optimizer. Parts of ``evaluation/`` can be added to any composition. Nothing here imports torch, except
 for a composition itself.
 """
 
@@ -147,7 +148,7 @@ def _composition(names: Sequence[str]) -> list[str]:
     layers = [
         layer for part in (base, *(content for _, content in read_parts)) for layer in _with_overlays(part, names)
     ]
-    values = {"name": "_".join(re.sub(r"\W+", "_", Path(name).stem) for name in names)}
+    values = {"name": "_".join(re.sub(r"\W+", "_", Path(name.rpartition(":")[2]).stem) for name in names)}
     for layer in layers:
         values |= layer.pop("values", {})
     texts = [json.dumps(layer) for layer in layers if layer]
@@ -180,7 +181,9 @@ def _part(name: str) -> tuple[str, dict[str, Any]]:
             return kind, _read(parts(kind)[name])
     module, _, short = name.rpartition(":")
     if module:
-        import_module(module)  # importing the module registers its models and data sets
+        found = getattr(import_module(module), short, None)  # importing a module registers its models and data sets
+        if isinstance(found, type) and (method := _method(found)):
+            return "methods", {"trainer": {"callbacks+": [method]}}
     from lightning_bayes.zoo.create import create_model  # imports torch, and registers this package's models
     from lightning_bayes.zoo.data import DigitsDataModule  # noqa: F401  (registers this package's data sets)
     from lightning_bayes.zoo.registry import DATA, MODELS, import_path
@@ -200,8 +203,25 @@ def _part(name: str) -> tuple[str, dict[str, Any]]:
         arguments = {"name": name, "num_classes": "${num_classes}", "in_channels": "${in_channels}"}
         network = {"class_path": import_path(create_model), "init_args": arguments}
     else:
-        raise ConfigError(f"{module} registers no model or data set {short!r}. Decorate it with zoo.register_model.")
+        raise ConfigError(
+            f"{module} registers no model or data set {short!r}, and has no callback or optimizer of this name. Decorate a "
+            "model with zoo.register_model."
+        )
     return "models", {**settings, "model": {"init_args": {"model": network}}}
+
+
+def _method(found: type) -> dict[str, Any]:
+    """The callback that an optimizer or a callback of the user stands for; empty for other classes."""
+    from lightning.pytorch import Callback
+
+    from lightning_bayes.callbacks import OptimizerCallback
+    from lightning_bayes.optim import VariationalOptimizer
+    from lightning_bayes.zoo.registry import import_path
+
+    if issubclass(found, VariationalOptimizer):
+        arguments = {"optimizer": import_path(found), "eval_samples": "${eval_samples}"}
+        return {"class_path": import_path(OptimizerCallback), "init_args": arguments}
+    return {"class_path": import_path(found)} if issubclass(found, Callback) else {}
 
 
 def _read(path: Path) -> dict[str, Any]:

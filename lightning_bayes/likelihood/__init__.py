@@ -1,4 +1,10 @@
-"""What a training loss says about the outputs of a network: recorded once, stored, and read by everything after the fit."""
+"""What a training loss says about the outputs of a network: recorded once, stored, and read by everything after the fit.
+
+Importing this package imports all its files, so that every kind in them can be read from a file.
+"""
+
+import pkgutil
+from importlib import import_module
 
 from lightning_bayes.likelihood.base import KINDS, OutputLikelihood
 from lightning_bayes.likelihood.batches import Labels, ReadOutput, labels_in, labels_of_pair, read_output
@@ -50,3 +56,6 @@ __all__ = [
     "read_output",
     "with_leaf",
 ]
+
+for _module in pkgutil.iter_modules(__path__, f"{__name__}."):
+    import_module(_module.name)

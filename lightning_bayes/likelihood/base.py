@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
-from typing import Any, ClassVar, TypeVar, final
+from typing import Any, ClassVar, TypeAlias, TypeVar, final
 
 import torch
 from torch import Generator, Tensor
@@ -25,6 +25,7 @@ from lightning_bayes.likelihood.paths import mapped
 from lightning_bayes.likelihood.predictions import AnyPrediction, moments_of
 
 T = TypeVar("T", bound="OutputLikelihood")
+Case: TypeAlias = tuple[Callable[[], "OutputLikelihood"], tuple[int, ...]]
 
 
 class OutputLikelihood(ABC):
@@ -33,10 +34,13 @@ class OutputLikelihood(ABC):
     Attributes:
         name: The kind's name in files, such as ``"categorical"``; a subclass that sets it is registered.
         has_classes: Whether targets are classes, with `class_probs`.
+        cases: For the contract tests: functions that build a kind, each with the shape of one example's output, which is
+            drawn from a standard normal distribution.
     """
 
     name: ClassVar[str] = "own"
     has_classes: ClassVar[bool] = False
+    cases: ClassVar[Sequence[Case]] = ()
 
     @property
     def has_temperature(self) -> bool:

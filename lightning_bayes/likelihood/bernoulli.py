@@ -35,6 +35,7 @@ class Bernoulli(OutputLikelihood):
 
     name: ClassVar[str] = "bernoulli"
     has_classes: ClassVar[bool] = True
+    cases = ((lambda: Bernoulli(), (3,)),)
 
     def __init__(self, pos_weight: float | Sequence[float] | None = None, is_logits: bool = True) -> None:
         self.pos_weight, self.is_logits = pos_weight, is_logits

@@ -45,6 +45,7 @@ class Categorical(OutputLikelihood):
 
     name: ClassVar[str] = "categorical"
     has_classes: ClassVar[bool] = True
+    cases = ((lambda: Categorical(), (3,)), (lambda: Categorical(), (3, 2, 2)), (lambda: Categorical(-1), (2, 3)))
 
     def __init__(
         self,

@@ -35,6 +35,7 @@ class Gaussian(OutputLikelihood):
     """
 
     name: ClassVar[str] = "gaussian"
+    cases = ((lambda: Gaussian(0.3), (3,)), (lambda: Gaussian([0.3, 2.0]), (2,)))
 
     def __init__(self, std: float | Sequence[Any] | None = None) -> None:
         values = torch.as_tensor(1.0 if std is None else std, dtype=torch.float64)

@@ -32,6 +32,7 @@ class Poisson(OutputLikelihood):
     """
 
     name: ClassVar[str] = "poisson"
+    cases = ((lambda: Poisson(), (2,)),)
 
     def __init__(self, is_log: bool = True) -> None:
         self.is_log = is_log

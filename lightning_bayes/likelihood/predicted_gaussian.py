@@ -73,6 +73,7 @@ class PredictedGaussian(OutputLikelihood):
     """
 
     name: ClassVar[str] = "predicted_gaussian"
+    cases = ((lambda: PredictedGaussian("log_variance"), (4,)), (lambda: PredictedGaussian("softplus_std"), (2,)))
 
     def __init__(self, form: FormName = "variance") -> None:
         if form not in FORMS:

@@ -524,6 +524,42 @@ class Damaged(Dataset):
         raise DataError("x.png is truncated.\nRemove it.")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "buffering", "status"),
+    [
+        ("list models", "", 141),
+        ("list models", "1", 141),
+        ("--help", "", 141),
+        ("report --help", "", 141),
+        ("fit --help", "", 0),  # whose parser passes over what it cannot write
+    ],
+)
+def test_printing_ends_quietly_once_nobody_reads(arguments, buffering, status):
+    """As when `head` has read its lines; the output is buffered unless PYTHONUNBUFFERED is set."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "lightning_bayes", *arguments.split()],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONUNBUFFERED": buffering},
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (status, "")
+
+
+def test_a_broken_pipe_elsewhere_keeps_its_traceback(monkeypatch):
+    def broken(kind):
+        raise BrokenPipeError("of a process that loads data")
+
+    monkeypatch.setattr("lightning_bayes.cli.commands._entries", broken)
+    monkeypatch.setattr(sys, "argv", ["lightning-bayes", "list", "models"])
+    with pytest.raises(BrokenPipeError, match="of a process that loads data"):
+        main()
+
+
 def test_an_error_in_a_process_that_loads_data_is_told_without_its_traceback(monkeypatch):
     monkeypatch.setattr(bayes_cli, "BayesCLI", lambda *_, **options: list(DataLoader(Damaged(), num_workers=1)))
     with pytest.raises(SystemExit, match=r"^lightning-bayes: DataError: x\.png is truncated\.\nRemove it\.$"):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from composed import compose
 
+from lightning_bayes.callbacks import VariationalCallback
 from lightning_bayes.cli.bayes_cli import instantiate
 from lightning_bayes.cli.composition import KINDS, configs_of, parts, recipes
 from lightning_bayes.errors import ConfigError, HyperparameterError
@@ -157,8 +158,21 @@ def test_a_part_may_be_a_file(tmp_path):
 STRANGER = """
     from lightning.pytorch import LightningDataModule
     from torch import nn
+    from lightning_bayes.callbacks import VariationalCallback
+    from lightning_bayes.optim import VariationalOptimizer
+    from lightning_bayes.optim.diagonal.family import DiagonalFamily
+    from lightning_bayes.optim.diagonal.vogn import update
     from lightning_bayes.zoo import register_data, register_model
     from lightning_bayes.zoo.data import DigitsDataModule
+
+    class StrangeVOGN(VariationalOptimizer):
+        noisy = averages_curvature = True
+        family_type = DiagonalFamily
+        natural_update = staticmethod(update)
+        own_defaults = {"betas": (0.0, 0.99)}
+
+    class StrangeCallback(VariationalCallback):
+        optimizer_class = StrangeVOGN
 
     @register_model("strange")
     @register_model("strange_wide", width=32)
@@ -217,6 +231,17 @@ def test_a_strangers_file_is_named_and_trained(stranger, name, width):
     run.trainer.fit(run.model, datamodule=run.datamodule)
     assert run.trainer.global_step == 1
     assert run.trainer.callback_metrics["val/cls/NLL"].isfinite()
+
+
+@pytest.mark.parametrize("name", ["StrangeVOGN", "StrangeCallback"])
+def test_a_strangers_optimizer_is_named_and_trained(stranger, name):
+    run = instantiate(f"digits+mlp+{stranger}:{name}", *QUIET, "--trainer.fast_dev_run=true")
+    run.trainer.fit(run.model, datamodule=run.datamodule)
+    (callback,) = (found for found in run.trainer.callbacks if isinstance(found, VariationalCallback))
+    assert type(callback.optimizer).__name__ == "StrangeVOGN"
+    assert callback.group_defaults["betas"] == (0.0, 0.99)
+    assert callback.optimizer.num_updates == 1
+    assert run.config.trainer.logger.init_args.name == f"digits_mlp_{name}"
 
 
 def test_a_strangers_model_is_created_by_name(stranger):
