@@ -38,12 +38,14 @@ def checked(init: _Constructor) -> _Constructor:
 
 
 def require_known(callback: str, passed: Iterable[str], names: Iterable[str]) -> None:
-    """Raise a `TypeError` for a keyword that is none of the names, with the nearest."""
+    """Raise a `TypeError` for a keyword that is none of the names, with the nearest, or those that contain it as a word."""
     known = sorted(names)
     unknown = sorted(set(passed) - set(known))
     if unknown:
-        close = difflib.get_close_matches(unknown[0], known, 1)
-        hint = f" Did you mean {close[0]}?" if close else ""
+        close = [name for name in known if unknown[0] in name.split("_")] or difflib.get_close_matches(
+            unknown[0], known, 1
+        )
+        hint = f" Did you mean {' or '.join(close)}?" if close else ""
         raise TypeError(
             f"{callback} has no argument {', '.join(unknown)}.{hint} Its arguments are: {', '.join(known)}."
         )

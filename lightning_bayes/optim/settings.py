@@ -78,9 +78,14 @@ class Setting:
         if value is None and (self.optional or (self.chosen_later and not is_function)):
             return
         if value not in self.range:
-            yield f"{name}={value!r} must be {self.range.words}"
+            hint = f". Pass {name}={value}, without quotes" if _is_quoted_number(value) else ""
+            yield f"{name}={value!r} must be {self.range.words}{hint}"
         elif self.upper_limit is not None and value > self.upper_limit:
             yield f"{name}={value!r} must be at most {self.upper_limit:g}"
+
+
+def _is_quoted_number(value: Any) -> bool:
+    return isinstance(value, str) and value.replace(".", "", 1).isdecimal()
 
 
 class Declaration:

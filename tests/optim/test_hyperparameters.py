@@ -85,6 +85,10 @@ def test_a_posterior_over_all_weights_takes_them_too():
         ({"betas": 0.9}, r"betas=0\.9 must be two numbers of at least 0 and below 1"),
         ({"betas": None}, "betas=None must be two numbers"),
         ({"seed": "a"}, "seed='a' must be a whole number"),
+        (
+            {"prior_precision": "0.1"},
+            r"prior_precision='0\.1' must be above 0\. Pass prior_precision=0\.1, without quotes",
+        ),
         ({"num_data": np.int64(-3)}, "num_data=-3 must be above 0"),
         (
             {"num_data": lambda t: 10, "init_precision": lambda t: 1.0},

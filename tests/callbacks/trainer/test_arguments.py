@@ -15,6 +15,7 @@ from lightning_bayes import (
     MCDropoutCallback,
     MultiModeCallback,
     SWAGCallback,
+    VOGNCallback,
     callbacks,
 )
 from lightning_bayes.callbacks import BatchNormRecalibration, EvaluationFigures, PredictionWriter, VariationalCallback
@@ -34,6 +35,13 @@ def test_an_unknown_name_is_told_the_arguments(callback):
         TypeError, match=f"{callback.__name__} has no argument colour.* arguments are: {', '.join(names)}"
     ):
         callback(colour="red")
+
+
+def test_a_word_of_several_names_is_told_all_of_them():
+    with pytest.raises(
+        TypeError, match=r"no argument samples\. Did you mean eval_samples or mc_samples or val_samples\?"
+    ):
+        VOGNCallback(samples=5)
 
 
 @pytest.mark.parametrize(
