@@ -221,10 +221,12 @@ class LaplaceCallback(PosthocCallback):
             )
         self._state_noise(likelihood, self.result.likelihood)
         deltas = ", ".join(f"{delta:.3g}" for delta in _by_layer(self.result).values())
-        rank_zero_info(
-            f"LaplaceCallback: the log marginal likelihood is {self.result.log_marginal_likelihood:.1f} nats, the prior "
-            f"precision{_REASONS.get(str(prior), '')} {deltas}."
+        # At the edge of a search the evidence is that of a prior which fits nothing.
+        is_known = not self.result.at_edge
+        evidence = (
+            f"the log marginal likelihood is {self.result.log_marginal_likelihood:.1f} nats, " if is_known else ""
         )
+        rank_zero_info(f"LaplaceCallback: {evidence}the prior precision{_REASONS.get(str(prior), '')} {deltas}.")
         return self.result
 
 
