@@ -29,8 +29,8 @@ def check_not_empty(panels: Sized, needed: str) -> None:
 
 
 def line_style(index: int) -> dict[str, Any]:
-    """Colour and line style of a series; lines are dashed once all colours are used."""
-    return {"color": SERIES[index % len(SERIES)], "linestyle": ("-", "--")[index // len(SERIES) % 2]}
+    """Colour and line style of a series; every second line is dashed, so that two equal series are both seen."""
+    return {"color": SERIES[index % len(SERIES)], "linestyle": ("-", "--")[index % 2]}
 
 
 def quiet_frame(axes: Axes) -> None:

@@ -47,9 +47,14 @@ def _independent(first: Run, run: Run, key: str) -> Difference | None:
 
 
 def _part(first: Run, run: Run, key: str, difference: Difference | None) -> str:
-    before, after = first.last[f"test/{key}"], run.last[f"test/{key}"]
-    error = "" if difference is None else f" ± {difference.error:.4f}"
-    return f"{_word(key)} {after:.4f} instead of {before:.4f} ({after - before:+.4f}{error})"
+    value = run.last[f"test/{key}"] - first.last[f"test/{key}"]
+    return f"{_word(key)} {change(value, None if difference is None else difference.error)}"
+
+
+def change(value: float, error: float | None) -> str:
+    """A difference with its standard error, on one line."""
+    text = f"{round(value, 4) + 0.0:+.4f}"  # no negative zero
+    return text if error is None else f"{text}\u00a0±\u00a0{error:.4f}"
 
 
 def _word(key: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from lightning_bayes.report.comparison import against_first, standard_error
+from lightning_bayes.report.comparison import against_first, change, standard_error
 from lightning_bayes.report.runs import CONFIG, Run
 from lightning_bayes.report.tables import HEADINGS, OOD_HEADINGS, Cell, config_differences, metric_cells
 
@@ -112,21 +112,20 @@ def verdict(runs: Sequence[Run]) -> Iterator[str]:
     """Sentences on what the posterior changes in each run, and on what changes from the first run to the others."""
     for run in runs:
         changes = [
-            f"{MEASURES[key][:-2]} {run.last[key]:.4f} instead of {run.last[at_mean]:.4f}{_paired_error(run, key)}"
+            f"{MEASURES[key][:-2]} by {change(run.last[key] - run.last[at_mean], _paired_error(run, key))}"
             for key in ("test/cls/Acc", "test/cls/NLL", "test/cal/ECE", "test/reg/RMSE", "test/reg/NLL")
             if {key, at_mean := key.replace("test/", "test_mean/")} <= run.last.keys()
         ]
         if changes:
             information = run.last.get("test/cls/MI", math.inf)
             remark = " The samples hardly differ from each other." if information < _SMALL_MUTUAL_INFORMATION else ""
-            yield f"{run.name}: averaging over the posterior gives {', '.join(changes)} at its mean.{remark}"
+            yield f"{run.name}: averaging over the posterior changes {', '.join(changes)}, from its mean.{remark}"
     yield from against_first(runs)
 
 
-def _paired_error(run: Run, key: str) -> str:
+def _paired_error(run: Run, key: str) -> float | None:
     """The standard error of the difference between the samples and the mean on the same examples, if it was logged."""
-    error = run.last.get(f"{key.replace('test/', 'test_diff/', 1)}_SE")
-    return "" if error is None else f" (± {error:.4f} for the difference)"
+    return run.last.get(f"{key.replace('test/', 'test_diff/', 1)}_SE")
 
 
 def shared_settings(runs: Sequence[Run]) -> dict[str, str]:

@@ -31,6 +31,7 @@ def test_the_legend_names_every_run_also_those_that_logged_no_loss():
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]
     first, second = figure.axes[1].lines
     assert first.get_color() == figure.axes[0].lines[0].get_color() != second.get_color()
+    assert [line.get_linestyle() for line in (first, second)] == ["-", "--"]  # both are seen where they are equal
 
 
 def test_a_single_point_is_no_curve():

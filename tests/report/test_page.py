@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from lightning_bayes.metrics.example_scores import write_scores
 from lightning_bayes.report import main, read_run, read_runs, write_report
+from lightning_bayes.report.comparison import change
 from lightning_bayes.report.summary import verdict
 
 VOID = {"meta", "img", "br", "wbr"}
@@ -215,8 +216,9 @@ def test_the_verdict_compares_samples_with_the_mean_and_runs_in_standard_errors(
     values = {"epoch": 0, "test/cls/NLL": 0.5, "test_mean/cls/NLL": 0.6, "test/cls/MI": 1e-4, "test/cls/NLL_SE": 0.03}
     runs = [write_run(tmp_path / "a", values), write_run(tmp_path / "b", {**values, "test/cls/NLL": 0.52})]
     text = write_report(runs, tmp_path / "report.html").read_text("utf-8")
-    assert "a: averaging over the posterior gives NLL 0.5000 instead of 0.6000 at its mean. The samples hardly" in text
-    assert "b against a (independent tests): NLL 0.5200 instead of 0.5000 (+0.0200 ± 0.0424). No difference" in text
+    text = text.replace("\u00a0", " ")
+    assert "a: averaging over the posterior changes NLL by -0.1000, from its mean. The samples hardly" in text
+    assert "b against a (independent tests): NLL +0.0200 ± 0.0424. No difference" in text
 
 
 def test_runs_with_scores_of_the_same_examples_are_compared_in_pairs_with_the_first(tmp_path):
@@ -233,12 +235,12 @@ def test_runs_with_scores_of_the_same_examples_are_compared_in_pairs_with_the_fi
         (tmp_path / name / "figures").mkdir()
         write_scores(tmp_path / name / "figures" / "scores.csv", probs, targets)
         both.append(nlls.numpy())
-    (sentence,) = verdict(read_runs(folders))
+    sentence = next(verdict(read_runs(folders))).replace("\u00a0", " ")
     gap = both[1] - both[0]
     error = gap.std(ddof=1) / 200**0.5
     assert sentence.startswith("b against a (the same 200 test examples, paired): accuracy ")
-    assert f"({gap.mean():+.4f} ± {error:.4f}). By more than two standard errors: worse NLL." in sentence
-    assert "(+0.0000 ± 0.0000), NLL" in sentence  # a temperature changes no label
+    assert f"NLL {gap.mean():+.4f} ± {error:.4f}. By more than two standard errors: worse NLL." in sentence
+    assert "accuracy +0.0000 ± 0.0000, NLL" in sentence  # a temperature changes no label
 
     (tmp_path / "b" / "figures" / "scores.csv").write_text("target,cls/Acc,cls/NLL\n1,1,0.5\n2,1,0.5\n")
     assert "b against a (independent tests)" in next(iter(verdict(read_runs(folders))))
@@ -324,4 +326,9 @@ def test_the_verdict_states_the_error_of_the_paired_difference(tmp_path):
     path = tmp_path / "metrics.csv"
     path.write_text(",".join(values) + "\n" + ",".join(map(str, values.values())) + "\n", "utf-8")
     (sentence,) = verdict([read_run(tmp_path, "a")])
-    assert "NLL 0.1000 instead of 0.2000 (± 0.0300 for the difference) at its mean" in sentence
+    assert "changes NLL by -0.1000 ± 0.0300, from its mean" in sentence.replace("\u00a0", " ")
+
+
+@pytest.mark.parametrize("value", [0.0, -1e-9])
+def test_a_difference_of_nothing_has_no_negative_sign(value):
+    assert change(value, None) == "+0.0000"
