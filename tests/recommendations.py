@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from lightning.pytorch import LightningDataModule
+from recommended_files import FILES
 from tiny_training import (
     EXAMPLES,
     FEATURES,
@@ -974,25 +975,16 @@ CASES: dict[str, Case] = {
             partial(NNGFull, likelihood=Categorical(), num_data=EXAMPLES, prior_precision=1.0)
         )().posterior(),
     ),
+    **{key: Case(*actions) for key, actions in FILES.items()},
 }
 
 
 ELSEWHERE: dict[str, str] = {
     "and pass ckpt_path='best', or the path of one": "test_the_checkpoint_of_a_forked_fit_holds_the_posterior",
-    "Resume the fit with ckpt_path=": "test_an_interrupted_fit_has_no_members_of_the_fit_before",
-    "or the number of networks to train, such as": "test_members_are_plain_fits_from_weights_drawn_under_seeds_of_their_own",
-    "is not the one that the fit has trained": "test_a_member_that_was_replaced_is_named",
-    "build there what it holds": "test_a_module_that_cannot_be_copied_is_built_from_its_hyperparameters",
-    "cannot start again from fresh weights": "test_a_parameter_that_cannot_be_drawn_anew_is_named_before_the_fit",
-    "train without the callbacks": "test_a_callback_that_cannot_be_copied_is_named",
+    "Resume the fit with ckpt_path=": "test_a_resumed_fit_trains_only_the_members_that_are_missing",
     "or pass required=False": "test_a_module_that_hides_its_logits_is_refused_unless_figures_are_not_required",
     "Pass --model.num_classes=3": "test_the_class_folders_are_counted_and_the_config_says_the_number",
-    "no scaled loss, such as that of": "test_grad_scaler_changes_nothing_or_is_refused_by_name",
-    "write save_hyperparameters(ignore=": "test_objects_among_hyperparameters_are_named_with_a_way_out",
-    "avoid branches on values": "test_a_model_that_cannot_be_traced_is_named",
-    "Build it with zoo.create_model": "test_a_model_not_built_by_create_model_has_no_architecture",
     "Set download=True": "test_downloads_only_if_allowed",
-    "Read a Lightning checkpoint with load_posterior": "test_path_string_and_state_dict_are_equivalent",
     "or use noise='fixed'": "test_learned_noise_rejects_data_without_a_length",
     'predict = Predictor.load("{}"': "test_the_code_on_the_card_runs",
     "show the arguments of a class": "test_help_of_a_callback_documents_every_argument",
