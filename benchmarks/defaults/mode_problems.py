@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
+
+from benchmarks.defaults.users import UserModule
 
 TRAIN, VALIDATION, TEST, OOD = 5000, 1000, 4000, 2000
 Configure = Callable[[nn.Module, int, int], OptimizerLRScheduler]  # of the module, the epochs and the updates
@@ -32,14 +34,16 @@ class Images(NamedTuple):
 class Block(nn.Module):
     """Two convolutions beside a shortcut (He et al. 2016)."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int, norm: Callable[[int], nn.Module]) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, stride: int, norm: Callable[[int], nn.Module], is_normed_beside: bool = True
+    ) -> None:
         super().__init__()
         self.conv1, self.norm1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), norm(outputs)
         self.conv2, self.norm2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False), norm(outputs)
-        same = nn.Identity()
-        self.shortcut = (
-            same if stride == 1 else nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), norm(outputs))
-        )
+        self.shortcut = nn.Sequential()
+        if stride > 1:
+            self.shortcut.append(nn.Conv2d(inputs, outputs, 1, stride, bias=False))
+            self.shortcut.extend([norm(outputs)] if is_normed_beside else [])
 
     def forward(self, x: Tensor) -> Tensor:
         """Half the size where the stride is 2."""
@@ -47,10 +51,11 @@ class Block(nn.Module):
         return F.relu(self.norm2(self.conv2(hidden)) + self.shortcut(x))
 
 
-def resnet(norm: Callable[[int], nn.Module], channels: int = 3) -> nn.Module:
-    """Three blocks of 16, 32 and 64 channels."""
+def resnet(norm: Callable[[int], nn.Module], channels: int = 3, is_normed_beside: bool = True) -> nn.Module:
+    """ResNet with eight layers: a block each of 16, 32 and 64 channels (He et al. 2016, section 4.2, with n = 1)."""
     stem = (nn.Conv2d(channels, 16, 3, 1, 1, bias=False), norm(16), nn.ReLU())
-    blocks = (Block(16, 16, 1, norm), Block(16, 32, 2, norm), Block(32, 64, 2, norm))
+    sizes = ((16, 16, 1), (16, 32, 2), (32, 64, 2))
+    blocks = (Block(*size, norm, is_normed_beside) for size in sizes)
     return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
 
 
@@ -77,17 +82,18 @@ def _adamw_onecycle(module: nn.Module, epochs: int, updates: int) -> OptimizerLR
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-def _cosine(optimizer: torch.optim.Optimizer, epochs: int) -> OptimizerLRScheduler:
+def cosine(optimizer: torch.optim.Optimizer, epochs: int) -> OptimizerLRScheduler:
+    """An optimizer with a cosine schedule."""
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule}}
 
 
 def _sgd_cosine(module: nn.Module, epochs: int, updates: int) -> OptimizerLRScheduler:
-    return _cosine(torch.optim.SGD(module.parameters(), 0.05, momentum=0.9, weight_decay=5e-4), epochs)
+    return cosine(torch.optim.SGD(module.parameters(), 0.05, momentum=0.9, weight_decay=5e-4), epochs)
 
 
 def _adamw_cosine(module: nn.Module, epochs: int, updates: int) -> OptimizerLRScheduler:
-    return _cosine(torch.optim.AdamW(module.parameters(), 1e-3, weight_decay=0.01), epochs)
+    return cosine(torch.optim.AdamW(module.parameters(), 1e-3, weight_decay=0.01), epochs)
 
 
 @dataclass(frozen=True)
@@ -114,32 +120,11 @@ class ModeProblem:
         images = [(x - mean) / std if x.dim() == 4 else x for x in (*parts, chosen)]
         return Images(*images)
 
-
-class UserModule(LightningModule):
-    """A user's module, which knows of no posterior."""
-
-    def __init__(self, problem: ModeProblem, epochs: int, examples: int) -> None:
-        super().__init__()
-        self.net = problem.network().to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # of nn.Module
-        self.problem, self.epochs, self.updates = problem, epochs, epochs * (examples // problem.batch)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits ``[batch, 10]``."""
-        logits: Tensor = self.net(x)
-        return logits
-
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        """Mean cross-entropy."""
-        x, y = batch
-        return F.cross_entropy(self(cropped_and_flipped(x) if self.problem.augmented else x), y)
-
-    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        """Call the network."""
-        self(batch[0])
-
-    def configure_optimizers(self) -> OptimizerLRScheduler:
-        """The user's optimizer and schedule."""
-        return self.problem.configure(self, self.epochs, self.updates)
+    def module(self, epochs: int) -> UserModule:
+        """The user's module with new weights, for a fit of so many epochs."""
+        net = self.network().to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # of nn.Module
+        configure = partial(self.configure, epochs=epochs, updates=epochs * (TRAIN // self.batch))
+        return UserModule(net, configure, augment=cropped_and_flipped if self.augmented else lambda x: x)
 
 
 def cropped_and_flipped(x: Tensor) -> Tensor:

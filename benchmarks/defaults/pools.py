@@ -8,19 +8,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import LightningModule, seed_everything
+from lightning.pytorch import Callback, Trainer, seed_everything
 from sklearn.datasets import load_breast_cancer, load_digits, load_wine
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
-from benchmarks.quiet import quiet, quiet_trainer
+from benchmarks.defaults.users import UserModule, fit, outputs_of
 from lightning_bayes import IVONCallback, LaplaceCallback, MultiModeCallback, SWAGCallback, VOGNCallback
 from lightning_bayes.predictive import PosteriorSamples, Samples
 from lightning_bayes.zoo import MLP, CIFAR10DataModule, FashionMNISTDataModule, LeNet5, MNISTDataModule
@@ -135,28 +135,6 @@ FRESH: dict[str, Problem] = {
 PROBLEMS, REGRESSIONS = {**DEVELOPMENT, **FRESH}, ("concrete", "kin8nm")
 
 
-class Module(LightningModule):
-    """A user's classifier or regression."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.net = network
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits ``[batch, classes]``, or values ``[batch, 1]``."""
-        outputs: Tensor = self.net(x)
-        return outputs
-
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        """The cross-entropy or the squared error."""
-        loss = F.mse_loss if batch[1].is_floating_point() else F.cross_entropy
-        return loss(self(batch[0]), batch[1])
-
-    def configure_optimizers(self) -> Any:
-        """AdamW."""
-        return torch.optim.AdamW(self.parameters(), 1e-3, weight_decay=1e-2)
-
-
 class Pool(NamedTuple):
     """Held-out examples of one fit."""
 
@@ -164,27 +142,24 @@ class Pool(NamedTuple):
     targets: Tensor
 
 
-def fits(problem: Problem, root: Path, seed: int, methods: Sequence[str]) -> Iterator[tuple[str, Pool]]:
-    """Fit methods, and yield each with its outputs on what the fit has not seen; the first member is the user's network."""
+def held_out(problem: Problem, root: Path, seed: int, method: str) -> Pool:
+    """Fit a method, and return its outputs on what the fit has not seen."""
     x, y, count = problem.load(root, seed)
-    data, held_out, targets = TensorDataset(x[:count], y[:count]), x[count:], y[count:]
+    data, rest = TensorDataset(x[:count], y[:count]), x[count:]
     outputs = 1 if y.is_floating_point() else int(y.max()) + 1
-    fit = partial(_fit, lambda: problem.network(x.shape[1], outputs), problem.epochs, data)
-    if {"user", "ensemble"} & {*methods}:
-        members = [fit(seed + 1000 * member)[0] for member in range(MEMBERS if "ensemble" in methods else 1)]
-        stacked = torch.stack([_outputs(module, held_out) for module in members])
-        for method in ("user", "ensemble")[: 1 + ("ensemble" in methods)]:
-            shown = stacked if method == "ensemble" else stacked[:1]
-            yield method, Pool(lambda scale, shown=shown: shown, targets)  # type: ignore[misc]
-    for method in methods:
-        if method not in {"user", "ensemble"}:
-            yield method, Pool(_sampled(fit, method, seed, held_out), targets)
+    loss = F.mse_loss if y.is_floating_point() else F.cross_entropy
 
+    def fitted(seed: int, *callbacks: Callback) -> tuple[UserModule, Trainer]:
+        seed_everything(seed, verbose=False)
+        module = UserModule(problem.network(x.shape[1], outputs), _adamw, loss)
+        return module, fit(module, data, 64, problem.epochs, callbacks)
 
-def _sampled(fit: Any, method: str, seed: int, held_out: Tensor) -> Callable[[float], Tensor]:
-    """Fit with a callback; its outputs at a width."""
+    if method in {"user", "ensemble"}:
+        count = MEMBERS if method == "ensemble" else 1
+        networks = torch.stack([outputs_of(fitted(seed + 1000 * member)[0], rest) for member in range(count)])
+        return Pool(lambda scale: networks, y[-len(rest) :])
     callback = _callback(method, seed)
-    module, trainer = fit(seed, callback)
+    module, trainer = fitted(seed, callback)
     samples: Any = callback.find_samples(trainer, module)
     if method in {"vogn", "ivon"}:
         samples = PosteriorSamples(callback.optimizer.posterior(), SAMPLES, seed)
@@ -193,9 +168,13 @@ def _sampled(fit: Any, method: str, seed: int, held_out: Tensor) -> Callable[[fl
     @torch.no_grad()
     def outputs_at(scale: float) -> Tensor:
         scaled: Samples = samples.scaled(scale) if method in WIDE else samples
-        return scaled.outputs(module, lambda: _outputs(module, held_out))
+        return scaled.outputs(module, lambda: outputs_of(module, rest))
 
-    return outputs_at
+    return Pool(outputs_at, y[-len(rest) :])
+
+
+def _adamw(module: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(module.parameters(), 1e-3, weight_decay=1e-2)
 
 
 def _callback(method: str, seed: int) -> Any:
@@ -205,17 +184,3 @@ def _callback(method: str, seed: int) -> Any:
     if method == "laplace":
         return LaplaceCallback(linearized=False, eval_samples=SAMPLES, prior_precision="marglik", seed=seed)
     return MultiModeCallback() if method == "modes" else SWAGCallback(eval_samples=SAMPLES, seed=seed)
-
-
-def _fit(network: Any, epochs: int, data: TensorDataset, seed: int, *callbacks: Any) -> tuple[Module, Any]:
-    seed_everything(seed, verbose=False)
-    module = Module(network())
-    with quiet():
-        trainer = quiet_trainer(callbacks, epochs)
-        trainer.fit(module, DataLoader(data, 64, shuffle=True))
-    return module.eval(), trainer
-
-
-@torch.no_grad()
-def _outputs(module: Module, x: Tensor) -> Tensor:
-    return torch.cat([module(part) for part in x.split(1000)])  # type: ignore[no-untyped-call]

@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.defaults.mode_problems import resnet
 from benchmarks.papers.logistic.model import halves, read
 from lightning_bayes.zoo import (
     MLP,
@@ -35,28 +36,6 @@ from lightning_bayes.zoo import (
 from lightning_bayes.zoo.data.base import ood_set
 from lightning_bayes.zoo.data.uci import Standardiser, read_uci
 from lightning_bayes.zoo.models.norms import NormName
-
-
-class _Block(nn.Module):
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(outputs)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(outputs)
-        self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if stride > 1 else nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = F.relu(self.bn1(self.conv1(x)))
-        return F.relu(self.bn2(self.conv2(hidden)) + self.shortcut(x))
-
-
-def small_resnet(data: Any) -> nn.Module:
-    """ResNet with eight layers: one block each of 16, 32 and 64 filters (He et al. 2016, section 4.2, with n = 1)."""
-    stem = nn.Sequential(nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
-    blocks = (_Block(16, 16, 1), _Block(16, 32, 2), _Block(32, 64, 2))
-    return nn.Sequential(stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
-
 
 TEST_IMAGES = 5000  # of the ten thousand in each test set
 
@@ -171,6 +150,10 @@ def _lenet(data: Data, norm: NormName = "none") -> nn.Module:
     return LeNet5(num_classes=10, in_channels=channels, image_size=size, norm=norm)
 
 
+def _resnet(data: Data) -> nn.Module:
+    return resnet(nn.BatchNorm2d, is_normed_beside=False)
+
+
 PROBLEMS: dict[str, Problem] = {
     "digits": Problem(_digits(None), _lenet, batch=32, epochs=40),
     "digits-100": Problem(_digits(10), _lenet, batch=32, epochs=100),
@@ -180,7 +163,7 @@ PROBLEMS: dict[str, Problem] = {
         _images(FashionMNISTDataModule, "mnist", 2_000), partial(_lenet, norm="batch"), batch=64, epochs=12
     ),
     "cifar-lenet": Problem(_images(CIFAR10DataModule), _lenet, batch=64, epochs=15),
-    "cifar-resnet": Problem(_images(CIFAR10DataModule), small_resnet, batch=64, epochs=10),
+    "cifar-resnet": Problem(_images(CIFAR10DataModule), _resnet, batch=64, epochs=10),
     "yacht": Problem(_uci("yacht"), _mlp(50), batch=32, epochs=100, is_regression=True),
     "concrete": Problem(_uci("concrete"), _mlp(50), batch=32, epochs=60, is_regression=True),
     "energy": Problem(_uci("energy"), _mlp(50), batch=32, epochs=60, is_regression=True),

@@ -11,26 +11,25 @@ validation sets of 34, 100, 300 and 1,000 examples, and scored on all other held
 * ``T σ``: log T is shrunk with standard deviation σ;
 * ``c σ``: T with σ = .2, and a width c, whose logarithm is shrunk with σ.
 
-A regression has no temperature, and its noise is fitted at each width. Rows that are in the JSON file are skipped.
+A regression has no temperature, and its noise is fitted at each width.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 
-from benchmarks.defaults.pools import METHODS, PROBLEMS, REGRESSIONS, WIDE, Pool, fits
+from benchmarks.defaults.pools import METHODS, PROBLEMS, REGRESSIONS, WIDE, Pool, held_out
+from benchmarks.defaults.study import Record, run_study, study_parser
 from benchmarks.over_seeds import standard_error, with_error
-from benchmarks.provenance import save_json, saved_rows
 from lightning_bayes.likelihood.scoring import fit_noise_std
 from lightning_bayes.predictive.temperature import LARGEST
 
@@ -48,7 +47,6 @@ RULES: Final[dict[str, tuple[float, float]]] = {  # standard deviations of log T
     "c 1": (0.2, 1.0),
 }
 Losses = Callable[[Tensor], Tensor]  # NLL of each example at the widths and temperatures, given the validation rows
-Record = dict[str, Any]
 
 
 def losses_of(pool: Pool, is_wide: bool) -> Losses:
@@ -170,30 +168,16 @@ def _cell(rows: Sequence[Record], name: str) -> str:
     return f"{shown} ({statistics.mean(row[f'{name} p90'] for row in rows):+.4f})"
 
 
+def run(root: Path, problem: str, method: str, seed: int) -> Iterator[Record]:
+    """Fit once, and calibrate on each size of the validation set; a regression has no rule without a width."""
+    if problem not in REGRESSIONS or method in WIDE:
+        yield from records(held_out(PROBLEMS[problem], root, seed, method), method in WIDE)
+
+
 def main() -> None:
     """Run the missing fits, save them, and print the table and the verdicts."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", type=Path, default=Path("data"))
-    parser.add_argument("--problems", nargs="+", choices=PROBLEMS, default=list(PROBLEMS))
-    parser.add_argument(
-        "--methods", nargs="+", choices=METHODS, default=["user", "ensemble", "modes", "vogn", "laplace"]
-    )
-    parser.add_argument("--first-seed", type=int, default=700)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--table", action="store_true", help="only print the file")
-    options = parser.parse_args()
-    rows: list[Record] = saved_rows(options.json)
-    seeds = range(options.first_seed, options.first_seed + options.seeds)
-    for seed, problem in [] if options.table else product(seeds, options.problems):
-        done = {row["method"] for row in rows if (row["problem"], row["seed"]) == (problem, seed)}
-        possible = WIDE if problem in REGRESSIONS else METHODS
-        missing = [method for method in options.methods if method in possible and method not in done]
-        for method, pool in fits(PROBLEMS[problem], options.root, seed, missing):
-            key = {"problem": problem, "method": method, "seed": seed}
-            rows += [{**key, **found} for found in records(pool, method in WIDE)]
-        save_json(options.json, {"results": rows})
-        print(f"{problem}, seed {seed}: {', '.join(missing) or 'done'}", flush=True)
+    parser = study_parser(__doc__, first_seed=700, seeds=3, problems=PROBLEMS, methods=METHODS)
+    rows = run_study(parser.parse_args(), ("problems", "methods"), run)
     print(table(rows), verdicts(rows), sep="\n\n")
 
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import Callback, LightningModule, seed_everything
+from lightning.pytorch import seed_everything
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from benchmarks.defaults.methods import ENSEMBLE, MEMBERS, PEER, TEMPERATURE, make_callback
 from benchmarks.defaults.problems import Data, Problem
-from benchmarks.quiet import quiet, quiet_trainer
+from benchmarks.defaults.users import UserModule, fit, outputs_of
 from lightning_bayes import VariationalCallback
 from lightning_bayes.callbacks.posthoc.base import PosthocCallback
 from lightning_bayes.predictive import PosteriorSamples, Samples, fit_temperature, predictive_samples
@@ -54,32 +55,19 @@ class LearnedNoise(nn.Module):
         return torch.cat([mean, self.log_std.expand_as(mean)], 1)
 
 
-class UserModule(LightningModule):
-    """A user's module: a classifier, or a Gaussian regression with a learned noise."""
+def user_module(problem: Problem, data: Data, optimizer: str) -> UserModule:
+    """A classifier, or a Gaussian regression with a learned noise, with new weights."""
+    net = problem.network(data)
+    configure = partial(OPTIMIZERS[optimizer], epochs=problem.epochs, length=-(-len(data.train_x) // problem.batch))
+    if problem.is_regression:
+        return UserModule(nn.Sequential(net, LearnedNoise()), configure, _gaussian_nll)
+    return UserModule(net, configure)
 
-    def __init__(self, problem: Problem, data: Data, optimizer: str) -> None:
-        super().__init__()
-        net = problem.network(data)
-        self.net = nn.Sequential(net, LearnedNoise()) if problem.is_regression else net
-        self.problem, self.optimizer = problem, optimizer
-        self.updates = -(-len(data.train_x) // problem.batch)  # per epoch
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits ``[batch, classes]``, or mean and log standard deviation ``[batch, 2]``."""
-        outputs: Tensor = self.net(x)
-        return outputs
-
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        """Mean negative log-likelihood, up to a constant."""
-        x, y = batch
-        if not self.problem.is_regression:
-            return F.cross_entropy(self(x), y)
-        mean, log_std = self(x).unbind(1)
-        return F.gaussian_nll_loss(mean, y, (2 * log_std).exp())
-
-    def configure_optimizers(self) -> Any:
-        """The user's optimizer."""
-        return OPTIMIZERS[self.optimizer](self, self.problem.epochs, self.updates)
+def _gaussian_nll(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Mean negative log-likelihood of means and log standard deviations ``[batch, 2]``, up to a constant."""
+    mean, log_std = outputs.unbind(1)
+    return F.gaussian_nll_loss(mean, targets, (2 * log_std).exp())
 
 
 class Outputs(NamedTuple):
@@ -103,32 +91,24 @@ def train_and_predict(problem: Problem, data: Data, optimizer: str, method: str,
 def _fit(problem: Problem, data: Data, optimizer: str, method: str, seed: int) -> Callable[[Tensor], Tensor]:
     """Train once and return the function that predicts."""
     seed_everything(seed, verbose=False)
-    module = UserModule(problem, data, optimizer)
+    module = user_module(problem, data, optimizer)
     train_set: Dataset[Any] = TensorDataset(data.train_x, data.train_y)
     if method == PEER:
-        return _fit_peer(module, train_set)
+        return _fit_peer(module, train_set, problem)
     if method == TEMPERATURE:
-        return _fit_temperature(module, data, seed)
+        return _fit_temperature(module, data, problem, seed)
     callback = make_callback(method, seed)
-    fit(module, train_set, [callback])
+    fit(module, train_set, problem.batch, problem.epochs, [callback])
     return lambda x: _outputs(module, callback, x)
 
 
-def _fit_temperature(module: UserModule, data: Data, seed: int) -> Callable[[Tensor], Tensor]:
+def _fit_temperature(module: UserModule, data: Data, problem: Problem, seed: int) -> Callable[[Tensor], Tensor]:
     """Train without a callback on nine tenths of the data, and divide logits by a temperature fitted on the last tenth."""
     order = torch.randperm(len(data.train_x), generator=torch.Generator().manual_seed(seed))
     train, held_out = order.split([len(order) - len(order) // 10, len(order) // 10])  # type: ignore[no-untyped-call]
-    fit(module, TensorDataset(data.train_x[train], data.train_y[train]), [])
+    fit(module, TensorDataset(data.train_x[train], data.train_y[train]), problem.batch, problem.epochs)
     temperature = fit_temperature(_outputs(module, None, data.train_x[held_out]), data.train_y[held_out])
     return lambda x: _outputs(module, None, x) / temperature
-
-
-def fit(module: UserModule, train_set: Dataset[Any], callbacks: Sequence[Callback | None]) -> None:
-    """Train a module for its problem's epochs, and put it into evaluation mode."""
-    loader = DataLoader(train_set, batch_size=module.problem.batch, shuffle=True)
-    with quiet():
-        quiet_trainer(callbacks, module.problem.epochs).fit(module, loader)
-    module.eval()
 
 
 def _split(outputs: Callable[[Tensor], Tensor], data: Data) -> Outputs:
@@ -137,11 +117,8 @@ def _split(outputs: Callable[[Tensor], Tensor], data: Data) -> Outputs:
 
 @torch.no_grad()
 def _outputs(module: UserModule, callback: VariationalCallback | PosthocCallback | None, x: Tensor) -> Tensor:
-    def forward() -> Tensor:
-        return torch.cat([module(part) for part in x.split(1000)])
-
     samples = _samples(callback)
-    return forward()[None] if samples is None else samples.outputs(module, forward)
+    return outputs_of(module, x)[None] if samples is None else samples.outputs(module, lambda: outputs_of(module, x))
 
 
 def _samples(callback: VariationalCallback | PosthocCallback | None) -> Samples | None:
@@ -154,13 +131,13 @@ def _samples(callback: VariationalCallback | PosthocCallback | None) -> Samples 
     return PosteriorSamples(callback.optimizer.posterior(), EVAL_SAMPLES)
 
 
-def _fit_peer(module: UserModule, train_set: Dataset[Any]) -> Callable[[Tensor], Tensor]:
+def _fit_peer(module: UserModule, train_set: Dataset[Any], problem: Problem) -> Callable[[Tensor], Tensor]:
     """Train with the package ivon-opt as its documentation recommends: lr 0.1, all else at the defaults."""
     import ivon
 
-    loader = DataLoader(train_set, batch_size=module.problem.batch, shuffle=True)
+    loader = DataLoader(train_set, batch_size=problem.batch, shuffle=True)
     optimizer = ivon.IVON(module.parameters(), lr=0.1, ess=len(train_set))  # type: ignore[arg-type]
-    for _ in range(module.problem.epochs):
+    for _ in range(problem.epochs):
         for index, batch in enumerate(loader):
             with optimizer.sampled_params(train=True):
                 optimizer.zero_grad()
@@ -173,7 +150,7 @@ def _fit_peer(module: UserModule, train_set: Dataset[Any]) -> Callable[[Tensor],
         samples = []
         for _ in range(EVAL_SAMPLES):
             with optimizer.sampled_params():
-                samples.append(torch.cat([module(part) for part in x.split(1000)]))
+                samples.append(outputs_of(module, x))
         return torch.stack(samples)
 
     return outputs

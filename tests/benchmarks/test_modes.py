@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from benchmarks.defaults.mode_problems import PROBLEMS, Images, cropped_and_flipped
-from benchmarks.defaults.mode_table import table
-from benchmarks.defaults.modes import joined, run, scores
+from benchmarks.defaults.modes import scores, table, trained
 
 
 def images(generator):
@@ -17,35 +16,26 @@ def images(generator):
     return Images(*draw[0], *draw[1], *draw[2], torch.randn(10, 1, 28, 28, generator=generator))
 
 
-def test_a_run_gives_modes_and_the_last_one_alone(generator):
-    data, problem = images(generator), replace(PROBLEMS["fashion-vit"], epochs=3)
-    found = {name: logits for name, logits, _ in run(problem, data, "modes@2/3/0.4", 0)}
-    chosen, every, last = found["modes@2/3/0.4"], found["all@2/3/0.4"], found["last@2/3/0.4"]
-    assert [tuple(each.test.shape) for each in (every, last)] == [(3, 30, 10), (1, 30, 10)]
-    torch.testing.assert_close(every.test[-1:], last.test)
-    torch.testing.assert_close(every.test[-len(chosen.test) :], chosen.test)
-    both = joined([every, last])
-    assert both.ood.shape == (4, 10, 10)
-    assert scores(both, data).keys() >= {"error", "nll", "nll_t", "mi", "mi_auroc"}
+@pytest.mark.parametrize(
+    ("method", "problem", "counts"),
+    [
+        ("short", "fashion-vit", {"short": 3}),
+        ("vogn", "fashion-bn", {"vogn mean": 1, "vogn": 8, "vogn default": 8}),
+    ],
+)
+def test_each_way_to_predict_is_scored(method, problem, counts, generator):
+    data, small = images(generator), replace(PROBLEMS[problem], epochs=2, precision="32-true")
+    found = dict(trained(small, data, method, 0))
+    assert {name: len(logits.test) for name, logits in found.items()} == counts
+    assert scores(found[method], data).keys() >= {"error", "nll", "nll_t", "mi", "mi_auroc"}
 
 
-def test_a_noisy_run_is_scored_in_several_ways(generator):
-    data, problem = images(generator), replace(PROBLEMS["fashion-bn"], epochs=2, precision="32-true")
-    found = {name: logits.test.shape[0] for name, logits, _ in run(problem, data, "vogn", 0)}
-    assert found == {"vogn mean": 1, "vogn": 8, "vogn default": 8, "vogn bn": 8, "vogn calibrated": 8}
-
-
-def test_each_noisy_mode_gives_a_sample(generator):
-    problem = replace(PROBLEMS["fashion-vit"], epochs=6)
-    ((name, logits, _),) = run(problem, images(generator), "vogn+modes", 0)
-    assert (name, logits.test.shape[1:]) == ("vogn+modes", (30, 10))
+@pytest.mark.parametrize("method", ["modes", "vogn+modes"])
+def test_as_many_modes_are_kept_as_the_validation_set_chooses(method, generator):
+    data, problem = images(generator), replace(PROBLEMS["fashion-vit"], epochs=6)
+    ((name, logits),) = trained(problem, data, method, 0)
+    assert (name, logits.test.shape[1:]) == (method, (30, 10))
     assert 1 <= len(logits.test) <= 3
-
-
-@pytest.mark.parametrize("method", ["ivon", "ivon_paper"])
-def test_ivon_takes_its_own_step(generator, method):
-    data, problem = images(generator), replace(PROBLEMS["fashion-vit"], epochs=1)
-    assert [name for name, *_ in run(problem, data, method, 0)] == [f"{method} mean", method, f"{method} default"]
 
 
 def test_crops_and_flips_show_every_image_within_its_padding(generator):

@@ -6,12 +6,13 @@ import math
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
-from benchmarks.defaults.hour import Loaders, run
-from benchmarks.defaults.hour import table as hour_table
+from benchmarks.defaults.hour import SCORES, Sets, scored
 from benchmarks.defaults.pools import FRESH, Pool
+from benchmarks.defaults.study import run_study, study_parser
 from benchmarks.defaults.temperature import LOG_C, LOG_T, chosen, losses_of, over_threshold, records, table, verdicts
+from benchmarks.over_seeds import paired_table
 from lightning_bayes.predictive import choose_calibration
 from lightning_bayes.predictive.calibration import WIDTH_SHRINKAGE
 from lightning_bayes.predictive.temperature import SHRINKAGE
@@ -76,14 +77,30 @@ def test_the_noise_of_labels_is_a_fifth(monkeypatch):
 
 def test_the_hours_table_has_a_row_for_each_method(generator, monkeypatch):
     monkeypatch.setattr("benchmarks.defaults.hour.EPOCHS", 1)
-
-    def images(count):
-        x, y = torch.randn(count, 3, 32, 32, generator=generator), torch.arange(count) % 10
-        return DataLoader(TensorDataset(x, y), 20)
-
-    data, rows = Loaders(*(images(count) for count in (40, 40, 40, 40))), []
-    for method in ("adamw", "VOGNCallback()"):
-        rows += [{"method": name, "seed": 0, **scores} for name, scores in run(method, data, 0).items()]
-    lines = hour_table(rows).splitlines()
-    assert [line.split("|")[1].strip() for line in lines[2:]] == ["adamw", "adamw, T", "VOGNCallback()"]
+    data = Sets(
+        *(TensorDataset(torch.randn(40, 3, 32, 32, generator=generator), torch.arange(40) % 10) for _ in "1234")
+    )
+    rows = [
+        {"method": method, "seed": 0, **found}
+        for method in ("adamw", "VOGNCallback()")
+        for found in scored(data, method, 0)
+    ]
+    lines = paired_table(rows, SCORES, "adamw, T", ("NLL",)).splitlines()
+    assert [line.split("|")[2].strip() for line in lines[2:]] == ["adamw", "adamw, T", "VOGNCallback()"]
     assert lines[3].split("|")[-2].strip() == "+0.0000"
+
+
+def test_a_study_runs_what_its_file_lacks(tmp_path):
+    calls = []
+
+    def run(root, method, seed):
+        calls.append((method, seed))
+        yield {"score": 1.0}
+        yield {"method": f"{method}, T", "score": 2.0}
+
+    parser = study_parser("A study.", first_seed=3, seeds=1, methods=("a", "b"))
+    for arguments in (["--methods", "a"], [], ["--seeds", "2", "--table"]):
+        options = parser.parse_args([f"--json={tmp_path / 'study.json'}", *arguments])
+        rows = run_study(options, ("methods",), run)
+    assert calls == [("a", 3), ("b", 3)]
+    assert [(row["method"], row["seed"], row["score"]) for row in rows[:2]] == [("a", 3, 1.0), ("a, T", 3, 2.0)]
