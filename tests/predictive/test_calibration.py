@@ -47,6 +47,14 @@ def test_the_temperature_minimises_the_nll_and_the_shrinkage(generator):
     assert found.temperature == pytest.approx(fit_temperature(logits, targets, shrinkage=0.2), rel=2e-3)
 
 
+def test_the_standard_error_is_that_of_the_paired_differences(generator):
+    logits = 3 * torch.randn(ROWS, CLASSES, generator=generator, dtype=F64)
+    targets = labels_of(logits / 3, generator)
+    found = choose_calibration(lambda scale: logits[None], targets, "softmax")
+    before, after = (nn.functional.cross_entropy(logits / t, targets, reduction="none") for t in (1, found.temperature))
+    assert found.standard_error == pytest.approx(float((after - before).std()) / math.sqrt(ROWS), rel=0.01)
+
+
 @pytest.mark.parametrize("factor", [0.4, 3.0])
 def test_logits_of_another_scale_are_divided_by_it(factor, generator):
     logits = torch.randn(ROWS * 10, CLASSES, generator=generator)

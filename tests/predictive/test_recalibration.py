@@ -12,7 +12,13 @@ from torch import nn
 from torch.optim.swa_utils import update_bn
 
 from lightning_bayes.errors import HyperparameterError
-from lightning_bayes.predictive import DropoutSamples, MemberSamples, PosteriorSamples, recalibrate
+from lightning_bayes.predictive import (
+    DropoutSamples,
+    LinearizedSamples,
+    MemberSamples,
+    PosteriorSamples,
+    recalibrate,
+)
 from lightning_bayes.predictive.recalibration import running_statistics
 
 S = 3
@@ -157,3 +163,12 @@ def test_an_ensemble_has_no_mean(model, batches):
 def test_an_unknown_owner_of_statistics_is_refused(model, batches):
     with pytest.raises(HyperparameterError, match=r"of='batch' is unknown; use 'sample' or 'mean'"):
         recalibrate(model, PosteriorSamples(mean_field_around(model), S), runs(model, batches), of="batch")
+
+
+def test_an_expansion_of_one_network_has_the_statistics_of_its_mean(model, batches):
+    """f(x, μ) + J (θ - μ) is f(x, μ) under samples that equal the mean."""
+    draws, x = LinearizedSamples(PosteriorSamples(mean_field_around(model, precision=1e12), S)), torch.randn(5, 1, 5, 5)
+    with pytest.raises(HyperparameterError, match=r"LinearizedSamples are expansions of one network.*Use of='mean'"):
+        recalibrate(model, draws, runs(model, batches))
+    found = recalibrate(model, draws, runs(model, batches), of="mean").outputs(model, lambda: model(x))
+    torch.testing.assert_close(found, by_hand(model, {}, batches)(x).expand(S, -1, -1), atol=1e-3, rtol=1e-3)

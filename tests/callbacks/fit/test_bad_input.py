@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from lightning.pytorch import LightningModule
-from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from tiny_training import Classifier, adamw, assert_same_bits, fit, loader, mlp, quiet_trainer, weights
 from torch import nn
 
@@ -176,10 +176,20 @@ def test_a_trainer_of_pytorch_lightning_is_refused_by_its_name(callback, stage):
         callback().setup(trainer, Classifier(), stage)
 
 
-@pytest.mark.parametrize("strategy", [FSDPStrategy, ModelParallelStrategy])
+class OwnFSDP(FSDPStrategy):
+    """On a CPU, Lightning itself refuses FSDP, but not a subclass."""
+
+
+class NoDeepSpeed(DeepSpeedStrategy):
+    """Lightning builds it only where the package is installed, and runs it only on a GPU."""
+
+    def __init__(self):
+        super(DeepSpeedStrategy, self).__init__()
+
+
+@pytest.mark.parametrize("strategy", [OwnFSDP, ModelParallelStrategy, NoDeepSpeed])
 def test_strategy_that_shards_parameters_is_refused(strategy):
-    trainer, module = quiet_trainer(), Classifier()
-    trainer._accelerator_connector.strategy = strategy()  # Lightning builds it only where there is a GPU
+    trainer, module = quiet_trainer(strategy=strategy()), Classifier()
     with pytest.raises(
         UnsupportedTrainingError, match=rf"strategy {strategy.__name__} .*Use one device, strategy='ddp'"
     ):
