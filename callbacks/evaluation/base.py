@@ -11,12 +11,12 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 
 from lightning_bayes.callbacks.evaluation.finished_samples import finished
 from lightning_bayes.callbacks.evaluation.first_loss import FirstLoss
-from lightning_bayes.callbacks.evaluation.mean_comparison import Comparison, MeanComparison
-from lightning_bayes.callbacks.evaluation.observed_metrics import ObservedMetrics
-from lightning_bayes.callbacks.evaluation.ood_sets import OODSets, ends_test_set, ood_sets
+from lightning_bayes.callbacks.evaluation.loop import SampledLoop
+from lightning_bayes.callbacks.evaluation.mean_comparison import Comparison
 from lightning_bayes.callbacks.evaluation.predict_step import replace_predict_step
-from lightning_bayes.callbacks.evaluation.sampled_forward import SampledCall, SampledForward
-from lightning_bayes.callbacks.evaluation.spread import distinct_sum, spread
+from lightning_bayes.callbacks.evaluation.sampled_forward import SampledForward
+from lightning_bayes.callbacks.evaluation.sampled_network import SampledNetwork
+from lightning_bayes.callbacks.evaluation.spread import spread
 from lightning_bayes.callbacks.evaluation.validation_rows import rows_of
 from lightning_bayes.callbacks.recalibration import recalibrated
 from lightning_bayes.callbacks.trainer.batch_reader import BatchReader
@@ -26,13 +26,9 @@ from lightning_bayes.callbacks.trainer.neighbours import callbacks_of, insert_af
 from lightning_bayes.callbacks.trainer.patches import Patches
 from lightning_bayes.callbacks.trainer.stated_likelihood import stated_by
 from lightning_bayes.errors import UnsupportedTrainingError
-from lightning_bayes.likelihood import Likelihood, Raw, find_kind
+from lightning_bayes.likelihood import Likelihood, find_kind
 from lightning_bayes.likelihood.value import stored_likelihood
-from lightning_bayes.predictive import (
-    LinkArgument,
-    SampledModule,
-    Samples,
-)
+from lightning_bayes.predictive import LinkArgument, Samples
 from lightning_bayes.predictive.averages import OutputAverage
 from lightning_bayes.predictive.known_outputs import UNKNOWN
 
@@ -51,10 +47,7 @@ class EvaluationCallback(Callback, ABC):
         self.batch_rows = 0  # of the first batch, a pair (inputs, targets)
         self.loss_is_known = False  # whether the first loss of the fit has told
         self._has_told_raw = False
-        self._forward: SampledForward | None = None
-        self._metrics: ObservedMetrics | None = None
-        self._ood: OODSets | None = None
-        self._comparison: MeanComparison | None = None  # of a test, and of the last validation in a fit
+        self._loop: SampledLoop | None = None
         self.validated: Comparison | None = None  # with the mean, in the last validation of a fit
         self._patches = Patches()  # of a run; `undo` reverts them
 
@@ -119,16 +112,52 @@ class EvaluationCallback(Callback, ABC):
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start averaging."""
-        if not trainer.sanity_checking:
-            self._start(trainer, pl_module)
+        samples = None if trainer.sanity_checking else self.find_samples(trainer, pl_module)
+        if samples is not None:
+            require_single_evaluation(trainer)
+            self._loop = self._loop_of(trainer, pl_module, samples)
+            self._loop.forward.start()
+            if trainer.predicting:
+                replace_predict_step(self._loop.forward, self.predict_once)
 
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start averaging."""
-        self._start(trainer, pl_module)
+    on_test_start = on_predict_start = on_validation_start
 
-    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start averaging."""
-        self._start(trainer, pl_module)
+    def _loop_of(self, trainer: Trainer, module: LightningModule, samples: Samples) -> SampledLoop:
+        likelihood = self.likelihood_of(module)
+        self._tell_raw(likelihood)
+        is_fit, temperature = trainer.state.fn == "fit", 1.0
+        if not is_fit:
+            samples, temperature = finished(trainer, module, samples)
+            samples = recalibrated(trainer, module, samples)
+        average = OutputAverage(likelihood, temperature, self.interval)
+        network = SampledNetwork(module, spread(trainer, samples), average, is_quiet=is_fit)
+        forward = SampledForward(network, self.opt_out_hint, lenient=is_fit)
+        in_fit = is_fit and (may_be_last_validation(trainer) or self.compares_validations(module))
+        return SampledLoop(trainer, forward, type(self).__name__, compares=trainer.testing or in_fit)
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Score what the step has predicted."""
+        if self._loop is not None:
+            self._loop.end_step(outputs, batch, batch_idx, dataloader_idx)
+
+    on_test_batch_end = on_validation_batch_end
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep the comparison of the last validation of a fit."""
+        self.validated = None if self._loop is None else self._loop.compared()
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log the scores of the test."""
+        if self._loop is not None:
+            self._loop.end_test()
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop averaging."""
@@ -136,85 +165,11 @@ class EvaluationCallback(Callback, ABC):
 
     on_validation_end = on_test_end = on_predict_end
 
-    def on_test_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, *dataloader: int
-    ) -> None:
-        """Score real-valued targets whose distribution is known, and compare the average with the mean."""
-        call = self._finish_step()
-        if call is not None and self._metrics is not None:
-            self._metrics.add(call, batch)
-        self._compare(trainer, outputs, batch, call, *dataloader)
-        if ends_test_set(trainer, batch_idx, *dataloader):
-            self._log_comparison(trainer, pl_module)
-        if self._ood is not None:
-            self._ood.add(trainer, call, batch_idx, *dataloader)
-
-    def on_validation_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, *dataloader: int
-    ) -> None:
-        """Compare the average with the mean."""
-        self._compare(trainer, outputs, batch, self._finish_step(), *dataloader)
-
-    def _finish_step(self) -> SampledCall | None:
-        """The step's only call of ``self(...)``."""
-        return None if self._forward is None else self._forward.finish_step()
-
-    def _compare(
-        self, trainer: Trainer, returned: Any, batch: Any, call: SampledCall | None, dataloader_idx: int = 0
-    ) -> None:
-        if self._comparison is not None and not dataloader_idx:
-            self._comparison.update(trainer, returned, batch, call)
-
-    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the comparison of the last validation of a fit."""
-        self.validated = self._compared(trainer, pl_module)
-
-    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the scores; print and log what averaging over samples has changed."""
-        if self._metrics is not None:
-            self._metrics.log(pl_module)
-            self._metrics = None
-        self._log_comparison(trainer, pl_module)  # of a loader without a length
-
-    def _log_comparison(self, trainer: Trainer, module: LightningModule) -> None:
-        compared = self._compared(trainer, module)
-        if compared is not None and self._forward is not None:
-            module.log_dict(compared.metrics(), on_epoch=True, add_dataloader_idx=False, batch_size=1)
-            rank_zero_info(compared.report(type(self).__name__, self._forward.samples.count))
-
-    def _compared(self, trainer: Trainer, module: LightningModule) -> Comparison | None:
-        comparison, self._comparison = self._comparison, None
-        return None if comparison is None else comparison.compute(distinct_sum(trainer, module))
-
-    def _start(self, trainer: Trainer, module: LightningModule) -> None:
-        samples = self.find_samples(trainer, module)
-        if samples is None:
-            return
-        require_single_evaluation(trainer)
-        likelihood = self.likelihood_of(module)
-        self._tell_raw(likelihood)
-        is_fit, temperature = trainer.state.fn == "fit", 1.0
-        if not is_fit:
-            samples, temperature = finished(trainer, module, samples)
-            samples = recalibrated(trainer, module, samples)
-        average, only = OutputAverage(likelihood, temperature, self.interval), likelihood.only
-        self._forward = SampledForward(module, spread(trainer, samples), average, self.opt_out_hint, lenient=is_fit)
-        self._forward.start()
-        if trainer.predicting:
-            replace_predict_step(self._forward, self.predict_once)
-        self._ood = ood_sets(trainer, module)
-        if trainer.testing and only is not None and only.kind.has_noise and not isinstance(module, SampledModule):
-            self._metrics = ObservedMetrics(only, self.interval)
-        in_fit = is_fit and (may_be_last_validation(trainer) or self.compares_validations(module))
-        if (trainer.testing or in_fit) and samples.has_mean and only is not None and not isinstance(only.kind, Raw):
-            self._comparison = MeanComparison(self._forward, only)
-
     def _stop(self, warn: bool = True) -> None:
         """Restore the module's forward, and warn by default if nothing was averaged."""
-        self._comparison = self._metrics = self._ood = None
-        if self._forward is not None:
-            self._forward.stop(warn)
-            self._forward = None
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.forward.stop(warn)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Undo everything at the end of a run."""

@@ -11,7 +11,7 @@ from lightning.pytorch import Trainer
 from torch import Tensor
 
 from lightning_bayes.callbacks.evaluation.observed_metrics import targets_of
-from lightning_bayes.callbacks.evaluation.sampled_forward import SampledCall, SampledForward
+from lightning_bayes.callbacks.evaluation.sampled_network import SampledCall, SampledNetwork
 from lightning_bayes.likelihood import ScoredOutput
 from lightning_bayes.likelihood.base import flattened, num_samples
 from lightning_bayes.likelihood.paths import mapped
@@ -154,8 +154,8 @@ class MeanComparison:
     are left out.
     """
 
-    def __init__(self, forward: SampledForward, scored: ScoredOutput) -> None:
-        self._forward, self._scored, self._kind = forward, scored, scored.kind
+    def __init__(self, network: SampledNetwork, scored: ScoredOutput) -> None:
+        self._network, self._scored, self._kind = network, scored, scored.kind
         self._pairs = Pairs(scored.kind.has_classes)
 
     def update(self, trainer: Trainer, returned: Any, batch: Any, call: SampledCall | None) -> None:
@@ -166,7 +166,7 @@ class MeanComparison:
 
     def compute(self, reduce: Callable[[Tensor], Tensor]) -> Comparison | None:
         """The result, from the sums over processes; None without examples."""
-        return self._pairs.compute(reduce, self._forward.samples.count)
+        return self._pairs.compute(reduce, self._network.samples.count)
 
     def _add_returned(self, step: Any) -> bool:
         """Add what a step has returned; False if something is missing."""
@@ -191,7 +191,7 @@ class MeanComparison:
             return
         kind, outputs = self._kind, self._scored.parts_of(call.outputs)
         output = mapped(
-            lambda leaf: leaf.to(torch.promote_types(leaf.dtype, torch.float32)), self._forward.mean_output(call.call)
+            lambda leaf: leaf.to(torch.promote_types(leaf.dtype, torch.float32)), self._network.at_mean(call.call)
         )
         at_mean = mapped(lambda leaf: leaf[None], self._scored.parts_of(output))
         values = self._predicted(outputs) if kind.has_classes else _means(kind.mean, outputs)

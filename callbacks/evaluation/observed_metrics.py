@@ -6,7 +6,7 @@ from typing import Any, final
 
 from lightning.pytorch import LightningModule
 
-from lightning_bayes.callbacks.evaluation.sampled_forward import SampledCall
+from lightning_bayes.callbacks.evaluation.sampled_network import SampledCall
 from lightning_bayes.errors import DataError
 from lightning_bayes.likelihood import Observed, ReadOutput, ScoredOutput, read_output
 from lightning_bayes.likelihood.paths import mapped

@@ -12,7 +12,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch import Tensor
 
-from lightning_bayes.callbacks.evaluation.sampled_forward import SampledCall
+from lightning_bayes.callbacks.evaluation.sampled_network import SampledCall
 from lightning_bayes.errors import HyperparameterError
 from lightning_bayes.metrics import OODDetection
 from lightning_bayes.predictive import SampledModule, ood_scores
