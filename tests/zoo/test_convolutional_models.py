@@ -1,4 +1,4 @@
-"""AlexNet, VGG16 and ResNet-18 against torchvision, the papers' layouts and published parameter counts."""
+"""The convolutional models against torchvision, the papers' layouts and published parameter counts."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import torchvision
 from torch import nn
 
 from lightning_bayes.errors import HyperparameterError, ShapeError
-from lightning_bayes.zoo.models import VGG16, AlexNet, ResNet18
+from lightning_bayes.zoo.models import VGG16, AlexNet, LeNet5, ResNet18
 from lightning_bayes.zoo.models.norms import FilterResponseNorm, make_norm
 
 SMALL = {
+    "LeNet5": lambda: LeNet5(in_channels=3, image_size=32),
     "AlexNet": AlexNet,
     "VGG16": lambda: VGG16(width=0.5),
     "VGG16 with BatchNorm": lambda: VGG16(norm="batch", width=0.5),
@@ -51,6 +52,7 @@ def without_storage(build):
         (AlexNet, 2_472_266),  # 2.47 M in the tables of bearpaw/pytorch-classification
         (lambda: VGG16(norm="batch"), 14_728_266),  # kuangliu/pytorch-cifar
         (ResNet18, 11_173_962),  # kuangliu/pytorch-cifar
+        (lambda: LeNet5(in_channels=3, image_size=32), 62_006),  # Osawa et al. 2019
     ],
 )
 def test_has_the_published_number_of_parameters(build, number):
@@ -171,6 +173,8 @@ def test_group_norm_has_at_most_32_groups_of_at_least_two_channels():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
+        (lambda: LeNet5(image_size=16), r"LeNet5 got image_size=16, but supports 8, 28, 32\. Resize"),
+        (lambda: LeNet5(num_classes=0), r"LeNet5 got num_classes=0 and in_channels=1; both must be at least 1"),
         (lambda: AlexNet(image_size=64), r"AlexNet got image_size=64, but supports 32, 224\. Resize"),
         (lambda: VGG16(image_size=28), r"VGG16 got image_size=28, but supports 32, 224\. Resize"),
         (lambda: VGG16(width=0.0), r"VGG16 got width=0\.0, which leaves no filters\. Use 1\.0 or 0\.5"),
@@ -190,6 +194,11 @@ def test_an_unknown_variant_is_rejected(build, message):
 @pytest.mark.parametrize(
     ("model", "shape", "message"),
     [
+        (
+            LeNet5(image_size=32),
+            (2, 3, 32, 32),
+            "LeNet5 was built for images [batch, 1, 32, 32], but got [2, 3, 32, 32].",
+        ),
         (AlexNet(), (2, 3, 28, 28), "AlexNet was built for images [batch, 3, 32, 32], but got [2, 3, 28, 28]. Set"),
         (
             VGG16(width=0.5),
