@@ -142,7 +142,8 @@ class IVON(VariationalOptimizer):
         """Choose P₀ of groups without an update, now that the prior is known."""
         super().start_groups()
         for group in self.param_groups:
-            if self._likelihood_precision is not None and not group["posterior"]["step"]:
+            is_known = group["posterior"]["num_data"] is not None  # a callback counts the examples after the first call
+            if self._likelihood_precision is not None and is_known and not group["posterior"]["step"]:
                 least = minimal_precision(**effective(group).start_arguments)
                 group["posterior"]["init_precision"] = self._likelihood_precision + least
 
