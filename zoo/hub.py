@@ -170,10 +170,18 @@ def push_to_hub(
 
     Returns:
         The URL of the repository.
+
+    Raises:
+        ConnectionError: If the Hub cannot be reached.
     """
     file = find_posterior(path)
     api = _client().HfApi()
-    url = api.create_repo(repo_id, private=private, exist_ok=True)
+    try:
+        url = api.create_repo(repo_id, private=private, exist_ok=True)
+    except Exception as error:  # of the client's transport, which differs between its versions
+        if not any("Connect" in kind.__name__ for kind in type(error).__mro__):
+            raise
+        raise ConnectionError(f"The Hub cannot be reached ({error}). Push {file} again when it can.") from error
     api.upload_file(path_or_fileobj=_card(file, repo_id), path_in_repo="README.md", repo_id=repo_id, revision=revision)
     api.upload_file(path_or_fileobj=str(file), path_in_repo=HUB_FILE, repo_id=repo_id, revision=revision)
     return str(url)

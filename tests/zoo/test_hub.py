@@ -83,3 +83,17 @@ def test_a_missing_client_names_the_extra(file, monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ModuleNotFoundError, match=r'not installed\. Run: pip install "lightning-bayes\[hub\]"'):
         push_to_hub(file, "me/tiny")
+
+
+def test_a_hub_that_cannot_be_reached_is_named(hub, file, monkeypatch):
+    class ConnectError(Exception):
+        pass
+
+    def create_repo(self, *arguments, **options):
+        raise ConnectError("Name or service not known")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", create_repo)
+    with pytest.raises(
+        ConnectionError, match=r"The Hub cannot be reached \(Name or service .* Push .*tiny\.safetensors"
+    ):
+        push_to_hub(file, "me/tiny")
