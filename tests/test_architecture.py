@@ -78,9 +78,9 @@ MAY_IMPORT_LIGHTNING = {"strategies", "callbacks", "zoo", "cli"}
 SUBCLASSED: dict[str, str] = {}  # concrete classes that others inherit from, with the reason
 LONG = 300  # lines of a file
 BATCH = {  # files and functions that a VOGN batch passes: lowered with the code, never raised; goals in benchmarks.house
-    "MLP, measured": (26, 111),
+    "MLP, measured": (26, 109),
     "MLP, not measured": (13, 41),
-    "LeNet, measured": (31, 125),
+    "LeNet, measured": (31, 123),
     "LeNet, not measured": (13, 41),
 }
 VAGUE_NAMES = {"utils.py", "util.py", "helpers.py", "helper.py", "common.py", "misc.py"}

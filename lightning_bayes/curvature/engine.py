@@ -62,11 +62,6 @@ class AbstractEngine(ABC):
             left_out: Trainable parameters whose curvature is not measured.
         """
 
-    def trained(self, left_out: Collection[nn.Parameter] = ()) -> dict[str, nn.Parameter]:
-        """The parameters of the model that are measured, by name."""
-        named = self.model.named_parameters()
-        return {name: p for name, p in named if p.requires_grad and p not in left_out}
-
 
 @final
 class GradientCapture(Capture):

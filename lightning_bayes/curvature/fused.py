@@ -70,8 +70,8 @@ class HookedEngine(AbstractEngine, ABC):
             if captured.shared:
                 captured.finish()
             captured.squares |= {p: torch.zeros_like(p) for p in captured.without_gradient - captured.squares.keys()}
-            check, trained = captured.running_check, self.trained
-            if check is not None and check.passes(trained(captured.left_out), captured.squares, captured.is_half):
+            check = captured.running_check
+            if check is not None and check.passes(captured.trained(), captured.squares, captured.is_half):
                 captured.plan.checked_once.add(tuple(captured.sizes))
 
 
@@ -100,7 +100,7 @@ class FusedCapture(HookedCapture):
         outputs = self._unreached()
         self.handle_layouts(loss, self._placed(outputs, self._find_layouts(loss, outputs, len(losses))))
         with self.left_alone():
-            self.measuring_backward(loss, self.engine.trained(self.left_out).values())
+            self.measuring_backward(loss, self.trained().values())
         self.stores_backward, self.has_taken_examples = False, True
         if self.running_check is not None:
             self.running_check.hooks.close()

@@ -68,9 +68,8 @@ class HookedCapture(Capture, ABC):
         self.without_gradient: set[nn.Parameter] = set()  # no rule covers them, and their gradient is zero in this pass
         self.sums: dict[nn.Parameter, Tensor] | None = None  # Σ_i c_i, only during the check
         self.running_check: RunningCheck | None = None
-        # A LightningModule's own parameters, whose terms of the loss are no penalties.
         of_step = (unit for unit in self.plan.units if unit.at_operations and hasattr(unit.module, "training_step"))
-        self.of_step = {param for unit in of_step for param in unit.params.values()}
+        self.of_step = {p for unit in of_step for p in unit.params.values()}  # whose terms of the loss are no penalties
         self.is_replanned = False  # whether some modules are measured as a whole from the next pass on
         self.is_half = False  # whether some gradient is rounded to half precision
         self._is_measuring = self._is_replaying = False  # whether `measuring_backward` or a rule runs
@@ -113,8 +112,7 @@ class HookedCapture(Capture, ABC):
             )
         start = starts.pop() if (starts := self._starts.get(module)) else None
         kind = GenericCall if unit.rule is None else RuleCall
-        call: LayerCall = kind(unit, args, kwargs, output, start, self.engine, self.on_gradients)
-        return self.recorded(call)
+        return self.recorded(kind(unit, args, kwargs, output, start, self.engine, self.on_gradients))
 
     def recorded(self, call: LayerCall) -> Any:
         """Record a call, and return its output."""
@@ -229,9 +227,14 @@ class HookedCapture(Capture, ABC):
         assert self.sums is not None
         self.sums[param] = self.sums[param] + total if param in self.sums else total
 
+    def trained(self) -> dict[str, nn.Parameter]:
+        """The parameters of the model that are measured, by name."""
+        named = self.engine.model.named_parameters()
+        return {name: p for name, p in named if p.requires_grad and p not in self.left_out}
+
     def close(self) -> None:
         """Require of a finished pass that backward measured every parameter with a gradient."""
-        moved = {name: p for name, p in self.engine.trained(self.left_out).items() if p.grad is not None}
+        moved = {name: p for name, p in self.trained().items() if p.grad is not None}
         reached = {*self.squares, *self.in_factors}
         if self.loss is None and (moved or reached):
             self.require_loss()
@@ -247,8 +250,8 @@ class HookedCapture(Capture, ABC):
                 output.layout = LOOPED
                 shared.update(param for param in output.unit.params.values() if param.requires_grad)
         checked = CheckedParameters() if (kind := self.layouts.kind) is None else self.plan.probe.checked[kind]
-        trained = self.engine.trained(self.left_out).values()
-        if new := [p for p in trained if p not in shared and p not in checked.passed and p not in checked.failing]:
+        known = shared | checked.passed | checked.failing
+        if new := [param for param in self.trained().values() if param not in known]:
             self._check(loss, new, checked)
         if lost := shared | checked.failing:
             self.is_replanned = self.engine.plans.replan(self.plan, lost, self.calls)
@@ -264,17 +267,16 @@ class HookedCapture(Capture, ABC):
             return
         if not can_repeat_backward(loss):
             if self.running_check is None and tuple(self.sizes) not in self.plan.checked_once:
-                trained = self.engine.trained(self.left_out).values()
-                self.running_check = RunningCheck(trained, lambda: not (self._is_measuring or self.is_following))
+                params = list(self.trained().values())
+                self.running_check = RunningCheck(params, lambda: not (self._is_measuring or self.is_following))
             return
         sums, squares, grads = self._compared(loss, params)
         failing = failing_parameters(sums, squares, grads, partial(self._constant, loss), self.is_half)
         if failing is not None:
             checked.add(failing, squares, grads)
         # A loop can measure these parameters once they get a gradient; no other method can, so they are refused at once.
-        (self.without_gradient if self.can_loop else self.unmeasured).update(
-            grads.keys() - sums.keys() - checked.failing
-        )
+        without = grads.keys() - sums.keys() - checked.failing
+        (self.without_gradient if self.can_loop else self.unmeasured).update(without)
 
     def _compared(self, loss: Tensor, params: list[nn.Parameter]) -> tuple[ByParameter, ByParameter, ByParameter]:
         """Σ_i c_i, Σ_i c_i² and the gradients of the parameters that an additional backward pass reaches."""

@@ -15,7 +15,7 @@ use that none of this covers fails the check of the pass, and its module is meas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final, final
 
@@ -105,14 +105,20 @@ class Operands(TorchFunctionMode):
         operand = self._broadcast(function, args, kwargs)
         if not self._holds_examples(result, None if operand is None else args[operand]):
             return result
-        owner, rule = owners.pop(), None if operand is None else _LEADING_DIMS_ARE_ALIKE
-        names = frozenset(name for name, p in owner.params.items() if p in call.params)
-        unit = replace(owner, only=names, rule=rule or owner.rule)
-        found = Call(unit, examples, result, self._workspace, self._on_gradients)
+        owner = owners.pop()
+        rule = owner.rule if operand is None else _LEADING_DIMS_ARE_ALIKE
+        found = self._call(replace(owner, rule=rule), call.params, examples, result)
         if operand is None:
             return self._record(FunctionCall(found, call, [*slots.values()]))
         saved = examples if function in _PRODUCTS else []
         return self._record(BroadcastCall(found, saved, call.args[operand], args[operand].shape))
+
+    def _call(
+        self, unit: MeasuredModule, params: Collection[nn.Parameter], examples: list[Tensor], result: Tensor
+    ) -> Call:
+        """A call that takes these parameters of a unit."""
+        names = frozenset(name for name, p in unit.params.items() if p in params)
+        return Call(replace(unit, only=names), examples, result, self._workspace, self._on_gradients)
 
     def _broadcast(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
         """Which argument of a sum, a product or an expansion is the operand; None for other functions."""

@@ -1,8 +1,9 @@
-"""A pass that has just ended, from which a curvature estimator reads ĥ; a pass that measures nothing."""
+"""What a finished pass measured, from which a curvature estimator reads ĥ, and what the passes of an update add up to."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias, final
 
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 Curvature: TypeAlias = dict[Any, Tensor]  # by parameter, or by another key of its estimator
+
+SMALL = 2**16  # elements; smaller tensors are concatenated before they are summed, to save kernel launches
 
 
 def rescaled(curvature: Curvature, factor: float, degree_of: Callable[[Any], int]) -> Curvature:
@@ -62,3 +65,33 @@ class FinishedPass:
         if param.grad is None:
             param.grad = torch.zeros_like(param)
         param.grad.add_(term, alpha=1 / self.gradient_factor)
+
+
+@final
+@dataclass(frozen=True)
+class UpdateMeasurement:
+    """Loss, gradient and curvature of one update, averaged over the examples of its passes.
+
+    The record is immutable. A host that trains in several processes averages its tensors in place before the step.
+    """
+
+    loss: Tensor  # mean loss, a scalar
+    grads: Mapping[nn.Parameter, Tensor]  # ĝ of every trained parameter
+    curvature: Mapping[Hashable, Tensor]  # ĥ, zero where backward did not reach; empty if none is measured
+    num_examples: float  # n; the number of passes if examples were not counted
+    num_samples: int  # number of weight samples
+    is_counted: bool = True  # whether examples were counted
+    summed: float = 1.0  # number of examples whose losses a pass adds up; 1 for a mean
+
+    def tensors(self) -> list[Tensor]:
+        """Loss, ĝ and, if measured, ĥ, in the same order in all processes."""
+        return [self.loss, *self.grads.values(), *self.curvature.values()]
+
+    def is_finite(self) -> bool:
+        """Whether every number is finite."""
+        tensors = self.tensors()
+        if all(tensor.is_cpu for tensor in tensors):  # reading a number is free here, copying is not
+            return all(math.isfinite(tensor.sum().item()) for tensor in tensors)
+        small = [t.reshape(-1) for t in tensors if t.numel() <= SMALL]
+        large = [t for t in tensors if t.numel() > SMALL]
+        return all(map(math.isfinite, torch.stack([t.sum() for t in (torch.cat(small), *large)]).tolist()))

@@ -18,12 +18,13 @@ from torch import Tensor, nn
 
 from lightning_bayes.curvature import AbstractEngine, Capture
 from lightning_bayes.errors import NonFiniteError, UnsupportedTrainingError
-from lightning_bayes.optim.finished_pass import BarePass, Curvature, FinishedPass
+from lightning_bayes.optim.diagonal.estimators import CurvatureEstimator
+from lightning_bayes.optim.finished_pass import BarePass, Curvature, FinishedPass, UpdateMeasurement
 from lightning_bayes.optim.finiteness import require_finite, skip_message
 from lightning_bayes.optim.groups import FORMAT, KEY, split
 from lightning_bayes.optim.loss_notes import NOTES, LossNotes
 from lightning_bayes.optim.noise import CounterNoise, counter_seed
-from lightning_bayes.optim.passes import OpenUpdate, UpdateMeasurement, at_sample, open_pass
+from lightning_bayes.optim.passes import OpenUpdate, at_sample, for_plain_mean_, open_pass
 from lightning_bayes.private_torch import mark_as_scheduled
 
 
@@ -31,6 +32,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
     """An optimizer over a weight posterior. Subclasses say how weights are sampled, measured and updated.
 
     Class attributes:
+        estimator: Estimates the curvature ĥ from passes.
         joins_weights: Whether the posterior correlates all weights. There is then one parameter group, which is fixed.
         fills_gradients: Whether a step moves parameters without a gradient too, and takes that of a mean loss: not torch's.
 
@@ -43,6 +45,7 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         max_nonfinite_steps: Number of consecutive non-finite updates after which `step` raises `NonFiniteError`.
     """
 
+    estimator: CurvatureEstimator
     joins_weights: ClassVar[bool] = False
     fills_gradients: bool = True
     # Draws a posterior sample of the parameters to perturb, in separate memory with the same strides.
@@ -74,10 +77,6 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
     @abstractmethod
     def read_pass(self, finished: FinishedPass) -> Curvature:
         """Read ĥ of a pass, for the mean loss. Passes are averaged key by key."""
-
-    @abstractmethod
-    def _finalise_curvature(self, curvature: Curvature) -> Curvature:
-        """Turn averages over passes into ĥ, for all measured parameters and in the same order in all processes."""
 
     @abstractmethod
     def _update_all(self, measurement: UpdateMeasurement) -> None:
@@ -203,21 +202,22 @@ class NoisyOptimizer(torch.optim.Optimizer, ABC):
         """
         (update := self._open_update).is_averaged_by_host = True
         if add_ranks is not None:
-            self._join_ranks(update.curvature, update.examples, add_ranks)
+            self.estimator.join_ranks(update.curvature, update.examples, add_ranks)
         measurement, summed = self._measurement(fill=True), list[Tensor]()
         if update.has_sums:  # processes count different examples, and need one prior
             summed = [measurement.loss.new_tensor(measurement.summed)]
             (update.summed,) = summed
+            if update.keeps_sums:
+                for_plain_mean_(summed[0], measurement.grads.values())
         return [*measurement.tensors(), *update.moved.values(), *summed], measurement.num_examples
-
-    def _join_ranks(self, curvature: Curvature, num_examples: float, add_ranks: Callable[[list[Tensor]], None]) -> None:
-        """Sum over processes the curvatures that are not linear in the passes of one weight sample."""
 
     def _measurement(self, *, fill: bool) -> UpdateMeasurement:
         """The measurement of the open update; with `fill`, parameters without ``.grad`` get zeros instead of staying out."""
         update, params = self._open_update, [param for _, param in self.trained()]
         if update.final_curvature is None:
-            update.final_curvature = {} if update.to_measure == {} else self._finalise_curvature(update.curvature)
+            update.final_curvature = {}
+            if update.to_measure != {}:
+                update.final_curvature = update.finalised(self.estimator, self.param_groups, self.mc_samples)
         for param in params if fill else ():
             param.grad = torch.zeros_like(param) if param.grad is None else param.grad
         grads = {param: param.grad for param in params if param.grad is not None}

@@ -22,8 +22,7 @@ mean, and the first ten updates are done. The model then runs without any hook.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,43 +35,13 @@ from torch import Tensor, nn
 from lightning_bayes.curvature import Capture
 from lightning_bayes.curvature.selection import requires_grad_as
 from lightning_bayes.errors import NoMeasurementError, UnsupportedTrainingError
-from lightning_bayes.optim.finished_pass import BarePass, Curvature, FinishedPass
+from lightning_bayes.optim.diagonal.estimators import CurvatureEstimator
+from lightning_bayes.optim.finished_pass import BarePass, Curvature, FinishedPass, rescaled
 from lightning_bayes.optim.groups import KEY
 from lightning_bayes.optim.loss_notes import LossNotes
 from lightning_bayes.optim.noise import CounterNoise
 from lightning_bayes.optim.step_changes import change_means
 from lightning_bayes.private_torch import version_of
-
-SMALL = 2**16  # elements; smaller tensors are concatenated before they are summed, to save kernel launches
-
-
-@dataclass(frozen=True)
-class UpdateMeasurement:
-    """Loss, gradient and curvature of one update, averaged over the examples of its passes.
-
-    The record is immutable. A host that trains in several processes averages its tensors in place before the step.
-    """
-
-    loss: Tensor  # mean loss, a scalar
-    grads: Mapping[nn.Parameter, Tensor]  # ĝ of every trained parameter
-    curvature: Mapping[Hashable, Tensor]  # ĥ, zero where backward did not reach; empty if none is measured
-    num_examples: float  # n; the number of passes if examples were not counted
-    num_samples: int  # number of weight samples
-    is_counted: bool = True  # whether examples were counted
-    summed: float = 1.0  # number of examples whose losses a pass adds up; 1 for a mean
-
-    def tensors(self) -> list[Tensor]:
-        """Loss, ĝ and, if measured, ĥ, in the same order in all processes."""
-        return [self.loss, *self.grads.values(), *self.curvature.values()]
-
-    def is_finite(self) -> bool:
-        """Whether every number is finite."""
-        tensors = self.tensors()
-        if all(tensor.is_cpu for tensor in tensors):  # reading a number is free here, copying is not
-            return all(math.isfinite(tensor.sum().item()) for tensor in tensors)
-        small = [t.reshape(-1) for t in tensors if t.numel() <= SMALL]
-        large = [t for t in tensors if t.numel() > SMALL]
-        return all(map(math.isfinite, torch.stack([t.sum() for t in (torch.cat(small), *large)]).tolist()))
 
 
 @dataclass
@@ -160,6 +129,20 @@ class OpenUpdate:
         batches = self.num_passes // mc_samples
         return batches if batches in self.divisors else 1
 
+    def finalised(
+        self, estimator: CurvatureEstimator, groups: Sequence[Mapping[str, Any]], mc_samples: int
+    ) -> Curvature:
+        """ĥ from the averages over passes, for all that is measured and in the same order in all processes."""
+        curvature, measured = self.curvature, self.to_measure
+        if self.divisors:
+            curvature = rescaled(curvature, self.host_divisor(mc_samples), estimator.degree_of)
+        if measured and not estimator.is_linear:
+            curvature = estimator.finalise(curvature, groups, self.examples)
+        if measured is not None:
+            shapes = measured.items()
+            curvature = {key: curvature[key] if key in curvature else torch.zeros_like(v) for key, v in shapes}
+        return curvature
+
     def require_passes(self, optimizer: str, *, is_hosted: bool) -> None:
         """Require a measured pass, which a host has averaged over the processes that train together."""
         if not self.examples:
@@ -179,6 +162,18 @@ class OpenUpdate:
         """Discard all passes."""
         # In place: in manual optimization Lightning's wrapper copies the optimizer's attributes and must see the change.
         vars(self).update(vars(OpenUpdate()))
+
+
+def for_plain_mean_(summed: Tensor, grads: Iterable[Tensor]) -> None:
+    """Scale gradients of sums over `summed` examples so that a mean weighted by examples is their plain mean.
+
+    Plain training in several processes takes the plain mean of such gradients; `summed` becomes the processes' mean too.
+    """
+    if dist.is_available() and dist.is_initialized():
+        own = summed.clone()
+        dist.all_reduce(summed)
+        summed.div_(dist.get_world_size())
+        torch._foreach_mul_(list(grads), float(summed / own))
 
 
 class MeasuredOptimizer(Protocol):

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from lightning_bayes.curvature import Capture
+from lightning_bayes.optim.finished_pass import UpdateMeasurement
 from lightning_bayes.optim.noise import CounterNoise
-from lightning_bayes.optim.passes import UpdateMeasurement
 from lightning_bayes.optim.steps import CohortUpdate
 
 

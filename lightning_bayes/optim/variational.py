@@ -24,14 +24,13 @@ from lightning_bayes.optim.diagonal.estimators import CurvatureEstimator, Square
 from lightning_bayes.optim.diagonal.signed_curvature import keep_all_positive_
 from lightning_bayes.optim.diagonal.state import MeanFieldState
 from lightning_bayes.optim.effective import effective
-from lightning_bayes.optim.finished_pass import BarePass, Curvature, FinishedPass, rescaled
+from lightning_bayes.optim.finished_pass import BarePass, Curvature, FinishedPass, UpdateMeasurement
 from lightning_bayes.optim.group_settings import GroupSettings
 from lightning_bayes.optim.groups import KEY, apart, beside
 from lightning_bayes.optim.hyperparameters import DeclaresArguments, OptimizerFields, StepRule
 from lightning_bayes.optim.measuring import FIRST_UPDATES
 from lightning_bayes.optim.optimizer import NoisyOptimizer
 from lightning_bayes.optim.parameters import StartingStates, trainable
-from lightning_bayes.optim.passes import UpdateMeasurement
 from lightning_bayes.optim.posterior_family import PosteriorFamily
 from lightning_bayes.optim.readout import WeightPosterior, effective_parameters, posterior_of_model
 from lightning_bayes.optim.resuming import RECORD, record_of, require_same
@@ -44,7 +43,6 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
     Class attributes:
         noisy: Whether gradients are computed at posterior samples. If False, there is no posterior, only a point estimate.
         family_type: The posterior family, built with a weak reference to the optimizer. Those of arguments are inherited.
-        estimator: Estimates the curvature ĥ from passes.
         state_type: The state of a parameter: mean, curvature, momentum, and anything else the algorithm needs.
         default_step: The step of the method's callback if no learning rate is given.
         curvature_update: Update of s from s, ĥ, ``rate`` = 1-β₂ and arguments of `natural_update`, which may change s and ĥ
@@ -69,7 +67,7 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
 
     noisy: ClassVar[bool]
     family_type: ClassVar[Any]
-    estimator: ClassVar[CurvatureEstimator] = SquaredGradients()
+    estimator: CurvatureEstimator = SquaredGradients()
     state_type: ClassVar[Any] = MeanFieldState
     curvature_update: ClassVar[Callable[..., Tensor] | None] = None
     averages_curvature: ClassVar[bool] = False
@@ -209,17 +207,6 @@ class VariationalOptimizer(DeclaresArguments, NoisyOptimizer, ABC):
                 weights = self._open_update.weights(finished.captured, self.mc_samples)
                 finished.add_to_gradient_(param, self._open_update.prior_term(param, term, weights))
         return curvature
-
-    def _join_ranks(self, curvature: Curvature, num_examples: float, add_ranks: Callable[[list[Tensor]], None]) -> None:
-        self.estimator.join_ranks(curvature, num_examples, add_ranks)
-
-    def _finalise_curvature(self, curvature: Curvature) -> Curvature:
-        measured = self._open_update.to_measure or {}
-        if self._open_update.divisors:
-            curvature = rescaled(curvature, self._open_update.host_divisor(self.mc_samples), self.estimator.degree_of)
-        if measured and not self.estimator.is_linear:
-            curvature = self.estimator.finalise(curvature, self.param_groups, self._open_update.examples)
-        return {key: curvature[key] if key in curvature else torch.zeros_like(v) for key, v in measured.items()}
 
     def _update_all(self, measurement: UpdateMeasurement) -> None:
         before = list(map(effective, self.param_groups))  # raises if N is unknown, before anything changes

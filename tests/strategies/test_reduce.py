@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from distributed import run_on_ranks
 
+from lightning_bayes.optim import VOGN
 from lightning_bayes.strategies import all_reduce_mean_
 
 pytestmark = pytest.mark.ddp
@@ -79,3 +80,26 @@ def fail(rank):
 def test_run_on_ranks_shows_the_traceback_of_a_rank_that_fails(tmp_path):
     with pytest.raises(Exception, match=r"(?s)Process 0 terminated.*in fail.*ValueError: rank 0 is broken"):
         run_on_ranks(fail, 1, tmp_path)
+
+
+def gradient_of_a_sum(rank):
+    """The gradient of a summed loss that a step would take, and that of the rank's rows alone."""
+    model, rows = torch.nn.Linear(3, 1).double(), 5 - 2 * rank
+    with torch.no_grad():
+        model.weight.fill_(0.5)
+    x = torch.arange(3.0 * rows, dtype=torch.float64).view(rows, 3) + rank
+    (alone,) = torch.autograd.grad(model(x).square().sum(), [model.weight])
+    opt = VOGN(model, base=torch.optim.SGD(model.parameters(), lr=1e-3), num_data=8, relative_noise=1e-12)
+    with opt.sampled_params(rank):
+        torch.nn.functional.mse_loss(model(x), torch.zeros(rows, 1, dtype=torch.float64), reduction="sum").backward()
+    tensors, examples = opt.collect()
+    all_reduce_mean_(tensors, examples)
+    return {"alone": alone, "found": model.weight.grad, "examples": tensors[-1]}
+
+
+def test_gradients_of_summed_losses_are_averaged_as_in_plain_training(tmp_path):
+    """Processes with five and with three examples count alike, as in DDP."""
+    first, second = run_on_ranks(gradient_of_a_sum, 2, tmp_path)
+    for rank in (first, second):
+        torch.testing.assert_close(rank["found"], (first["alone"] + second["alone"]) / 2, rtol=1e-9, atol=1e-9)
+        assert float(rank["examples"]) == 4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -11,6 +10,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from lightning_bayes.curvature import AbstractEngine, Capture, GradientEngine, LossReduction
 from lightning_bayes.curvature.factors import ExampleRows, LayerRows, Request
@@ -18,26 +18,20 @@ from lightning_bayes.curvature.hessian import HessianCapture
 from lightning_bayes.curvature.kronecker import KroneckerEngine
 from lightning_bayes.errors import ShapeError, UnsupportedLayerError
 from lightning_bayes.likelihood import OutputLikelihood
+from lightning_bayes.optim.diagonal.estimators import CurvatureEstimator, Scores
+from lightning_bayes.optim.finished_pass import Curvature, FinishedPass
 from lightning_bayes.optim.fisher import FisherName, check_fisher, label_source
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer, partition_layers
 
 
-class JointMeasurement(ABC):
-    """Measures the joint curvature of all weights."""
+class JointMeasurement(CurvatureEstimator):
+    """Measures the joint curvature of all weights, by the keys 0, 1 and so on."""
 
     engine: AbstractEngine
 
     def capture(self, label_seed: int, loss_scale: float) -> AbstractContextManager[Capture]:
         """Open the capture of a pass, which may sample labels; `loss_scale` is a GradScaler's."""
         return self.engine.capture()
-
-    @abstractmethod
-    def read(self, captured: Any, loss_scale: float) -> list[Tensor]:
-        """Read the curvature of a finished pass, averaged over its examples."""
-
-    def degree_of(self, index: int) -> int:
-        """The power of the loss to which an entry of `read` is proportional."""
-        return 1
 
 
 @final
@@ -47,9 +41,9 @@ class HessianMeasurement(JointMeasurement):
     def __init__(self, model: nn.Module, params: Sequence[nn.Parameter], loss_reduction: LossReduction) -> None:
         self.engine = GradientEngine(model, loss_reduction, partial(HessianCapture, list(params)))
 
-    def read(self, captured: Any, loss_scale: float) -> list[Tensor]:
-        """Read the Hessian."""
-        return [captured.mean_hessian() / loss_scale]
+    @override
+    def read(self, finished: FinishedPass, params: Sequence[nn.Parameter], scores: Scores) -> Curvature:
+        return {0: finished.captured.mean_hessian() / finished.loss_scale}
 
 
 class RowsMeasurement(JointMeasurement):
@@ -67,7 +61,7 @@ class RowsMeasurement(JointMeasurement):
         loss_reduction: LossReduction,
     ) -> None:
         check_fisher(fisher)
-        self._params, self._label_source = list(params), partial(label_source, fisher, likelihood, model)
+        self._label_source = partial(label_source, fisher, likelihood, model)
         self._label_source()  # raises if it cannot be sampled
         self.layers = require_matrix_layers(model, params, optimizer)
         self.engine = KroneckerEngine(model, loss_reduction, records=ExampleRows)
@@ -77,7 +71,7 @@ class RowsMeasurement(JointMeasurement):
         layers = {layer.module: layer.has_bias for layer in self.layers}
         return self.engine.capture(Request(layers, self._label_source(), label_seed, loss_scale))
 
-    def degree_of(self, index: int) -> int:
+    def degree_of(self, key: Any) -> int:
         """The gradients of sampled labels do not depend on the loss."""
         return 2 if self._label_source() is None else 0
 
@@ -92,28 +86,28 @@ class RowsMeasurement(JointMeasurement):
 class OuterProducts(RowsMeasurement):
     """The mean of g_i g_iᵀ, ``[D, D]``."""
 
-    def read(self, captured: Any, loss_scale: float) -> list[Tensor]:
-        """Read the mean outer product."""
+    @override
+    def read(self, finished: FinishedPass, params: Sequence[nn.Parameter], scores: Scores) -> Curvature:
         grads: dict[nn.Parameter, Tensor] = {}
-        for layer, rows in zip(self.layers, self._rows(captured), strict=True):
+        for layer, rows in zip(self.layers, self._rows(finished.captured), strict=True):
             joined = rows.example_gradients()  # [examples, out, K]
             grads[layer.weight] = (joined[..., :-1] if layer.has_bias else joined).flatten(1)
             if layer.has_bias:
                 grads[layer.params[1]] = joined[..., -1]
-        return [outer_products(torch.cat([grads[param] for param in self._params], 1))]
+        return {0: outer_products(torch.cat([grads[param] for param in params], 1))}
 
 
 @final
 class ChainFactors(RowsMeasurement):
     """S and A of each layer, then of each pair of neighbours."""
 
-    def degree_of(self, index: int) -> int:
+    def degree_of(self, key: Any) -> int:
         """Inputs do not depend on the loss."""
-        return 0 if index % 2 else super().degree_of(index)
+        return 0 if key % 2 else super().degree_of(key)
 
-    def read(self, captured: Any, loss_scale: float) -> list[Tensor]:
+    def read(self, finished: FinishedPass, params: Sequence[nn.Parameter], scores: Scores) -> Curvature:
         """Read the factors; raises `ShapeError` for layers with several positions per example."""
-        rows = self._rows(captured)
+        rows = self._rows(finished.captured)
         several = [layer.name for layer, row in zip(self.layers, rows, strict=True) if row.inputs.shape[1] > 1]
         if several:
             raise ShapeError(
@@ -121,7 +115,7 @@ class ChainFactors(RowsMeasurement):
                 "or was called several times. Use NoisyKFAC for such layers."
             )
         pairs = [*zip(rows, rows, strict=True), *pairwise(rows)]
-        return [factor for pair in pairs for factor in _moments(*pair)]
+        return dict(enumerate(factor for pair in pairs for factor in _moments(*pair)))
 
 
 def outer_products(grads: Tensor) -> Tensor:

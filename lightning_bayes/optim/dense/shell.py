@@ -19,13 +19,12 @@ from lightning_bayes.curvature.parameters import require_full_precision
 from lightning_bayes.errors import HyperparameterError, PosteriorError, UnsupportedTrainingError
 from lightning_bayes.optim.dense.measurements import JointMeasurement
 from lightning_bayes.optim.effective import Effective, effective
-from lightning_bayes.optim.finished_pass import Curvature, FinishedPass, rescaled
+from lightning_bayes.optim.finished_pass import Curvature, FinishedPass, UpdateMeasurement
 from lightning_bayes.optim.groups import KEY
 from lightning_bayes.optim.hyperparameters import HostSettings, OptimizerFields, require_bounded_prior
 from lightning_bayes.optim.noise import CounterNoise
 from lightning_bayes.optim.optimizer import NoisyOptimizer
 from lightning_bayes.optim.parameters import require_initialised
-from lightning_bayes.optim.passes import UpdateMeasurement
 from lightning_bayes.optim.settings import declaration_of, plain, refuse_unknown
 
 DECLARATION = declaration_of(OptimizerFields, HostSettings)
@@ -70,6 +69,7 @@ class DenseOptimizer(NoisyOptimizer, ABC):
     """
 
     joins_weights = True
+    estimator: JointMeasurement
 
     @abstractmethod
     def __init__(
@@ -84,7 +84,7 @@ class DenseOptimizer(NoisyOptimizer, ABC):
         require_full_precision(equations.params)
         values = DECLARATION.completed(arguments, {"lr": 1e-2})
         require_bounded_prior(values, DECLARATION.defaults)
-        self.equations, self.joint_measurement = equations, measurement
+        self.equations, self.estimator = equations, measurement
         super().__init__(
             model,
             measurement.engine,
@@ -151,16 +151,11 @@ class DenseOptimizer(NoisyOptimizer, ABC):
                 f"{type(self).__name__} joins all weights that were trainable when it was constructed, but "
                 f"{', '.join(frozen)} were frozen afterwards. Freeze parameters before constructing the optimizer."
             )
-        return self.joint_measurement.capture(self.label_seed(sample), loss_scale)
+        return self.estimator.capture(self.label_seed(sample), loss_scale)
 
     def read_pass(self, finished: FinishedPass) -> Curvature:
         """Read the joint curvature of a pass."""
-        return dict(enumerate(self.joint_measurement.read(finished.captured, finished.loss_scale)))
-
-    def _finalise_curvature(self, curvature: Curvature) -> Curvature:
-        return dict(
-            rescaled(curvature, self._open_update.host_divisor(self.mc_samples), self.joint_measurement.degree_of)
-        )
+        return self.estimator.read(finished, self.equations.params, lambda params: {})
 
     def _update_all(self, measurement: UpdateMeasurement) -> None:
         (group,), params = self.param_groups, self.equations.params

@@ -29,8 +29,7 @@ from typing_extensions import override
 
 from lightning_bayes.optim.diagonal.estimators import CurvatureEstimator, Scores
 from lightning_bayes.optim.effective import effective
-from lightning_bayes.optim.finished_pass import Curvature, FinishedPass
-from lightning_bayes.optim.passes import UpdateMeasurement
+from lightning_bayes.optim.finished_pass import Curvature, FinishedPass, UpdateMeasurement
 
 
 class _Key(NamedTuple):

@@ -16,9 +16,9 @@ from typing_extensions import override
 from lightning_bayes.curvature import Capture
 from lightning_bayes.optim.covariance import diagonal as covariance
 from lightning_bayes.optim.effective import effective
+from lightning_bayes.optim.finished_pass import UpdateMeasurement
 from lightning_bayes.optim.measuring import elapsed_updates, weight_of_old
 from lightning_bayes.optim.noise import CounterNoise
-from lightning_bayes.optim.passes import UpdateMeasurement
 from lightning_bayes.optim.posterior_family import PosteriorFamily
 from lightning_bayes.optim.steps import CohortUpdate
 from lightning_bayes.optim.variational import VariationalOptimizer

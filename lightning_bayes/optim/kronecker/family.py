@@ -24,6 +24,7 @@ from lightning_bayes.curvature.kronecker import KroneckerEngine
 from lightning_bayes.likelihood import OutputLikelihood
 from lightning_bayes.optim.diagonal.family import DiagonalFamily, DiagonalUpdate
 from lightning_bayes.optim.effective import effective
+from lightning_bayes.optim.finished_pass import UpdateMeasurement
 from lightning_bayes.optim.fisher import label_source
 from lightning_bayes.optim.kronecker.curvature import by_name, is_due, measured_factors
 from lightning_bayes.optim.kronecker.layer import KroneckerLayer
@@ -32,7 +33,6 @@ from lightning_bayes.optim.kronecker.matrix_layers import LayerPartition, partit
 from lightning_bayes.optim.kronecker.moves import Move, clipped_lr
 from lightning_bayes.optim.measuring import SHAPE_INTERVAL
 from lightning_bayes.optim.noise import CounterNoise
-from lightning_bayes.optim.passes import UpdateMeasurement
 from lightning_bayes.optim.posterior_family import PosteriorFamily
 from lightning_bayes.optim.steps import CohortUpdate
 

@@ -90,7 +90,7 @@ class KroneckerMethod(DeclaresArguments, ABC):
 
     family_type = KroneckerFamily
     averages_curvature = True
-    estimator: ClassVar[CurvatureEstimator] = KroneckerFactorsEstimator()
+    estimator: CurvatureEstimator = KroneckerFactorsEstimator()
     prior_at_sample: ClassVar[bool] = False
     own_defaults: ClassVar[Mapping[str, Any]] = {"betas": (0.9, 0.95)}  # β₂ is per measurement, not per update
 
@@ -114,7 +114,7 @@ class KroneckerMethod(DeclaresArguments, ABC):
         """Choose the factors, and where the prior's gradient is; refuse a Fisher without labels and per-weight priors."""
         refuse_weight_prior(type(self).__name__, values["prior"])
         samples = label_source(values["fisher"], values["likelihood"], model) is not None
-        self.estimator = KroneckerFactorsEstimator(values["factors"], samples_labels=samples)  # type: ignore[misc]
+        self.estimator = KroneckerFactorsEstimator(values["factors"], samples_labels=samples)
         self.prior_at_sample = values.get("prior_at") == "sample"  # type: ignore[misc]
 
 
