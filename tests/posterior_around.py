@@ -1,11 +1,14 @@
-"""A mean-field posterior around a model's own weights."""
+"""A mean-field posterior around a model's own weights, and a loop over the samples of a posterior."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lightning_bayes.posteriors import MeanField
+from lightning_bayes.posteriors import AbstractPosterior, MeanField
+from lightning_bayes.predictive import PosteriorSamples
 
 
 def mean_field_around(
@@ -16,3 +19,11 @@ def mean_field_around(
     precisions = {name: torch.full_like(value, precision) for name, value in mean.items()}
     others = {name: value.clone() for name, value in model.state_dict().items() if name not in mean}
     return MeanField(mean, precisions, dict.fromkeys(mean, 1.0), 10, others | (constants or {}))
+
+
+@torch.no_grad()
+def outputs_of_samples(model: nn.Module, posterior: AbstractPosterior, x: Any, count: int, seed: int = 0) -> list[Any]:
+    """What a model in evaluation mode returns for inputs under each sample, one after the other."""
+    samples = PosteriorSamples(posterior, count, seed)
+    model.eval()
+    return [torch.func.functional_call(model, samples.tensors(k), (x,)) for k in range(count)]

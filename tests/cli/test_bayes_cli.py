@@ -68,6 +68,24 @@ def fitted(tmp_path_factory):
     return folder / "runs" / "digits_lenet5_vogn" / "version_0"
 
 
+def network_of(fitted):
+    """The network of a fit at the mean of its posterior, in evaluation mode."""
+    module = BayesClassifier(LeNet5(image_size=8), num_classes=10)
+    module.load_state_dict(torch.load(fitted / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"])
+    return module.eval()
+
+
+def posterior_of(fitted):
+    return load_posterior(fitted / "checkpoints" / "last.ckpt")
+
+
+def digits():
+    """The test images and their labels."""
+    data = DigitsDataModule()
+    data.setup("test")
+    return data.test_set.tensors
+
+
 @pytest.fixture(scope="module")
 def tested(fitted, tmp_path_factory):
     """The run folder of a test of the fitted model, and what it printed."""
@@ -97,7 +115,7 @@ def logged(folder):
 def test_fit_leaves_config_metrics_and_a_posterior(fitted):
     assert yaml.safe_load((fitted / "config.yaml").read_text("utf-8"))["trainer"]["max_epochs"] == 3
     assert "val/cls/NLL" in logged(fitted)
-    assert load_posterior(fitted / "checkpoints" / "last.ckpt").num_data == 1097
+    assert posterior_of(fitted).num_data == 1097
 
 
 def test_fit_says_how_to_go_on(capsys, caplog):
@@ -163,7 +181,7 @@ def test_a_run_is_exported_and_served(fitted, capsys):
     images = torch.rand(3, 1, 8, 8)
     of_file, of_run = Predictor.load("net.safetensors"), Predictor.load(fitted)
     assert torch.equal(of_file(images).probs, of_run(images).probs)
-    posterior = load_posterior(fitted / "checkpoints" / "last.ckpt").select("model.")
+    posterior = posterior_of(fitted).select("model.")
     expected = mc_predict(LeNet5(image_size=8), posterior, images, samples=32)
     torch.testing.assert_close(of_file(images).probs, expected.probs)
     assert of_file.saved.class_names == tuple("0123456789")
@@ -197,15 +215,11 @@ def test_no_last_checkpoint_is_an_error():
 def test_test_averages_over_the_posterior(fitted, tested):
     folder, printed = tested
     found = logged(folder)
-    data, module = DigitsDataModule(), BayesClassifier(LeNet5(image_size=8), num_classes=10)
-    data.setup("test")
-    images, targets = data.test_set.tensors
-    posterior = load_posterior(fitted / "checkpoints" / "last.ckpt")
-    averaged = mc_predict(module, posterior, images, samples=32).probs
+    (images, targets), module = digits(), network_of(fitted)
+    averaged = mc_predict(module, posterior_of(fitted), images, samples=32).probs
     assert found["test/cls/NLL"] == pytest.approx(F.nll_loss(averaged.log(), targets).item(), rel=1e-4)
     assert found["test/cls/Acc"] == pytest.approx((averaged.argmax(-1) == targets).double().mean().item())
-    module.load_state_dict(torch.load(fitted / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"])
-    at_mean = F.cross_entropy(module.eval()(images), targets).item()
+    at_mean = F.cross_entropy(module(images), targets).item()
     assert found["test/cls/NLL"] != pytest.approx(at_mean, rel=1e-4)
     assert printed.count("test/cls/NLL ") == 1
     assert f"{found['test/cls/NLL']:.4f}" in printed
@@ -219,12 +233,8 @@ def test_a_calibrated_test_prints_samples_and_mean_side_by_side(fitted, tested, 
     keys = ("test/cls/NLL", "test_mean/cls/NLL")
     assert re.findall(r"\d\.\d{4}", line) == [f"{found[key]:.4f}" for key in keys]
     assert found[keys[0]] == logged(tested[0])[keys[0]]
-    posterior, data = load_posterior(fitted / "checkpoints" / "last.ckpt"), DigitsDataModule()
-    data.setup("test")
-    images, targets = data.test_set.tensors
-    module = BayesClassifier(LeNet5(image_size=8), num_classes=10)
-    module.load_state_dict(torch.load(fitted / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"])
-    nll = F.cross_entropy(module.eval()(images) / posterior.temperature, targets).item()
+    (images, targets), posterior = digits(), posterior_of(fitted)
+    nll = F.cross_entropy(network_of(fitted)(images) / posterior.temperature, targets).item()
     assert posterior.temperature != 1
     assert found[keys[1]] == pytest.approx(nll, rel=1e-4)  # the mean has the temperature too
     assert sorted(path.stem for path in (folder / "figures").iterdir()) == [
@@ -247,10 +257,9 @@ def test_report_compares_a_fit_and_its_test(fitted, tested, capsys):
 def test_validate_repeats_the_last_validation_of_the_fit(fitted, capsys):
     """Under as many samples, and at the temperature that the fit has chosen after it."""
     evaluated("validate", fitted, "--trainer.callbacks.eval_samples=3")
-    posterior, data = load_posterior(fitted / "checkpoints" / "last.ckpt"), DigitsDataModule()
+    posterior, module, data = posterior_of(fitted), network_of(fitted), DigitsDataModule()
     data.setup("validate")
     images, targets = next(iter(DataLoader(data.val_set, len(data.val_set))))
-    module = BayesClassifier(LeNet5(image_size=8), num_classes=10)
     of_fit, found = (
         F.nll_loss(mc_predict(module, each, images, samples=3, link="classification").probs.log(), targets).item()
         for each in (posterior.posterior, posterior)
@@ -273,16 +282,10 @@ def test_predict_writes_what_the_test_has_measured(fitted, caplog):
         "target": [1200],
     }
     assert label == [str(number) for number in table["probs"].argmax(1).tolist()]
-    data = DigitsDataModule()
-    data.setup("test")
-    test = table["dataloader_idx"] == 0
-    targets = data.test_set.tensors[1][table["index"][test]]
-    posterior = load_posterior(fitted / "checkpoints" / "last.ckpt")
-    expected = mc_predict(
-        BayesClassifier(LeNet5(image_size=8), num_classes=10), posterior, data.test_set.tensors[0], samples=32
-    )
+    (images, labels), test = digits(), table["dataloader_idx"] == 0
+    expected = mc_predict(network_of(fitted), posterior_of(fitted), images, samples=32)
     torch.testing.assert_close(table["probs"][test], expected.probs, rtol=1e-4, atol=1e-6)
-    assert (table["probs"][test].argmax(-1) == targets).double().mean() > 0.5
+    assert (table["probs"][test].argmax(-1) == labels[table["index"][test]]).double().mean() > 0.5
     assert (table["mutual_information"] >= 0).all()
 
 
@@ -297,9 +300,7 @@ def test_predict_reads_a_folder_of_images_and_writes_a_table(fitted):
     with Path("found/p.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["file"] for row in rows] == [f"images/{number}/digit.png" for number in range(3)]
-    posterior = load_posterior(fitted / "checkpoints" / "last.ckpt")
-    module = BayesClassifier(LeNet5(image_size=8), num_classes=10)
-    expected = mc_predict(module, posterior, data.test_set.tensors[0][:3], samples=32)
+    expected = mc_predict(network_of(fitted), posterior_of(fitted), data.test_set.tensors[0][:3], samples=32)
     found = torch.tensor([[float(row[f"probs_{digit}"]) for digit in data.class_names] for row in rows])
     torch.testing.assert_close(found, expected.probs, atol=0.01, rtol=0)  # pixels were rounded to bytes
     assert [row["label"] for row in rows] == [data.class_names[c] for c in found.argmax(1)]

@@ -8,15 +8,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from lightning.pytorch import Callback
+from posterior_around import outputs_of_samples
 from tiny_training import RecordingClassifier, quiet_trainer
 from torch import nn
 from torch.distributions import Categorical
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_bayes import OGNCallback, VOGNCallback
+from lightning_bayes import VOGNCallback
 from lightning_bayes.callbacks.evaluation.evaluated_posterior import sample_count
 from lightning_bayes.errors import HyperparameterError, ShapeError, UnsupportedTrainingError
-from lightning_bayes.predictive import PosteriorSamples
 
 S = 6
 # One module serves fit, validate and test; most fits here validate nothing.
@@ -61,10 +61,7 @@ def fitted(callback=None, net=None, **options):
 
 def by_hand(net, posterior, x, count=S, seed=5):
     """Outputs [S, B, …] under each sample, in evaluation mode."""
-    samples = PosteriorSamples(posterior, count, seed)
-    net.eval()
-    with torch.no_grad():
-        return torch.stack([torch.func.functional_call(net, samples.weights(k), (x,)) for k in range(count)])
+    return torch.stack(outputs_of_samples(net, posterior, x, count, seed))
 
 
 @torch.no_grad()
@@ -208,19 +205,6 @@ def test_a_dictionary_of_ones_own_predict_step_gets_the_uncertainty():
     torch.testing.assert_close(torch.cat([f["entropy"] for f in found]), total, rtol=1e-4, atol=1e-6)
 
 
-def test_several_calls_in_ones_own_predict_step_belong_to_one_sample():
-    class Twice(Net):
-        def predict_step(self, batch, batch_idx):
-            return {"sum": self(batch[0]) + self(-batch[0])}
-
-    net, callback, host = fitted(net=Twice())
-    found, x, posterior = host.predict(net, loader()), data()[0], callback.optimizer.posterior()
-    each = by_hand(net, posterior, x) + by_hand(net, posterior, -x)
-    assert set(found[0]) == {"sum", "sum_variance", "sum_lower", "sum_upper"}
-    torch.testing.assert_close(torch.cat([f["sum"] for f in found]), each.mean(0))
-    torch.testing.assert_close(torch.cat([f["sum_variance"] for f in found]), each.var(0, correction=0))
-
-
 def test_entries_of_a_dictionary_are_the_arguments_of_forward():
     net, callback, host = fitted()
     x, y = data()
@@ -310,13 +294,6 @@ def test_one_output_under_softmax_is_refused_and_not_averaged_to_a_constant():
 def test_a_stated_link_that_contradicts_the_loss_is_refused_with_both():
     with pytest.raises(HyperparameterError, match=r"Categorical.* contradicts that of the training loss, Gaussian\(\)"):
         fitted(net=Net(1, squares, "softmax"))
-
-
-@pytest.mark.parametrize("callback", [vogn(eval_samples=0), OGNCallback(eval_samples=S)], ids=["no samples", "OGN"])
-def test_without_samples_or_noise_the_mean_is_evaluated(callback):
-    net, callback, host = fitted(callback)
-    host.test(net, loader(), verbose=False)
-    torch.testing.assert_close(torch.cat(net.seen), at_the_mean(net), rtol=1e-5, atol=1e-6)
 
 
 def test_a_forward_of_the_instances_own_comes_back():

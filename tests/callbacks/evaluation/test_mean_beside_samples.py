@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from posterior_around import outputs_of_samples
 from sklearn.metrics import log_loss, roc_auc_score
 from tiny_training import CLASSES, FEATURES, loader, mlp, quiet_trainer
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bayes import DeepEnsembleCallback, OGNCallback, VOGNCallback
 from lightning_bayes.metrics import classification_metrics
-from lightning_bayes.predictive import PosteriorSamples, ood_scores
+from lightning_bayes.predictive import ood_scores
 from lightning_bayes.zoo import BayesClassifier
 
 S = 5
@@ -37,10 +38,7 @@ def evaluated(callback, loaders, **kwargs):
 @torch.no_grad()
 def by_hand(module, posterior, inputs):
     """Logits under each sample, [S, batch, classes], and at the mean, [batch, classes]."""
-    module.eval()
-    samples = PosteriorSamples(posterior, S, seed=0)
-    each = [torch.func.functional_call(module, samples.weights(k), (inputs,)) for k in range(S)]
-    return torch.stack(each), module(inputs)
+    return torch.stack(outputs_of_samples(module, posterior, inputs, S)), module(inputs)
 
 
 def truth(prefix, probs, targets):

@@ -9,6 +9,7 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
+from posterior_around import outputs_of_samples
 from tiny_training import CLASSES, Classifier, loader, mlp, quiet_trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -16,7 +17,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_bayes import MCDropoutCallback, VOGNCallback
 from lightning_bayes.callbacks.evaluation.mean_comparison import Comparison
 from lightning_bayes.metrics.paired import Paired
-from lightning_bayes.predictive import PosteriorSamples
 from lightning_bayes.zoo import BayesClassifier, BayesRegressor
 
 S = 5
@@ -45,9 +45,7 @@ def results_of(module, callback, data, caplog, **options):
 @torch.no_grad()
 def by_hand(module, callback, inputs):
     """Outputs under each sample, and at the mean."""
-    module.eval()
-    samples = PosteriorSamples(callback.optimizer.posterior(), S, callback.seed)
-    each = [torch.func.functional_call(module, samples.weights(k), (inputs,)) for k in range(S)]
+    each = outputs_of_samples(module, callback.optimizer.posterior(), inputs, S, callback.seed)
     return torch.stack(each), module(inputs)
 
 

@@ -8,13 +8,12 @@ from typing import NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
+from posterior_around import outputs_of_samples
 from tiny_training import Classifier, quiet_trainer
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bayes import DeepEnsembleCallback, VOGNCallback
-from lightning_bayes.predictive import PosteriorSamples
 
 S = 4
 GENERATOR = torch.Generator().manual_seed(0)
@@ -80,11 +79,7 @@ def fitted(net, callback=None):
 
 
 def by_hand(net, callback):
-    """The output of each sample, in evaluation mode."""
-    samples = PosteriorSamples(callback.optimizer.posterior(), S, callback.seed)
-    net.eval()
-    with torch.no_grad():
-        return [functional_call(net, samples.tensors(s), (X,)) for s in range(S)]
+    return outputs_of_samples(net, callback.optimizer.posterior(), X, S, callback.seed)
 
 
 @pytest.mark.parametrize("name", STRUCTURES)
