@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import pairwise
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lightning_bayes.curvature import AbstractEngine, Capture, GradientEngine, LossReduction
+from lightning_bayes.curvature import Capture, GradientEngine, LossReduction
 from lightning_bayes.curvature.factors import ExampleRows, LayerRows, Request
 from lightning_bayes.curvature.hessian import HessianCapture
 from lightning_bayes.curvature.kronecker import KroneckerEngine
@@ -24,29 +24,23 @@ from lightning_bayes.optim.fisher import FisherName, check_fisher, label_source
 from lightning_bayes.optim.kronecker.matrix_layers import MatrixLayer, partition_layers
 
 
-class JointMeasurement(CurvatureEstimator):
-    """Measures the joint curvature of all weights, by the keys 0, 1 and so on."""
-
-    engine: AbstractEngine
-
-    def capture(self, label_seed: int, loss_scale: float) -> AbstractContextManager[Capture]:
-        """Open the capture of a pass, which may sample labels; `loss_scale` is a GradScaler's."""
-        return self.engine.capture()
-
-
 @final
-class HessianMeasurement(JointMeasurement):
+class HessianMeasurement(CurvatureEstimator):
     """The exact Hessian, ``[D, D]``."""
 
     def __init__(self, model: nn.Module, params: Sequence[nn.Parameter], loss_reduction: LossReduction) -> None:
         self.engine = GradientEngine(model, loss_reduction, partial(HessianCapture, list(params)))
+
+    def capture(self, label_seed: int, loss_scale: float) -> AbstractContextManager[Capture]:
+        """Open the capture of a pass, which samples no labels."""
+        return self.engine.capture()
 
     @override
     def read(self, finished: FinishedPass, params: Sequence[nn.Parameter], scores: Scores) -> Curvature:
         return {0: finished.captured.mean_hessian() / finished.loss_scale}
 
 
-class RowsMeasurement(JointMeasurement):
+class RowsMeasurement(CurvatureEstimator):
     """Curvature from the inputs and output gradients of all examples in linear layers and convolutions without groups."""
 
     engine: KroneckerEngine
@@ -116,6 +110,9 @@ class ChainFactors(RowsMeasurement):
             )
         pairs = [*zip(rows, rows, strict=True), *pairwise(rows)]
         return dict(enumerate(factor for pair in pairs for factor in _moments(*pair)))
+
+
+JointMeasurement: TypeAlias = HessianMeasurement | RowsMeasurement  # by the keys 0, 1 and so on
 
 
 def outer_products(grads: Tensor) -> Tensor:
