@@ -10,9 +10,10 @@ from torch.distributions import Normal, kl_divergence
 
 from benchmarks.papers.logistic.__main__ import main, table
 from benchmarks.papers.logistic.methods import METHODS, Rates, last, train
-from benchmarks.papers.logistic.mlp import LEARNERS, curve
+from benchmarks.papers.logistic.mlp import LEARNERS, Learner, curve, tuned
 from benchmarks.papers.logistic.model import load, log_loss, mean_field_optimum, negative_elbo, symmetric_kl
 from lightning_bayes.errors import DatasetError
+from lightning_bayes.optim import BBB
 
 
 @pytest.fixture(scope="module")
@@ -80,9 +81,14 @@ def test_vogn_with_one_example_is_closer_than_vadam_with_many(toy, exact):
 
 
 def test_a_network_learns(toy):
-    points = list(curve(LEARNERS[1], toy, run=0, updates=30, shown={1, 30}))
+    points = list(curve(LEARNERS[1], LEARNERS[1].rates[4], toy, run=0, updates=30, shown={1, 30}))
     assert points[1].negative_elbo < points[0].negative_elbo
     assert points[1].log_loss < 0.5
+
+
+def test_the_rates_with_the_lowest_bound_are_chosen(toy):
+    rates = [{"lr": lr} for lr in (1e-6, 0.05, 1e-5)]  # only one of them moves
+    assert tuned(Learner("BBB", BBB, rates, {}), toy, run=1, updates=20) == {"lr": 0.05}
 
 
 def test_one_run_has_no_standard_error():

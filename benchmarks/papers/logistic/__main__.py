@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.over_seeds import mean_and_error
 from benchmarks.papers.logistic.methods import METHODS, Rates, checkpoints, last, train
-from benchmarks.papers.logistic.mlp import LEARNERS, curve
+from benchmarks.papers.logistic.mlp import LEARNERS, curve, tuned
 from benchmarks.papers.logistic.model import Runs, load, log_loss, mean_field_optimum, negative_elbo, symmetric_kl
 from benchmarks.provenance import save_json
 from lightning_bayes.metrics.figure_style import BLUE, DPI, GREY, ORANGE, PANEL_WIDTH, SERIES, quiet_frame
@@ -91,18 +91,21 @@ def logistic_curves(name: str, options: argparse.Namespace) -> list[Row]:
 
 
 def mlp_curves(name: str, options: argparse.Namespace) -> list[Row]:
-    """Khan et al. 2017, Fig. 3: the same for a small network, one row per method and checkpoint."""
-    data = load(name, options.root, options.runs)
+    """Khan et al. 2017, Fig. 3: the same for a small network, with tuned rates, one row per method and checkpoint."""
+    data = load(name, options.root, options.runs + 1)
     updates = max(2, options.passes // 2)
     shown, rows = checkpoints(updates, 12), []
     for learner in LEARNERS:
-        runs = range(min(options.runs, 2))
-        curves = [list(curve(learner, data, run=run, updates=updates, shown=shown)) for run in runs]
+        rates = tuned(learner, data, run=options.runs, updates=updates)
+        runs = range(options.runs)
+        curves = [list(curve(learner, rates, data, run=run, updates=updates, shown=shown)) for run in runs]
         for points in zip(*curves, strict=True):
             values: Row = {"log_loss": [point.log_loss for point in points]}
             if points[0].negative_elbo is not None:
                 values["negative_elbo"] = [point.negative_elbo for point in points]
-            rows.append({"set": f"{name}, MLP", "method": learner.title, "updates": points[0].update, **values})
+            rows.append(
+                {"set": f"{name}, MLP", "method": learner.title, "updates": points[0].update, "rates": rates, **values}
+            )
     return rows
 
 
