@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, final
 
 import torch
@@ -24,9 +24,9 @@ from lightning_bayes.likelihood import Gaussian, Likelihood, LikelihoodName, Out
 from lightning_bayes.optim.base_optimizer import decay_kind
 from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.posthoc import Laplace, PriorPrecision, PriorStructure, StructureName, laplace
-from lightning_bayes.posthoc.batches import with_kind
+from lightning_bayes.posthoc.batches import with_kinds
 from lightning_bayes.posthoc.full import require_full_size
-from lightning_bayes.posthoc.laplace import check_settings, chosen_names, kind_of
+from lightning_bayes.posthoc.laplace import check_settings, chosen_names, kinds_of
 from lightning_bayes.predictive import Linearized, evaluation_mode
 
 _REASONS: Final = {"marglik": " by marginal likelihood", "validation": " by the NLL of the validation set"}
@@ -91,7 +91,7 @@ class LaplaceCallback(PosthocCallback):
         seed: int = 0,
         save_to: str | None = None,
     ) -> None:
-        super().__init__(None if likelihood is None else kind_of(likelihood), eval_samples, linearized, seed)
+        super().__init__(None if likelihood is None else kinds_of(likelihood)[0], eval_samples, linearized, seed)
         check_settings(structure, prior_precision or "marglik", prior_structure)
         if online_every is not None and (online_every < 1 or subset != "all" or prior_structure != "scalar"):
             raise HyperparameterError(
@@ -177,13 +177,14 @@ class LaplaceCallback(PosthocCallback):
         _require_one_process(trainer)
         return self._approximate(trainer, pl_module).posterior
 
-    def _validation_loader(self, trainer: Trainer, kind: OutputLikelihood) -> Any:
+    def _validation_loader(self, trainer: Trainer, kinds: Sequence[OutputLikelihood]) -> Any:
         """The validation loader that chooses δ; None if δ is chosen otherwise."""
         if self.prior_precision == "validation":
             return self._validation.loader(trainer)
         if self.prior_precision is not None or self.online_every is not None:
             return None
-        return None if isinstance(kind, (Gaussian, PredictedGaussian)) else self._validation.find(trainer)
+        has_noise = any(isinstance(kind, (Gaussian, PredictedGaussian)) for kind in kinds)
+        return None if has_noise else self._validation.find(trainer)
 
     def _likelihood_of(self, module: LightningModule, batches: Iterable[Any]) -> Likelihood:
         recorded = self.loss_likelihood if self._without_noise is None else self._without_noise
@@ -192,17 +193,13 @@ class LaplaceCallback(PosthocCallback):
     def _reader(self, module: LightningModule, likelihood: Likelihood) -> BatchReader:
         return BatchReader(module, likelihood, is_stated=stated_likelihood(module, self.likelihood) is not None)
 
-    def _state_noise(self, likelihood: Likelihood, kind: OutputLikelihood) -> None:
-        """Predict with the noise of the result, where the training loss states none."""
-        self.loss_likelihood, self._without_noise = with_kind(likelihood, kind), likelihood
-
     def _approximate(self, trainer: Trainer, module: LightningModule) -> Laplace:
         loader = training_loader(trainer, module, self._fitted_on, type(self).__name__)
         batches = OnDevice(trainer, loader, RunningStage.TRAINING)
         # Tests run in inference mode, whose tensors have no gradients.
         with torch.inference_mode(False), evaluation_mode(module), random_state_kept(module):
             likelihood = self._likelihood_of(module, batches)
-            validation = self._validation_loader(trainer, kind_of(likelihood))
+            validation = self._validation_loader(trainer, kinds_of(likelihood))
             prior = self.prior_precision or ("marglik" if validation is None else "validation")
             self.result = laplace(
                 module,
@@ -219,7 +216,8 @@ class LaplaceCallback(PosthocCallback):
                 require_trained=trainer.state.fn != "fit",  # do not lose a finished fit to an error
                 read=self._reader(module, likelihood),
             )
-        self._state_noise(likelihood, self.result.likelihood)
+        # Predict with the noise of the result, where the training loss states none.
+        self.loss_likelihood, self._without_noise = with_kinds(likelihood, self.result.kinds), likelihood
         deltas = ", ".join(f"{delta:.3g}" for delta in _by_layer(self.result).values())
         # At the edge of a search the evidence is that of a prior which fits nothing.
         is_known = not self.result.at_edge

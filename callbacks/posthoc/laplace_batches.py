@@ -33,10 +33,10 @@ def known_likelihood(
         batches: Training batches; where nothing is recorded, the training step runs on the first.
 
     Returns:
-        A likelihood of one output.
+        The likelihood of each scored output.
 
     Raises:
-        HyperparameterError: If nothing tells the likelihood, or the loss scores several outputs.
+        HyperparameterError: If nothing tells the likelihood of an output.
         UnsupportedTrainingError: If the loss is not the likelihood of its targets, such as a focal loss.
     """
     stated = stated_likelihood(module, argument)
@@ -44,23 +44,19 @@ def known_likelihood(
         recorded = _of_first(module, batches, is_stated=stated is not None)
     known = recorded if len(recorded.outputs) > 1 else _completed(recorded, stated)
     name = type(module).__name__
-    if not known.outputs or all(isinstance(scored.kind, Raw) for scored in known.outputs):
-        why = "; ".join(scored.kind.why for scored in known.outputs if isinstance(scored.kind, Raw) and scored.kind.why)
+    raw = [scored.kind for scored in known.outputs if isinstance(scored.kind, Raw)]
+    if not known.outputs or raw:
+        why = "; ".join(kind.why for kind in raw if kind.why)
         raise HyperparameterError(
             f"LaplaceCallback does not know the likelihood of the targets: the training loss of {name} does not tell"
             f"{f' ({why})' if why else ''}. Pass likelihood='classification', 'binary', 'multilabel', 'regression' or "
             "'counts'."
         )
-    if known.only is None:
-        paths = ", ".join(str(scored.paths) for scored in known.outputs)
-        raise HyperparameterError(
-            f"The training loss of {name} scores several outputs ({paths}), but Laplace measures the curvature of one, "
-            "because their relative weight as likelihoods is not known. Use VOGNCallback or SWAGCallback."
-        )
-    if known.only.departs == "function" and argument is None:
+    function = next((scored.kind for scored in known.outputs if scored.departs == "function"), None)
+    if function is not None and argument is None:
         raise UnsupportedTrainingError(
             f"The loss of {name} multiplies the log-probabilities of its targets by a function of the outputs, as a focal "
-            f"loss does, so it is not their likelihood. Pass likelihood={known.only.kind.name!r} to fit the posterior of "
+            f"loss does, so it is not their likelihood. Pass likelihood={function.name!r} to fit the posterior of "
             "the likelihood alone, or use VOGNCallback, SWAGCallback or DeepEnsembleCallback."
         )
     return known

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias, final
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
+from lightning_bayes.curvature.measured_modules import find_measured_modules
+from lightning_bayes.curvature.output_roots import Columns, CurvatureName, root_columns
 from lightning_bayes.curvature.rules.batch_norm import uses_batch_statistics
 from lightning_bayes.errors import DataError, UnsupportedTrainingError, name_some
 from lightning_bayes.likelihood import (
@@ -19,10 +23,12 @@ from lightning_bayes.likelihood import (
     labels_in,
     labels_of_pair,
 )
+from lightning_bayes.likelihood.positions import Edge, edge_of, nearest
 from lightning_bayes.likelihood.scoring import shaped_mask
 from lightning_bayes.posteriors.base import moved
 from lightning_bayes.predictive import dropout_layers
 from lightning_bayes.predictive.repeated import copied
+from lightning_bayes.private_torch import tree_leaves
 
 Reader: TypeAlias = Callable[[Any], list[ReadOutput]]  # from a batch to the terms of its loss
 
@@ -66,23 +72,63 @@ class Term(NamedTuple):
 
 @final
 class Reading:
-    """The forward pass of one batch, which can be repeated; `term` is what the last call has read."""
+    """The forward pass of one batch, which can be repeated; `terms` are what the last call has read, one for each kind."""
 
-    def __init__(self, read: Reader, batch: Any, kind: OutputLikelihood) -> None:
-        self._read, self._batch, self._kind = read, batch, kind
+    def __init__(self, read: Reader, batch: Any, kinds: Sequence[OutputLikelihood]) -> None:
+        self._read, self._batch, self._kinds = read, batch, kinds
+        self.terms = list[Term]()
 
     def __call__(self) -> Tensor:
-        """The outputs that the loss scores, as one tensor with its graph."""
-        terms = self._read(copied(self._batch))
-        if len(terms) != 1:
-            kinds = ", ".join(repr(term.scored.kind) for term in terms)
+        """The outputs that the loss scores, as one tensor with its graph; `[B, …]`, or `[B, K]` of several."""
+        read = self._read(copied(self._batch))
+        if len(read) != len(self._kinds):
+            kinds = ", ".join(repr(term.scored.kind) for term in read)
             raise UnsupportedTrainingError(
-                f"The loss has {len(terms)} terms on the outputs ({kinds}), but Laplace measures the curvature of one: what "
-                "weight they have as likelihoods is not known. Score one output with one loss function, or use VOGNCallback "
-                "or SWAGCallback."
+                f"The loss has {len(read)} terms on the outputs ({kinds}), but {len(self._kinds)} are expected: what weight "
+                "several terms on an output have as likelihoods is not known. Score each output with one loss function, or "
+                "use VOGNCallback or SWAGCallback."
             )
-        self.term = _term(self._kind, terms[0])
-        return self.term.outputs
+        self.terms = [_term(kind, each) for kind, each in zip(self._kinds, read, strict=True)]
+        return self.joined([term.outputs for term in self.terms])
+
+    def joined(self, values: Sequence[Tensor]) -> Tensor:
+        """Values of the outputs of each term as one tensor, beside each other for several terms."""
+        return values[0] if len(values) == 1 else torch.cat([each.flatten(1) for each in values], 1)
+
+    def split(self, values: Tensor) -> list[Tensor]:
+        """What `joined` has joined."""
+        if len(self.terms) == 1:
+            return [values]
+        shapes = [term.outputs.shape for term in self.terms]
+        parts = torch.split(values, [shape[1:].numel() for shape in shapes], 1)
+        return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    def columns(self, curvature: CurvatureName, mc_samples: int, generator: Generator) -> Columns:
+        """Roots of the curvature: block by block for several terms, whose targets are independent given the outputs."""
+
+        def columns(outputs: Tensor) -> Iterator[Tensor]:
+            parts = self.split(outputs)
+            found = [
+                root_columns(curvature, term.kind, term.targets, mc_samples, generator, term.factors)(part)
+                for term, part in zip(self.terms, parts, strict=True)
+            ]
+            if (
+                len(parts) == 1 or curvature == "empirical_fisher"
+            ):  # the gradient of an example is that of all its targets
+                yield from map(self.joined, zip(*found, strict=True))
+                return
+            zeros = [torch.zeros_like(part, requires_grad=False) for part in parts]
+            for index, of_term in enumerate(found):
+                yield from (self.joined([*zeros[:index], column, *zeros[index + 1 :]]) for column in of_term)
+
+        return columns
+
+    @property
+    def counted(self) -> Tensor | None:
+        """1 for each output that a target that counts scores, else 0; None if all targets count."""
+        if all(bool(term.mask.all()) for term in self.terms):
+            return None
+        return self.joined([t.kind.over_outputs(t.mask.to(t.outputs.dtype), t.outputs) for t in self.terms])
 
 
 def _term(kind: OutputLikelihood, read: ReadOutput) -> Term:
@@ -95,10 +141,26 @@ def _term(kind: OutputLikelihood, read: ReadOutput) -> Term:
     return Term(kind, outputs, targets, log_prob, mask, read.weights)
 
 
-def with_kind(likelihood: Likelihood | None, kind: OutputLikelihood) -> Likelihood:
-    """The same output with a kind whose noise is chosen; without a likelihood, that of a network with one output."""
-    only = ScoredOutput(((),), kind) if likelihood is None or likelihood.only is None else likelihood.only
-    return replace(likelihood or Likelihood(), outputs=(replace(only, kind=kind),))
+def with_kinds(likelihood: Likelihood | None, kinds: Sequence[OutputLikelihood]) -> Likelihood:
+    """The same outputs with kinds whose noise is chosen; without a likelihood, that of a network with one output."""
+    scored = likelihood.outputs if likelihood is not None and likelihood.outputs else (ScoredOutput(((),), kinds[0]),)
+    outputs = tuple(replace(each, kind=kind) for each, kind in zip(scored, kinds, strict=True))
+    return replace(likelihood or Likelihood(), outputs=outputs)
+
+
+def layers_before_outputs(model: nn.Module, reading: Reading) -> set[str]:
+    """Names of the layers that scored outputs are computed from without another layer between."""
+    names: dict[Edge, str] = {}
+
+    def note(output: Any, name: str) -> None:
+        names.update((edge_of(leaf), name) for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.grad_fn)
+
+    with ExitStack() as hooks, torch.enable_grad():
+        for unit in find_measured_modules(model):
+            hook = partial(lambda name, _, args, output: note(output, name), unit.name)
+            hooks.callback(unit.module.register_forward_hook(hook).remove)
+        reading()
+    return {names[edge] for term in reading.terms for edge in nearest(edge_of(term.outputs), names)}
 
 
 def reader(model: nn.Module, likelihood: Likelihood | OutputLikelihood) -> Reader:
@@ -109,9 +171,9 @@ def reader(model: nn.Module, likelihood: Likelihood | OutputLikelihood) -> Reade
     return lambda batch: labels_of_pair(model.forward, batch, of_pairs).terms(model)
 
 
-def on_device(loader: Iterable[Any], device: torch.device) -> Iterator[Any]:
-    """The batches of a loader on a device; a `DataError` if there is none."""
-    is_empty = True
+def on_device(loader: Iterable[Any], model: nn.Module) -> Iterator[Any]:
+    """The batches of a loader on the device of a network; a `DataError` if there is none."""
+    is_empty, device = True, next(model.parameters()).device
     for batch in loader:
         is_empty = False
         yield moved(batch, device)

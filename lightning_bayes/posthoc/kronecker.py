@@ -69,10 +69,11 @@ class Kronecker(AbstractStructure):
             else:
                 square = captured.squares.get(param, torch.zeros_like(param))
                 self.squares[name] = square + self.squares.get(name, 0)
-        if self.layers and not bool(forward.term.mask.all()):
-            self._leave_out(forward)
+        counts = forward.counted if self.layers else None
+        if counts is not None:
+            self._leave_out(forward, counts)
 
-    def _leave_out(self, forward: Reading) -> None:
+    def _leave_out(self, forward: Reading, counts: Tensor) -> None:
         """Take the inputs of positions that no counted target depends on out of the factors of this batch."""
         calls: list[tuple[nn.Module, Tensor, Tensor]] = []
         names = {id(param): name for name, param in self.params.items()}
@@ -85,13 +86,12 @@ class Kronecker(AbstractStructure):
         finally:
             for hook in hooks:
                 hook.remove()
-        mask = forward.term.kind.over_outputs(forward.term.mask.to(outputs.dtype), outputs)
         generator = torch.Generator(outputs.device).manual_seed(0)
         probe = 1 + torch.rand(outputs.shape, generator=generator, device=outputs.device).to(outputs.dtype)
         of_layers = [output for _, _, output in calls]
         gradients = [
             torch.autograd.grad(outputs, of_layers, each, retain_graph=True, allow_unused=True, materialize_grads=True)
-            for each in (probe, probe * mask)
+            for each in (probe, probe * counts)
         ]
         for (layer, x, _), of_all, of_counted in zip(calls, *gradients, strict=True):
             reached, counted = ((output_rows(layer, gradient) != 0).any(-1) for gradient in (of_all, of_counted))

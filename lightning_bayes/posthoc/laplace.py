@@ -11,15 +11,15 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias, final, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from lightning_bayes.curvature.output_roots import CurvatureName, check_curvature, root_columns
+from lightning_bayes.curvature.output_roots import CurvatureName, check_curvature
 from lightning_bayes.curvature.parameters import require_full_precision
 from lightning_bayes.curvature.selection import last_called, only_trained
 from lightning_bayes.errors import HyperparameterError, UnsupportedLayerError, name_some
@@ -29,16 +29,17 @@ from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.posthoc.batches import (
     Reader,
     Reading,
+    layers_before_outputs,
     on_device,
     reader,
     require_evaluation_mode,
-    with_kind,
+    with_kinds,
 )
 from lightning_bayes.posthoc.evidence import RANGE, Evidence, log_evidence, maximise
 from lightning_bayes.posthoc.full import Full
 from lightning_bayes.posthoc.kronecker import Kronecker
 from lightning_bayes.posthoc.structure import AbstractStructure
-from lightning_bayes.posthoc.trained import TrainingFit
+from lightning_bayes.posthoc.trained import TrainingFit, together
 from lightning_bayes.posthoc.validation import RANGE as VALIDATION_RANGE
 from lightning_bayes.posthoc.validation import choose_by_validation
 
@@ -63,17 +64,24 @@ class Laplace:
 
     Attributes:
         posterior: The posterior, for example for `mc_predict` and `lightning_bayes.zoo.save_posterior`.
-        likelihood: The likelihood of the targets, with the chosen noise.
+        kinds: The likelihood of the targets of each output that the loss scores, with the chosen noise.
         log_marginal_likelihood: Laplace approximation of log p(D) in nats, at the posterior's prior and noise.
         prior_precision: δ by parameter name.
         at_edge: Names of the parameters whose δ is the smallest or largest that the search tries: the best is beyond it.
     """
 
     posterior: AbstractPosterior
-    likelihood: OutputLikelihood
+    kinds: tuple[OutputLikelihood, ...]
     log_marginal_likelihood: float
     prior_precision: dict[str, float]
     at_edge: tuple[str, ...] = ()
+
+    @property
+    def likelihood(self) -> OutputLikelihood:
+        """The likelihood of the only output; a `HyperparameterError` for several."""
+        if len(self.kinds) > 1:
+            raise HyperparameterError(f"The loss scores {len(self.kinds)} outputs: their likelihoods are in kinds.")
+        return self.kinds[0]
 
 
 @torch.no_grad()
@@ -137,36 +145,37 @@ def laplace(
             f"prior_precision={prior_precision!r} and validation={type(validation).__name__} are incompatible. Pass a "
             "loader as validation=... with prior_precision='validation', and only then."
         )
-    kind = kind_of(likelihood)
-    read = read or reader(model, likelihood if isinstance(likelihood, Likelihood) else kind)
-    chooses_noise = isinstance(kind, Gaussian) and kind.std is None
-    kind = Gaussian(1.0) if chooses_noise else kind
+    kinds = kinds_of(likelihood)
+    read = read or reader(model, likelihood if isinstance(likelihood, Likelihood) else kinds[0])
+    without_noise = [isinstance(kind, Gaussian) and kind.std is None for kind in kinds]
+    chooses_noise = without_noise == [True]
     require_evaluation_mode(model)
-    names = chosen_names(model, subset, (Reading(read, b, kind) for b in on_device(loader, device_of(model))))
+    unit = [Gaussian(1.0) if is_chosen else kind for kind, is_chosen in zip(kinds, without_noise, strict=True)]
+    names = chosen_names(model, subset, (Reading(read, b, unit) for b in on_device(loader, model)))
     with only_trained(model, names) as params:
         require_full_precision(params.values())
-        if chooses_noise:
-            kind = _noise_of_residuals(model, loader, read)
+        if any(without_noise):
+            kinds = _with_noise_of_residuals(model, loader, read, unit, without_noise)
         measured = _STRUCTURES[structure](model, params)
-        training = _measure(measured, loader, read, kind, curvature, mc_samples, seed)
-        if require_trained:
-            training.require_trained(type(model).__name__)
-    evidence = Evidence(measured, training, 2 if curvature == "empirical_fisher" else 1)
+        fits = _measure(measured, loader, read, kinds, curvature, mc_samples, seed)
+        for fit in fits if require_trained else ():
+            fit.require_trained(type(model).__name__)
+    evidence = Evidence(measured, together(fits), 2 if curvature == "empirical_fisher" else 1)
     groups = _prior_groups(params, prior_structure)
     fixed_delta = None if isinstance(prior_precision, str) else float(prior_precision)
     deltas, std = maximise(evidence, groups, 1.0, fixed_delta, chooses_noise)
     if validation is not None:
-        delta, std = choose_by_validation(evidence, validation, read, kind, std, chooses_noise)
+        delta, std = choose_by_validation(evidence, validation, read, kinds, std, chooses_noise)
         deltas = [delta]
     prior = {name: deltas[index] for name, index in groups.items()}
     log_marginal = log_evidence(evidence, prior, std)  # before the posterior, because both need much memory
-    if isinstance(kind, Gaussian):
-        kind = Gaussian((std * torch.tensor(kind.std, dtype=torch.float64)).tolist())
+    if len(kinds) == 1 and isinstance(kinds[0], Gaussian):
+        kinds = (Gaussian((std * torch.tensor(kinds[0].std, dtype=torch.float64)).tolist()),)
     searched = RANGE if validation is None else VALIDATION_RANGE
     at_edge = () if fixed_delta is not None else _warned_of_edges(prior, searched)
-    known = with_kind(likelihood if isinstance(likelihood, Likelihood) else None, kind)
+    known = with_kinds(likelihood if isinstance(likelihood, Likelihood) else None, kinds)
     posterior = evidence.posterior(prior, std).with_likelihood(known)
-    return Laplace(posterior, kind, log_marginal, prior, at_edge)
+    return Laplace(posterior, kinds, log_marginal, prior, at_edge)
 
 
 def check_settings(structure: str, prior_precision: float | str, prior_structure: str) -> None:
@@ -190,27 +199,20 @@ def check_settings(structure: str, prior_precision: float | str, prior_structure
         )
 
 
-def kind_of(likelihood: LaplaceLikelihood) -> OutputLikelihood:
-    """The kind that an argument states; a `HyperparameterError` for a name or a value that has no curvature."""
+def kinds_of(likelihood: LaplaceLikelihood) -> tuple[OutputLikelihood, ...]:
+    """The kind of each scored output; a `HyperparameterError` for a name or a value that has no curvature."""
     if isinstance(likelihood, Likelihood):
-        if likelihood.only is None:
-            raise HyperparameterError(
-                f"The likelihood scores {len(likelihood.outputs)} outputs, but Laplace measures the curvature of one."
-            )
-        kind = likelihood.only.kind
+        kinds = tuple(scored.kind for scored in likelihood.outputs)
     else:
-        kind = find_kind(likelihood, "likelihood")
-    if isinstance(kind, Raw):
+        kinds = (find_kind(likelihood, "likelihood"),)
+    unknown = [kind for kind in kinds if isinstance(kind, Raw)] or [Raw()][len(kinds) :]
+    if unknown:
+        why = f": {unknown[0].why}" if unknown[0].why else ""
         raise HyperparameterError(
-            f"The likelihood of the targets is not known{f': {kind.why}' if kind.why else ''}. Pass "
-            "likelihood='classification', 'binary', 'multilabel', 'regression' or 'counts'."
+            f"The likelihood of the targets is not known{why}. Pass likelihood='classification', 'binary', 'multilabel', "
+            "'regression' or 'counts'."
         )
-    return kind
-
-
-def device_of(model: nn.Module) -> torch.device:
-    """The device of a network's first parameter."""
-    return next(model.parameters()).device
+    return kinds
 
 
 def _warned_of_edges(prior: dict[str, float], bounds: tuple[float, float]) -> tuple[str, ...]:
@@ -235,14 +237,17 @@ def _prior_groups(params: Iterable[str], prior_structure: PriorStructure) -> dic
     return {name: distinct.index(layer) for name, layer in layers.items()}
 
 
-def chosen_names(model: nn.Module, subset: str, readings: Iterable[Callable[[], Any]]) -> list[str]:
+def chosen_names(model: nn.Module, subset: str, readings: Iterable[Reading]) -> list[str]:
     """Names of the parameters of a subset; ``"last_layer"`` runs the first of the forward passes."""
     names = [name for name, param in model.named_parameters() if param.requires_grad]
     if subset == "all":
         selected = names
     elif subset == "last_layer":
-        layer = last_called(model, next(iter(readings)))
-        selected = [name for name in names if name.startswith(f"{layer}." if layer else "")]
+        reading = next(iter(readings))
+        layers = {last_called(model, reading)}
+        if len(reading.terms) > 1:  # each output has a last layer
+            layers = layers_before_outputs(model, reading)
+        selected = [name for name in names if name.startswith(tuple(f"{layer}." if layer else "" for layer in layers))]
     else:
         selected = [name for name in names if re.search(subset, name)]
     if not selected:
@@ -253,38 +258,41 @@ def chosen_names(model: nn.Module, subset: str, readings: Iterable[Callable[[], 
     return selected
 
 
-def _noise_of_residuals(model: nn.Module, loader: Iterable[Any], read: Reader) -> Gaussian:
-    """One σ₁ for each output, from the residuals; 1 for a single output."""
-    training, unit = TrainingFit(Gaussian(1.0)), Gaussian(1.0)
-    for batch in on_device(loader, device_of(model)):
+def _with_noise_of_residuals(
+    model: nn.Module,
+    loader: Iterable[Any],
+    read: Reader,
+    unit: Sequence[OutputLikelihood],
+    without_noise: Sequence[bool],
+) -> tuple[OutputLikelihood, ...]:
+    """The kinds with one σ₁ for each number of an output without noise, from the residuals; 1 for a single number."""
+    fits = [TrainingFit(kind) for kind in unit]
+    for batch in on_device(loader, model):
         reading = Reading(read, batch, unit)
-        outputs = reading()
-        if outputs[0].numel() == 1:  # whose noise the evidence alone chooses
-            return unit
-        training.update(reading.term)
-    return Gaussian(training.noise_std().tolist())
+        if reading()[0].numel() == 1:  # whose noise the evidence alone chooses
+            return tuple(unit)
+        for fit, term in zip(fits, reading.terms, strict=True):
+            fit.update(term)
+    pairs = zip(fits, without_noise, strict=True)
+    return tuple(Gaussian(fit.noise_std().tolist()) if is_chosen else fit.kind for fit, is_chosen in pairs)
 
 
 def _measure(
     measured: AbstractStructure,
     loader: Iterable[Any],
     read: Reader,
-    kind: OutputLikelihood,
+    kinds: Sequence[OutputLikelihood],
     curvature: CurvatureName,
     mc_samples: int,
     seed: int,
-) -> TrainingFit:
+) -> list[TrainingFit]:
     """Measure the curvature and the fit of the training data in one pass."""
-    training, device = TrainingFit(kind), device_of(measured.model)
+    fits, device = [TrainingFit(kind) for kind in kinds], next(measured.model.parameters()).device
     generator = torch.Generator(device).manual_seed(seed)
-    for batch in on_device(loader, device):
-        reading = Reading(read, batch, kind)
-
-        def columns(outputs: Tensor, reading: Reading = reading) -> Iterator[Tensor]:
-            term = reading.term
-            return root_columns(curvature, kind, term.targets, mc_samples, generator, term.factors)(outputs)
-
+    for batch in on_device(loader, measured.model):
+        reading = Reading(read, batch, kinds)
         with torch.enable_grad():
-            measured.measure(reading, columns)
-        training.update(reading.term)
-    return training
+            measured.measure(reading, reading.columns(curvature, mc_samples, generator))
+        for fit, term in zip(fits, reading.terms, strict=True):
+            fit.update(term)
+    return fits

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final, final
 
 import torch
 from torch import Tensor
 
 from lightning_bayes.errors import DataError, NonFiniteError, UnsupportedTrainingError
-from lightning_bayes.likelihood import Bernoulli, Categorical, Gaussian, OutputLikelihood, PredictedGaussian
+from lightning_bayes.likelihood import Bernoulli, Categorical, Gaussian, OutputLikelihood, PredictedGaussian, Raw
 from lightning_bayes.likelihood.predicted_gaussian import split
 from lightning_bayes.likelihood.predictions import entropy
 from lightning_bayes.posthoc.batches import Term
@@ -106,6 +107,23 @@ class TrainingFit:
         elif isinstance(self.kind, Categorical):
             constant_nll = float(entropy(total / total.sum())) * self.count
         return self.nll / self.count, constant_nll / self.count, "NLL"
+
+
+def together(fits: Sequence[TrainingFit]) -> TrainingFit:
+    """The fit of all terms of a loss, whose targets are independent given the outputs."""
+    if len(fits) == 1:
+        return fits[0]
+    weighted = [repr(fit.kind) for fit in fits if not math.isclose(fit.scale, 1.0, rel_tol=1e-9)]
+    if weighted:
+        raise UnsupportedTrainingError(
+            f"The loss scores {len(fits)} outputs, and {', '.join(weighted)} divides by the sum of its weights, so that the "
+            "terms have scales of their own. Laplace does not support this. Use a sum in place of the weighted mean."
+        )
+    total = TrainingFit(Raw())
+    total.examples = fits[0].examples
+    total.loss, total.count = sum(fit.loss for fit in fits), sum(fit.count for fit in fits)
+    total.divisor = total.count
+    return total
 
 
 def _of_outputs(values: Tensor) -> Tensor:

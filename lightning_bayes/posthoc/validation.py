@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ from lightning_bayes.curvature.fused import FusedEngine
 from lightning_bayes.likelihood import Bernoulli, Categorical, Gaussian, OutputLikelihood
 from lightning_bayes.likelihood.line_search import minimise_over_logarithm
 from lightning_bayes.likelihood.scoring import target_nlls
+from lightning_bayes.posteriors import AbstractPosterior
 from lightning_bayes.posthoc.batches import Reader, Reading, Term, on_device
 from lightning_bayes.posthoc.evidence import Evidence
 from lightning_bayes.predictive.closed_form import BatchMoments, Room, probit, spread_points
@@ -26,17 +27,22 @@ _NOISE_RANGE = 10.0  # largest factor between the chosen and the initial σ
 
 
 def choose_by_validation(
-    evidence: Evidence, validation: Iterable[Any], read: Reader, kind: OutputLikelihood, std: float, chooses_noise: bool
+    evidence: Evidence,
+    validation: Iterable[Any],
+    read: Reader,
+    kinds: Sequence[OutputLikelihood],
+    std: float,
+    chooses_noise: bool,
 ) -> tuple[float, float]:
     """Choose the prior precision with the lowest NLL. If requested, choose the noise too, then the precision again."""
     model, params = evidence.structure.model, evidence.structure.params
     engine, room = FusedEngine(model, "sum"), Room(STORED_ELEMENTS)
-    readings = [Reading(read, batch, kind) for batch in on_device(validation, next(model.parameters()).device)]
+    readings = [Reading(read, batch, kinds) for batch in on_device(validation, model)]
     batches = [(BatchMoments(engine, reading, room), reading) for reading in readings]
 
     def nll(delta: float, std: float) -> float:
         posterior = evidence.posterior(dict.fromkeys(params, delta), std)
-        return sum(_nll(*moments.under(posterior), reading.term, std) for moments, reading in batches)
+        return sum(_nll(moments, reading, posterior, std) for moments, reading in batches)
 
     def best_delta(std: float) -> float:
         return minimise_over_logarithm(partial(nll, std=std), *RANGE, _GRID, _TOLERANCE)
@@ -48,7 +54,13 @@ def choose_by_validation(
     return delta, std
 
 
-def _nll(outputs: Tensor, variance: Tensor, term: Term, std: float) -> float:
+def _nll(moments: BatchMoments, reading: Reading, posterior: AbstractPosterior, std: float) -> float:
+    """-log p(y | x) of a batch, summed over the terms of its loss."""
+    outputs, variances = map(reading.split, moments.under(posterior))
+    return sum(_nll_of(*each, std) for each in zip(outputs, variances, reading.terms, strict=True))
+
+
+def _nll_of(outputs: Tensor, variance: Tensor, term: Term, std: float) -> float:
     """-log p(y | x), summed over the targets that count."""
     kind = term.kind
     if isinstance(kind, Gaussian):

@@ -318,13 +318,21 @@ def test_a_focal_loss_is_refused_by_name():
     torch.testing.assert_close(found.double(), curvature_of(plain_case, module), rtol=1e-4, atol=1e-5)
 
 
-def test_two_heads_are_refused_by_name():
-    case = Case(
-        (X, CLASSES, VALUES),
-        C + 2,
-        lambda m, b: F.cross_entropy(m(b[0])[0], b[1]) + F.mse_loss(m(b[0])[1], b[2]),
-        None,
-        lambda m, x: plain(m, x).split([C, 2], 1),
-    )
-    with pytest.raises(UnsupportedTrainingError, match=r"scores several outputs \(\(\(0,\),\), \(\(1,\),\)\)"):
-        fitted(case)
+def test_two_heads_have_the_sum_of_their_curvatures():
+    def step(module, batch):
+        logits, values = module(batch[0])
+        return F.cross_entropy(logits, batch[1]) + 0.1 * F.mse_loss(values, batch[2])
+
+    def summed(f):
+        squares = (f[:, C:] - VALUES).square()
+        variance = squares.mean(0).detach()  # of the residuals
+        return F.cross_entropy(f[:, :C], CLASSES, reduction="sum") + (squares / (2 * variance)).sum()
+
+    case = Case((X, CLASSES, VALUES), C + 2, step, summed, lambda m, x: plain(m, x).split([C, 2], 1))
+    module, callback = fitted(case)
+    found = callback.posterior.precision - torch.eye(len(callback.posterior.precision))
+    torch.testing.assert_close(found.double(), curvature_of(case, module), rtol=1e-4, atol=1e-5)
+    trainer = quiet_trainer(callback)
+    prediction = trainer.predict(module, DataLoader(X, batch_size=N))[0]
+    torch.testing.assert_close(prediction[0]["probs"].sum(1), torch.ones(N))
+    assert (prediction[1]["epistemic"] > 0).all()

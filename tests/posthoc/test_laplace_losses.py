@@ -418,9 +418,6 @@ def test_what_has_no_curvature_is_refused_by_name():
     x = drawn(N, 3)
     with pytest.raises(HyperparameterError, match=r"not known: l1_loss has longer tails\. Pass likelihood='classif"):
         laplace(Network(1), [(x, x[:, :1])], Raw("l1_loss has longer tails"))
-    two = Likelihood((ScoredOutput(((0,),), Categorical()), ScoredOutput(((1,),), Gaussian())))
-    with pytest.raises(HyperparameterError, match="The likelihood scores 2 outputs"):
-        laplace(Network(1), [(x, x[:, :1])], two)
     scored = ScoredOutput(((),), Gaussian(1.0), at())
     with pytest.raises(UnsupportedTrainingError, match="The loss has 2 terms on the outputs"):
         laplace(Network(1), [(x, x[:, :1])], Gaussian(1.0), read=lambda batch: [ReadOutput(scored, x, x)] * 2)
