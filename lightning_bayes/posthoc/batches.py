@@ -112,9 +112,8 @@ class Reading:
                 root_columns(curvature, term.kind, term.targets, mc_samples, generator, term.factors)(part)
                 for term, part in zip(self.terms, parts, strict=True)
             ]
-            if (
-                len(parts) == 1 or curvature == "empirical_fisher"
-            ):  # the gradient of an example is that of all its targets
+            # In the empirical Fisher, the gradient of an example is that of all its targets.
+            if len(parts) == 1 or curvature == "empirical_fisher":
                 yield from map(self.joined, zip(*found, strict=True))
                 return
             zeros = [torch.zeros_like(part, requires_grad=False) for part in parts]
