@@ -9,6 +9,7 @@ by the step of the user's optimizer (`optim.base_optimizer`). With the latter, K
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -49,7 +50,8 @@ class KroneckerFamily(PosteriorFamily):
     def __init__(self, optimizer: VariationalOptimizer) -> None:
         self._optimizer, self._settings = optimizer, optimizer.arguments
         self._is_measured_by_backpack = self._settings["engine"] == "backpack"
-        self._diagonal = DiagonalFamily(optimizer, lambda: self.partition().params)
+        family = weakref.proxy(self)  # a cycle would keep tensors until the garbage collector runs
+        self._diagonal = DiagonalFamily(optimizer, lambda: family.partition().params)
         self._found: tuple[Any, LayerPartition, list[KroneckerLayer]] | None = None  # with its key
 
     @override
