@@ -66,6 +66,18 @@ def test_without_noise_it_is_the_users_training(optimizer, method, problem):
     torch.testing.assert_close(weights(bayesian), weights(plain), rtol=1e-4, atol=1e-5)
 
 
+def test_a_stated_prior_takes_the_place_of_the_users_penalty(problem):
+    """SGD adds 0.3 μ by itself; the gradient of the prior is δ̃ μ with or without it."""
+    ends = []
+    for decay in (0.0, 0.3):
+        model = network()
+        base = SGD(model.parameters(), lr=1e-2, weight_decay=decay)
+        opt = VOGN(model, base=base, num_data=64, prior_precision=2.0, relative_noise=1e-9)
+        train(model, opt, problem, 20)
+        ends.append(weights(model))
+    torch.testing.assert_close(ends[1], ends[0])
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_a_step_moves_a_tensor_by_a_part_of_its_size_at_most(momentum):
     """A huge gradient under SGD moves by 0.03 r at first, and its momentum by less and less: 0.03 r Σ_t mᵗ in all."""

@@ -249,7 +249,7 @@ class Pooled(Noisy):
         x, y = batch
         owners = torch.cat([torch.arange(len(x)), torch.arange(2)])
         hidden = torch.zeros(len(x), 4).index_add(0, owners, self.net[0](x[owners]))
-        return F.mse_loss(self.net[2](hidden).squeeze(1), y)
+        return F.mse_loss(self.net[2](hidden).squeeze(1), y.float())
 
 
 def test_parameters_that_no_rule_reaches_are_named_before_any_update():

@@ -29,13 +29,14 @@ def linear(d=3):
     return nn.Linear(d, 1, bias=False).double()
 
 
-def test_pure_update_is_the_paper_line_by_line():
-    """Khan et al. 2018 eqs. 10-11 with numbers by hand: β = 0.5, λ̃ = 0.1, α = 0.2."""
+@pytest.mark.parametrize("damping", [0.0, 0.7])
+def test_pure_update_is_the_paper_line_by_line(damping):
+    """Khan et al. 2018 eqs. 10-11 with numbers by hand: β = 0.5, λ̃ = 0.1, α = 0.2; damping adds to the preconditioner."""
     start = MeanFieldState(torch.tensor([2.0], dtype=F64), torch.tensor([1.0], dtype=F64), torch.zeros(1, dtype=F64))
     grad, sq_grad = torch.tensor([0.6], dtype=F64), torch.tensor([3.0], dtype=F64)
-    new = update(start, grad, sq_grad, lr=0.2, betas=(0.0, 0.5), prior=0.1)
+    new = update(start, grad, sq_grad, lr=0.2, betas=(0.0, 0.5), prior=0.1, damping=damping)
     assert new.curvature.item() == pytest.approx(0.5 * 1 + 0.5 * 3)
-    assert new.mean.item() == pytest.approx(2 - 0.2 * (0.6 + 0.1 * 2) / (2 + 0.1))
+    assert new.mean.item() == pytest.approx(2 - 0.2 * (0.6 + 0.1 * 2) / (2 + 0.1 + damping))
 
 
 @pytest.mark.parametrize("kl_weight", [0.1, 0.5, 1.0])
