@@ -616,11 +616,6 @@ CASES: dict[str, Case] = {
         trains(lambda: Classifier(loss=by_hand), LaplaceCallback),
         trains(lambda: Classifier(loss=by_hand), partial(LaplaceCallback, likelihood="classification")),
     ),
-    "Use VOGNCallback or SWAGCallback": case(
-        trains(TwoHeads, LaplaceCallback),
-        trains(TwoHeads, VOGNCallback),
-        trains(TwoHeads, SWAGCallback, max_epochs=4),
-    ),
     "to fit the posterior of the likelihood alone": case(
         trains(Focal, LaplaceCallback),
         trains(Focal, partial(LaplaceCallback, likelihood="classification")),
@@ -852,7 +847,7 @@ CASES: dict[str, Case] = {
         fitted_laplace(likelihood=Raw()),
         *(fitted_laplace(batches=[(X, y)], likelihood=k, require_trained=False) for k, y in AT_LAPLACE.items()),
     ),
-    "Score one output with one loss function, or use VOGNCallback or SWAGCallback": case(
+    "Score each output with one loss function, or use VOGNCallback or SWAGCallback": case(
         trains(TwoTargets, LaplaceCallback),
         trains(Classifier, LaplaceCallback),
         trains(TwoTargets, VOGNCallback),
@@ -944,7 +939,7 @@ CASES: dict[str, Case] = {
         partial(penalised, True),
         partial(penalised, False),
     ),
-    "Or train without LaplaceCallback": case(trains(TwoHeads, LaplaceCallback), trains(TwoHeads)),
+    "Or train without LaplaceCallback": case(trains(Focal, LaplaceCallback), trains(Focal)),
     "Pass a loader as validation=": case(
         fitted_laplace(prior_precision="validation"), fitted_laplace(prior_precision="validation", validation=[(X, Y)])
     ),
