@@ -33,6 +33,7 @@ ALGORITHMS = [
     for name in callbacks.__all__
     if isinstance(kind := getattr(callbacks, name), type)
     and issubclass(kind, VariationalCallback)
+    and kind is not callbacks.OptimizerCallback  # has no algorithm of its own
     and not kind.__abstractmethods__
 ]
 CHANGES = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 from torch import nn
@@ -31,7 +33,9 @@ def build_case(case, generator):
         layer.running_mean.normal_(generator=generator)
         layer.running_var.uniform_(0.5, 2, generator=generator)
     inputs = (inputs if callable(inputs) else draws(inputs))(generator)
-    rule, inputs = rule_for(layer), rule_for(layer).prepared(layer, inputs, {})
+    call = inspect.signature(layer.forward).bind(*inputs)
+    call.apply_defaults()
+    rule, inputs = rule_for(layer), tuple(call.arguments.values())
     outputs = differentiable(layer(*inputs))[0]
     deltas = tuple(torch.randn(out.shape, generator=generator, dtype=torch.float64) for out in outputs)
     return rule, layer, inputs, deltas if len(deltas) > 1 else deltas[0]

@@ -35,6 +35,7 @@ FAMILY = [
     value
     for value in vars(room).values()
     if inspect.isclass(value) and issubclass(value, VariationalCallback) and not inspect.isabstract(value)
+    if value is not room.OptimizerCallback  # has the arguments of any optimizer
 ]
 
 
