@@ -205,9 +205,9 @@ def kinds_of(likelihood: LaplaceLikelihood) -> tuple[OutputLikelihood, ...]:
         kinds = tuple(scored.kind for scored in likelihood.outputs)
     else:
         kinds = (find_kind(likelihood, "likelihood"),)
-    unknown = [kind for kind in kinds if isinstance(kind, Raw)] or [Raw()][len(kinds) :]
-    if unknown:
-        why = f": {unknown[0].why}" if unknown[0].why else ""
+    unknown = [kind for kind in kinds if isinstance(kind, Raw)]
+    if unknown or not kinds:
+        why = f": {unknown[0].why}" if unknown and unknown[0].why else ""
         raise HyperparameterError(
             f"The likelihood of the targets is not known{why}. Pass likelihood='classification', 'binary', 'multilabel', "
             "'regression' or 'counts'."

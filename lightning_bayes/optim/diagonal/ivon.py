@@ -115,9 +115,8 @@ class IVON(VariationalOptimizer):
         starts_by_itself = is_natural and rescales is not False and arguments.get("init_precision") is None
         self._likelihood_precision = starting_precision(model) if starts_by_itself else None
         if starts_by_itself:
-            arguments["init_precision"] = (
-                self._likelihood_precision
-            )  # `start_groups` adds the prior's, once it is known
+            # `start_groups` adds the prior's, once it is known.
+            arguments["init_precision"] = self._likelihood_precision
         arguments["rescale_lr"] = starts_by_itself if rescales is None else rescales
         super().__init__(model, params, **cast(VariationalArguments, arguments))
 
